@@ -1,0 +1,58 @@
+"""NumPy arrays as Pydantic fields: one dtype each, one dimension, read-only, JSON as plain lists."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+
+def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Returns ``value`` as a read-only 1-D array of ``dtype``.
+
+    Arrays that own their memory are copied unless they already are read-only, so that nobody can change a
+    recorded turn through an alias. Raises ValueError when it is not one-dimensional or a number does not fit.
+    """
+    source = np.asarray(value)
+    if source.size == 0:
+        source = source.astype(dtype).reshape(-1)
+    if source.ndim != 1:
+        raise ValueError(f"expected one dimension, got shape {source.shape}")
+    if source.dtype == np.dtype(dtype) and not source.flags.writeable:
+        return source
+    if np.dtype(dtype).kind in "iu":
+        if source.dtype.kind not in "iu":
+            raise ValueError(f"expected whole numbers, got {source.dtype}")
+        bounds = np.iinfo(np.dtype(dtype).name)
+        if source.size and (int(source.min()) < bounds.min or int(source.max()) > bounds.max):
+            raise ValueError(f"a number does not fit {np.dtype(dtype).name}")
+    array = source.astype(dtype, copy=True)
+    array.flags.writeable = False
+    return array
+
+
+def _field(dtype: npt.DTypeLike, json_type: str) -> tuple[Any, Any, Any]:
+    return (
+        BeforeValidator(lambda value: frozen_array(value, dtype)),
+        PlainSerializer(lambda array: array.tolist(), return_type=list, when_used="json"),
+        WithJsonSchema({"type": "array", "items": {"type": json_type}}),
+    )
+
+
+TokenIds = Annotated[Int32Array, *_field(np.int32, "integer")]
+"""int32[n]: token ids of the model's vocabulary."""
+
+Floats = Annotated[Float32Array, *_field(np.float32, "number")]
+"""float32[n]."""
+
+Mask = Annotated[UInt8Array, *_field(np.uint8, "integer")]
+"""uint8[n]: 1 where trainable."""
+
+Indices = Annotated[Int32Array, *_field(np.int32, "integer")]
+"""int32[n]: indices, −1 for none."""

@@ -1,0 +1,80 @@
+"""A sample: one root-to-leaf path of an episode's token tree, in the shape a trainer consumes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from turnstile.models.arrays import Floats, Indices, Mask, TokenIds
+from turnstile.models.episode import EpisodeStats
+from turnstile.models.turn import SCHEMA_VERSION, FinishReason, Model
+
+SampleKind = Literal["main", "subagent", "compaction", "retry", "auxiliary"]
+SampleStatus = Literal["completed", "truncated", "aborted", "failed"]
+
+
+class TurnSpan(Model):
+    """Where one turn lies in a sample: context ``[context_start, start)``, completion ``[start, end)``.
+
+    ``trained``: the loss mask is 1 here (each completion is trained in at most one sample).
+    """
+
+    turn_id: str
+    context_start: int
+    start: int
+    end: int
+    trained: bool
+
+
+class Sample(Model):
+    """One row for a trainer. All arrays have length T.
+
+    ``input_ids`` int32, ``loss_mask`` uint8 (1 = sampled by the policy and trainable here), ``logprobs``
+    float32 (0.0 where the mask is 0), ``weight_version`` int32 (index into ``weight_version_names``, −1 where
+    the token was not sampled by the policy).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    sample_id: str
+    input_ids: TokenIds
+    loss_mask: Mask
+    logprobs: Floats
+    weight_version: Indices
+    weight_version_names: tuple[str, ...]
+    turn_spans: tuple[TurnSpan, ...]
+    kind: SampleKind
+    episode_id: str
+    group_id: str | None = None
+    rollout_id: str
+    attempt: int = 0
+    reward: float | None = None
+    finish_reason: FinishReason
+    status: SampleStatus
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        lengths = {len(self.input_ids), len(self.loss_mask), len(self.logprobs), len(self.weight_version)}
+        if len(lengths) != 1:
+            raise ValueError(f"arrays of a sample differ in length: {sorted(lengths)}")
+        return self
+
+
+class Untrained(Model):
+    """A completion that no sample trains, and why."""
+
+    turn_id: str
+    tokens: int
+    reason: str
+
+
+class SampleSet(Model):
+    """Everything ``GET /episodes/{id}/samples`` gives: the rows, the accounted rest, the statistics."""
+
+    schema_version: int = SCHEMA_VERSION
+    samples: tuple[Sample, ...]
+    untrained: tuple[Untrained, ...]
+    stats: EpisodeStats
+
+

@@ -1,0 +1,173 @@
+"""A turn: one successful model call, immutable, written once.
+
+``tokens(turn) = tokens(parent) ⊕ context_ids ⊕ completion_ids``; only the deltas are stored.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from turnstile.models.arrays import Floats, TokenIds
+from turnstile.models.messages import Message
+
+SCHEMA_VERSION = 1
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class BreakReason(StrEnum):
+    """Why a call could not simply append to what the model had already been fed."""
+
+    NEW_CONVERSATION = "new_conversation"
+    """Not even the first message is known, and it is not the episode's first call."""
+    HISTORY_EDITED = "history_edited"
+    """A system, user or tool message differs from the one that was fed."""
+    REPLY_EDITED = "reply_edited"
+    """An assistant message differs from what the model sampled."""
+    HISTORY_TRUNCATED = "history_truncated"
+    """The call ends before the reply of the path it shares."""
+    TOOLS_CHANGED = "tools_changed"
+    """Same conversation, other tools or template options."""
+    THINKING_STRIPPED = "thinking_stripped"
+    """``thinking_history = template`` and the template drops earlier thinking here."""
+    RENDERER_CANNOT_CONTINUE = "renderer_cannot_continue"
+    """The parent matched, but the chat template has no append-only continuation from it."""
+
+
+class ParseStatus(StrEnum):
+    """What became of the tool calls in a completion. Anything but ``OK`` went to the agent as plain text."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MALFORMED = "malformed"
+    UNKNOWN_TOOL = "unknown_tool"
+
+
+class Model(BaseModel):
+    """Base of the records: frozen, unknown fields refused, NumPy arrays allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class BreakAt(Model):
+    """The first divergent message: its index in the call, and the path inside it (e.g. ``content``)."""
+
+    message: int
+    path: str = ""
+    kind: str = ""
+
+
+class Break(Model):
+    """A typed break: the reason and the first place where the call left the known path."""
+
+    reason: BreakReason
+    at: BreakAt | None = None
+
+
+class WeightSpan(Model):
+    """Completion positions ``[start, end)`` were sampled by the weights named ``version``.
+
+    ``stale_kv``: the engine kept the attention cache of older weights below this span.
+    """
+
+    start: int = Field(ge=0)
+    end: int
+    version: str
+    stale_kv: bool = False
+
+
+class SamplingUsed(Model):
+    """The sampling that produced a completion. ``constrained``: a grammar masked the vocabulary."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    constrained: bool = False
+
+
+class TurnTimings(Model):
+    """Monotonic durations in seconds, from the arrival of the call; ``started_at`` is Unix time."""
+
+    started_at: float
+    queue_s: float = 0.0
+    render_s: float = 0.0
+    first_token_s: float | None = None
+    engine_s: float = 0.0
+    commit_s: float = 0.0
+    total_s: float = 0.0
+
+
+class Turn(Model):
+    """One successful model call.
+
+    Shapes: ``context_ids`` int32[c], ``completion_ids`` int32[m], ``logprobs`` float32[m] (natural log,
+    ``log softmax(logits / temperature)``, without top-p or top-k truncation).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    turn_id: str
+    episode_id: str
+    parent_id: str | None
+    seq: int = Field(ge=0)
+    dialect: str
+    context_ids: TokenIds
+    completion_ids: TokenIds
+    logprobs: Floats
+    weight_spans: tuple[WeightSpan, ...]
+    finish_reason: FinishReason
+    sampling: SamplingUsed
+    asked_sampling: dict[str, object] = Field(default_factory=dict)
+    template_hash: str
+    tools_key: str
+    """Hash of the offered tools (as a set) and the template options."""
+    request_key: str
+    """Retry identity: hash of parent, new messages, tools and asked sampling."""
+    new_messages: tuple[Message, ...]
+    reply: Message
+    break_: Break | None = Field(default=None, alias="break")
+    parse_status: tuple[ParseStatus, ...] = ()
+    rerendered_tokens: int = 0
+    """Prompt tokens rendered again because of a break (0 on an append-only path)."""
+    timings: TurnTimings
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        count = len(self.completion_ids)
+        if count == 0:
+            raise ValueError("a turn without sampled tokens is no turn")
+        if len(self.logprobs) != count:
+            raise ValueError(f"{len(self.logprobs)} logprobs for {count} sampled tokens")
+        if not np.isfinite(self.logprobs).all():
+            raise ValueError("a logprob is not finite")
+        position = 0
+        for span in self.weight_spans:
+            if span.start != position or span.end <= span.start:
+                raise ValueError("weight spans must tile the completion in order")
+            position = span.end
+        if position != count:
+            raise ValueError(f"weight spans cover {position} of {count} sampled tokens")
+        return self
+
+
+class Delivery(Model):
+    """What became of a turn's reply on its way to the agent: a later record, never a field of the turn."""
+
+    turn_id: str
+    state: Literal["written", "lost"]
+
+
+class Discard(Model):
+    """Sampled tokens that belong to no turn: a failed or abandoned attempt."""
+
+    reason: str
+    tokens: int = Field(ge=0)

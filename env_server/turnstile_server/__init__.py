@@ -1,0 +1,1 @@
+"""Turnstile's server: episodes, the gate, the journal, the engines."""

@@ -1,0 +1,119 @@
+"""The seam to inference: token ids in, token ids and logprobs out.
+
+An engine never tokenizes. A call is named by its ``rid``; ``abort`` of an unknown rid is no error. Closing the
+iterator of ``generate`` early aborts the call on the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from turnstile.models import Float32Array, Int32Array, WeightSpan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSampling:
+    """What the engine is told. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
+
+    ``json_schema``: constrain the output by this JSON schema (only if ``capabilities.constrained``).
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    json_schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFinish:
+    """How a call ended. ``matched``: the stop string or stop token id that ended it, if any."""
+
+    reason: Literal["stop", "length", "abort"]
+    matched: int | str | None
+    weight_spans: tuple[WeightSpan, ...]
+    """Tile ``[0, completion tokens)``; empty only when nothing was sampled."""
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunk:
+    """New tokens since the last chunk: ``ids`` int32[k], ``logprobs`` float32[k] (k may be 0 only with a
+    finish). Exactly one chunk, the last, has ``finish``."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    finish: EngineFinish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What a backend can do; asked once at start."""
+
+    context_length: int
+    vocab_size: int
+    model_name: str
+    constrained: bool = False
+    scores: bool = True
+    """``score`` works, at any temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """For ``GET /engine``: reachable, the weights it serves, whether it is paused."""
+
+    ok: bool
+    weight_version: str | None
+    paused: bool | None
+    detail: str = ""
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    async def start(self) -> None:
+        """Connects (and launches what it owns). Raises StartupError, naming what is wrong and what to do."""
+        ...
+
+    async def close(self) -> None:
+        """Releases sockets and processes; safe to call twice and after a failed start."""
+        ...
+
+    def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: EngineSampling,
+        *,
+        rid: str,
+        routing_key: str,
+        stream: bool,
+    ) -> AsyncIterator[EngineChunk]:
+        """``stream`` False: one chunk with everything. Raises EngineUnavailable, EngineTimeout,
+        EngineProtocolError (missing or non-finite logprobs, counts that disagree, ids outside the
+        vocabulary), EngineRefused. Ids outside the vocabulary in ``input_ids`` raise EngineRefused before
+        anything is sent. The aborted call ends with finish reason ``abort`` and the tokens so far."""
+        ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
+        """float32[len - start]: log p(input_ids[i] | input_ids[:i]) for i in [start, len), under
+        softmax(logits / temperature); temperature 0 means raw logits. ``start`` >= 1."""
+        ...
+
+    async def state(self) -> EngineState: ...
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """Loads the weights in folder ``path``; later tokens carry ``version``. Raises EngineRefused and keeps
+        the old weights when the folder cannot be loaded."""
+        ...

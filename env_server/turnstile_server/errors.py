@@ -1,0 +1,134 @@
+"""Typed errors. Each class has one HTTP status and one stable ``type``; a door writes it in its own dialect.
+
+``retryable`` says whether the same call may succeed later; only such errors get a status that SDKs retry
+(408, 409, 429, 5xx).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TurnstileError(Exception):
+    """Base. ``message`` is a sentence for the caller: what was wrong and what to do."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, detail: Any = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(TurnstileError):
+    """The caller's request cannot be understood or is not allowed."""
+
+    status = 400
+    type = "invalid_request"
+
+
+class Unauthorized(TurnstileError):
+    status = 401
+    type = "unauthorized"
+
+
+class NotFound(TurnstileError):
+    status = 404
+    type = "not_found"
+
+
+class MethodNotAllowed(TurnstileError):
+    status = 405
+    type = "method_not_allowed"
+
+
+class Conflict(TurnstileError):
+    status = 409
+    type = "conflict"
+
+
+class Gone(TurnstileError):
+    """The episode has ended (or was deleted); its key is dead."""
+
+    status = 410
+    type = "episode_ended"
+
+
+class BodyTooLarge(TurnstileError):
+    status = 413
+    type = "body_too_large"
+
+
+class Unprocessable(TurnstileError):
+    """A field of a control request has an impossible value."""
+
+    status = 422
+    type = "invalid_value"
+
+
+class ContextOverflow(TurnstileError):
+    """The prompt leaves no room for a completion."""
+
+    status = 400
+    type = "context_length_exceeded"
+
+
+class BudgetExhausted(TurnstileError):
+    """A budget of the episode is spent. Not retryable on purpose: SDKs retry 429."""
+
+    status = 400
+    type = "budget_exhausted"
+
+
+class TooManyCalls(TurnstileError):
+    """The gate's queue is full."""
+
+    status = 429
+    type = "too_many_calls"
+    retryable = True
+
+
+class EngineUnavailable(TurnstileError):
+    """The engine cannot be reached or refused to serve."""
+
+    status = 503
+    type = "engine_unavailable"
+    retryable = True
+
+
+class EngineTimeout(TurnstileError):
+    status = 504
+    type = "engine_timeout"
+    retryable = True
+
+
+class EngineProtocolError(TurnstileError):
+    """The engine answered, but not with tokens and logprobs that can be recorded."""
+
+    status = 502
+    type = "engine_protocol_error"
+    retryable = True
+
+
+class EngineRefused(TurnstileError):
+    """The engine refused this very input (a 4xx): sending it again will not help."""
+
+    status = 400
+    type = "engine_refused"
+
+
+class JournalUnavailable(TurnstileError):
+    """The turn could not be made durable (disk full, closed journal): it was not recorded."""
+
+    status = 503
+    type = "journal_unavailable"
+    retryable = True
+
+
+class StartupError(TurnstileError):
+    """A configuration that cannot serve; the process exits with code 2 and this sentence."""
+
+    type = "startup_error"

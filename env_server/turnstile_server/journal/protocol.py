@@ -1,0 +1,65 @@
+"""The seam to disk: append-only, durable before acknowledged, readable after any crash.
+
+A journal stores records; it knows nothing of trees or prompts. Order of ``append`` calls within one episode
+is the order of ``read``. One journal owns one directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RecordType(IntEnum):
+    """Types on disk. A reader skips types it does not know; numbers are never reused."""
+
+    EPISODE = 1
+    """An episode's state (the whole record; the last one wins)."""
+    TURN = 2
+    DELIVERY = 3
+    DISCARD = 4
+    EPISODE_DELETED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``meta`` is JSON; ``arrays`` are 1-D NumPy arrays, stored as bytes (little-endian), never as JSON."""
+
+    type: RecordType
+    episode_id: str
+    meta: Mapping[str, Any]
+    arrays: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+
+
+class Journal(Protocol):
+    async def append(self, record: Record) -> None:
+        """Returns once the record is as durable as the ``durability`` setting says. Raises JournalUnavailable
+        (disk full, I/O error, closed): then the record is not in the journal and never will be. Cancelling
+        the caller does not undo an append: the record may be there."""
+        ...
+
+    def append_soon(self, record: Record) -> None:
+        """Queues a record that nobody waits for (deliveries). Keeps the order; durable with the next group
+        commit or at close. A failure is logged and counted, never raised."""
+        ...
+
+    async def read(self, episode_id: str) -> list[Record]:
+        """All records of an episode, in order; empty when it is unknown or deleted."""
+        ...
+
+    def episodes(self) -> AsyncIterator[Record]:
+        """The last EPISODE record of every episode that is not deleted, oldest first."""
+        ...
+
+    async def delete(self, episode_id: str) -> None:
+        """Marks the episode deleted (durable) and frees its space as soon as segments allow. Unknown: no-op."""
+        ...
+
+    async def close(self) -> None:
+        """Flushes, syncs, releases the directory's lock; safe to call twice."""
+        ...

@@ -1,0 +1,172 @@
+"""Every setting, limit and time-out of the server, by name, with its default and what it bounds.
+
+Precedence: command-line flag > ``TURNSTILE_*`` environment variable (``TURNSTILE_GATE__MAX_BODY_BYTES``) >
+``--config`` file (TOML) > default. ``docs/settings.md`` is generated from the field descriptions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from turnstile.models import Sampling
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ControlSettings(Section):
+    host: str = Field("127.0.0.1", description="Address of the control listener.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the control listener; 0 takes a free one.")
+    auth: bool = Field(True, description="False switches the control key off (only behind something else).")
+    key: str | None = Field(
+        None, min_length=16, description="Control key (`TURNSTILE_CONTROL_KEY`); None: made at first start."
+    )
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest control request; more is 413.")
+    max_wait_s: float = Field(60.0, gt=0, description="Ceiling of `?wait=`; more is cut to this.")
+    page_size: int = Field(100, ge=1, le=1000, description="Episodes per page of `GET /episodes`.")
+
+
+class GateSettings(Section):
+    host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
+    port: int = Field(8001, ge=0, le=65535, description="Port of the agent listener; 0 takes a free one.")
+    public_url: str | None = Field(
+        None, description="URL that agents reach the gate by, if not `http://HOST:PORT`."
+    )
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="Largest model call; more is 413.")
+    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive a call's body; later is 408.")
+    max_calls: int = Field(256, ge=1, description="Model calls in flight over all episodes; more is 429.")
+    max_calls_per_episode: int = Field(32, ge=1, description="Model calls in flight per episode; more is 429.")
+    status_hold_s: float = Field(
+        15.0, gt=0, description="A streamed call's status is withheld until the engine's first chunk, at most this."
+    )
+    keepalive_s: float = Field(10.0, gt=0, description="Silence on a stream after which a keep-alive is sent.")
+    send_timeout_s: float = Field(30.0, gt=0, description="A caller that takes no bytes for this long is gone.")
+    max_refusals: int = Field(5, ge=1, description="Refusals in a row after which the episode is ended.")
+    drain_s: float = Field(10.0, ge=0, description="`finish` waits this long for calls in flight, then aborts them.")
+    inline_render_chars: int = Field(
+        20_000, ge=0, description="Renders of more characters than this leave the event loop for a worker thread."
+    )
+
+
+class EpisodeSettings(Section):
+    """Server-wide ceilings and defaults of an episode's limits."""
+
+    max_open: int = Field(1024, ge=1, description="Episodes that may be open at once; more is 429.")
+    max_turns: int = Field(1000, ge=1, description="Ceiling of `limits.max_turns`.")
+    max_completion_tokens: int = Field(32_768, ge=1, description="Ceiling of `limits.max_completion_tokens`.")
+    max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
+    wall_s: float = Field(14_400.0, gt=0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
+    idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
+    trained_share_alert: float = Field(
+        0.9, ge=0, le=1, description="An episode that ends with a smaller trained/sampled share is logged and counted."
+    )
+
+
+class EngineSettings(Section):
+    kind: Literal["embedded", "sglang"] = Field("embedded", description="Which engine samples.")
+    url: str | None = Field(None, description="`sglang`: base URL of the running server.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
+    start_timeout_s: float = Field(120.0, gt=0, description="Time for the engine to become ready at start.")
+    first_chunk_timeout_s: float = Field(
+        600.0, gt=0, description="Time to the engine's first chunk (unstreamed: to its answer); then 504."
+    )
+    chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
+    control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
+    max_connections: int = Field(512, ge=1, description="Connections to the engine.")
+    max_batch: int = Field(16, ge=1, description="`embedded`: calls decoded together; others wait.")
+    context_length: int | None = Field(
+        None, ge=16, description="Context window; None takes the engine's. Never more than the engine's."
+    )
+    threads: int = Field(1, ge=1, description="`embedded`: torch threads.")
+
+
+class RenderingSettings(Section):
+    backend: Literal["auto", "template", "renderers"] = Field(
+        "auto", description="`template`: the model folder's chat template; `renderers`: that package; auto: template."
+    )
+    family: str | None = Field(None, description="`renderers`: the model family, e.g. `qwen3`. Never guessed.")
+    thinking_history: Literal["keep", "template"] = Field(
+        "keep", description="`keep` leaves earlier thinking in context; `template` follows the stock template."
+    )
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the chat template, e.g. `{enable_thinking = false}`."
+    )
+    tool_format: Literal["auto", "hermes", "none"] = Field(
+        "auto", description="Call format of the `template` backend; auto reads it off the chat template."
+    )
+
+
+class JournalSettings(Section):
+    durability: Literal["power", "process"] = Field(
+        "power", description="`power`: fsync before a turn is acknowledged; `process`: survives kill -9 only."
+    )
+    segment_bytes: int = Field(256 << 20, ge=1 << 16, description="A segment is closed at this size.")
+    group_window_s: float = Field(
+        0.0, ge=0, le=1, description="Extra wait to gather appends into one fsync; 0 gathers only what is queued."
+    )
+    max_queue_bytes: int = Field(256 << 20, ge=1 << 20, description="Appends waiting for the disk; more is 503.")
+    retention_days: float | None = Field(None, gt=0, description="Ended episodes older than this are deleted.")
+    retention_bytes: int | None = Field(None, ge=1 << 20, description="Oldest ended episodes go above this size.")
+    min_free_bytes: int = Field(64 << 20, ge=0, description="Below this much free disk turns are refused (503).")
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: Path | None = Field(None, description="Hugging Face folder: tokenizer, chat template, weights (embedded).")
+    data_dir: Path = Field(Path("turnstile-data"), description="Journal, index, keys. One server per directory.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    sampling: Sampling = Field(Sampling(), description="Training sampling where task and episode say nothing.")
+    control: ControlSettings = ControlSettings()
+    gate: GateSettings = GateSettings()
+    episodes: EpisodeSettings = EpisodeSettings()
+    engine: EngineSettings = EngineSettings()
+    rendering: RenderingSettings = RenderingSettings()
+    journal: JournalSettings = JournalSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings)
+
+
+def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
+    """Merges flags over the environment over the TOML file ``config`` over the defaults.
+
+    ``flags`` is nested like the file. Raises pydantic.ValidationError or OSError / tomllib.TOMLDecodeError.
+    """
+    if config is None:
+        return Settings(**flags)
+
+    class FromFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config))
+
+    return FromFile(**flags)
