@@ -52,7 +52,10 @@ def check() -> int:
         copy_inputs(Path(folder))
         done = uv("lock", "--check", "--offline", "--default-index", PLACEHOLDER, cwd=Path(folder))
     if done.returncode:
-        print("uv.lock does not fit pyproject.toml: run `python scripts/lock.py` and commit uv.lock", file=sys.stderr)
+        print(
+            "uv.lock does not fit pyproject.toml: run `python scripts/lock.py` and commit uv.lock",
+            file=sys.stderr,
+        )
     return 1 if done.returncode else 0
 
 

@@ -1,0 +1,51 @@
+# make test     lint and the default test suite (what every change must pass)
+# make demo     a real agent through the gate on a tiny model, end to end
+# make bench    the benchmarks (results are printed, docs/performance.md keeps them)
+# make lint     format, lint, types, import rules, lock
+# make clean    removes .venv and everything that was made here
+#
+# Needs python3 (3.11 to 3.14) with venv, make and git; the rest is installed into .venv, at the versions of
+# uv.lock, from the package index this machine's pip is configured with.
+#   PYTHON=python3.12             the interpreter that makes .venv
+#   TORCH_INDEX=URL               an index to take torch from, e.g. PyTorch's own with the small CPU builds
+
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c '$(SUITABLE)' 2>/dev/null && echo $$python && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: test lint demo bench clean
+
+test: lint
+	$(BIN)/pytest -m "not sglang and not agents and not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py scripts/*.py
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/lock.py --check
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+bench: $(INSTALLED)
+	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+# An interrupted installation has no stamp, so the next make completes it.
+$(INSTALLED): pyproject.toml uv.lock scripts/constraints.py
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.14 found; name one: make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c '$(SUITABLE)' || { echo "make: $(PYTHON) is not a Python 3.11 to 3.14" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "make: $(PYTHON) has no venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python scripts/constraints.py > .venv/constraints.txt
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$($(BIN)/python scripts/constraints.py torch)"
+	$(BIN)/pip install --quiet --constraint .venv/constraints.txt --editable '.[dev,embedded]'
+	touch $@
+
+clean:
+	rm -rf .venv .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
