@@ -76,5 +76,3 @@ class SampleSet(Model):
     samples: tuple[Sample, ...]
     untrained: tuple[Untrained, ...]
     stats: EpisodeStats
-
-

@@ -134,6 +134,8 @@ class Turn(Model):
     reply: Message
     break_: Break | None = Field(default=None, alias="break")
     parse_status: tuple[ParseStatus, ...] = ()
+    echo: tuple[str, ...] = ()
+    """Cosmetic differences in how the agent sent the parent's reply back, by name."""
     rerendered_tokens: int = 0
     """Prompt tokens rendered again because of a break (0 on an append-only path)."""
     timings: TurnTimings

@@ -1,0 +1,47 @@
+"""What an audit of one episode found: distances to the engine's own scores, and every invariant checked."""
+
+from __future__ import annotations
+
+from pydantic import Field, FiniteFloat
+
+from turnstile.models.turn import SCHEMA_VERSION, Model
+
+
+class TurnAudit(Model):
+    """One turn, re-scored on the engine at the turn's temperature, or skipped for a stated reason."""
+
+    turn_id: str
+    tokens: int = Field(ge=1)
+    """Sampled tokens of the turn."""
+    max_abs_delta: FiniteFloat | None = None
+    """max |recorded logprob − engine's score| over the completion, in nats; None when the turn was skipped."""
+    skipped: str | None = None
+    """Why the turn could not be re-scored, e.g. ``greedy``, ``constrained``, ``other_weights``."""
+
+
+class InvariantCheck(Model):
+    """One invariant over the whole episode. It holds when ``failures`` is empty."""
+
+    name: str
+    failures: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+class AuditReport(Model):
+    """Answer to ``POST /episodes/{id}/audit``.
+
+    ``passed``: every invariant holds and no distance exceeds ``tolerance`` (nats). Skipped turns do not fail
+    an audit; they are listed so that nobody takes them for checked.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    episode_id: str
+    turns: tuple[TurnAudit, ...]
+    invariants: tuple[InvariantCheck, ...]
+    max_abs_delta: FiniteFloat | None
+    """The largest distance of all turns; None when no turn was scored."""
+    tolerance: float = Field(gt=0)
+    passed: bool

@@ -1,0 +1,132 @@
+"""Samples on the wire: one safetensors file with concatenated arrays, JSON metadata for the rest.
+
+Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N]
+and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. The file's metadata entry
+``turnstile`` is the JSON of the sample set without its arrays. The layout of the file is that of
+https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
+
+Decoding gives back exactly the bits that were encoded, and refuses what does not add up; it never repairs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+from pydantic import ValidationError
+
+from turnstile.models.sample import Sample, SampleSet
+from turnstile.models.turn import SCHEMA_VERSION
+
+MEDIA_TYPE = "application/x-safetensors"
+METADATA_KEY = "turnstile"
+
+_OFFSETS = "offsets"
+_ARRAYS: dict[str, npt.DTypeLike] = {
+    "input_ids": np.int32,
+    "loss_mask": np.uint8,
+    "logprobs": np.float32,
+    "weight_version": np.int32,
+}
+_DTYPES: dict[str, npt.DTypeLike] = {**_ARRAYS, _OFFSETS: np.int64}
+_SAFETENSORS_NAMES = {np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8", np.dtype(np.float32): "F32"}
+_SAFETENSORS_NAMES[np.dtype(np.int64)] = "I64"
+
+
+class WireError(ValueError):
+    """Bytes that are not a sample set of this version."""
+
+
+def encode_samples(samples: SampleSet) -> bytes:
+    """The sample set as one safetensors file."""
+    tensors: dict[str, npt.NDArray[Any]] = {
+        name: _concatenate([getattr(sample, name) for sample in samples.samples], dtype)
+        for name, dtype in _ARRAYS.items()
+    }
+    lengths = [len(sample.input_ids) for sample in samples.samples]
+    tensors[_OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    rest = samples.model_dump(mode="json", exclude={"samples": {"__all__": set(_ARRAYS)}})
+    return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
+
+
+def decode_samples(data: bytes) -> SampleSet:
+    """The sample set in ``data``; its arrays are read-only views into ``data``, nothing is copied.
+
+    Raises WireError when the file is damaged, misses an array, has one of another type or length, or was
+    written with a newer schema.
+    """
+    rest = _metadata(data)
+    tensors = _tensors(data)
+    offsets = tensors.pop(_OFFSETS)
+    rows = rest.get("samples")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WireError("the metadata has no list of samples")
+    if len(offsets) != len(rows) + 1 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise WireError(f"{len(offsets)} offsets do not bound {len(rows)} samples")
+    for name, array in tensors.items():
+        if len(array) != offsets[-1]:
+            raise WireError(f"{name} has {len(array)} entries, the offsets end at {offsets[-1]}")
+    bounds = offsets.tolist()
+    for row, start, end in zip(rows, bounds, bounds[1:], strict=False):
+        row.update({name: array[start:end] for name, array in tensors.items()})
+    try:
+        return SampleSet.model_validate(rest)
+    except ValidationError as error:
+        raise WireError(f"the metadata is not that of a sample set: {error}") from error
+
+
+def samples_as_json(samples: SampleSet) -> dict[str, Any]:
+    """The sample set for JSON readers: arrays as lists, ``weight_version`` as version strings (None where the
+    token was not sampled)."""
+    out = samples.model_dump(mode="json")
+    out["samples"] = [sample_as_json(sample) for sample in samples.samples]
+    return out
+
+
+def sample_as_json(sample: Sample) -> dict[str, Any]:
+    """One sample as in :func:`samples_as_json`."""
+    out = sample.model_dump(mode="json")
+    names = (*sample.weight_version_names, None)  # the last entry answers the index −1
+    out["weight_version"] = [names[index] for index in sample.weight_version.tolist()]
+    return out
+
+
+def _concatenate(arrays: list[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """The JSON under ``METADATA_KEY``; the library's in-memory reader drops a file's metadata."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if length > len(data) - 8:
+            raise WireError("the file ends inside its header")
+        rest = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][METADATA_KEY])
+    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise WireError(f"not a file of Turnstile samples: {type(error).__name__}") from error
+    if not isinstance(rest, dict):
+        raise WireError("not a file of Turnstile samples: the metadata is no object")
+    version = rest.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise WireError(f"schema version {version!r}; this client reads {SCHEMA_VERSION}")
+    return rest
+
+
+def _tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    try:
+        found = dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        raise WireError(f"damaged safetensors file: {error}") from error
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in _DTYPES.items():
+        if name not in found:
+            raise WireError(f"the array {name} is missing")
+        entry, wanted = found[name], np.dtype(dtype)
+        if entry["dtype"] != _SAFETENSORS_NAMES[wanted] or len(entry["shape"]) != 1:
+            raise WireError(f"{name} is {entry['dtype']}{entry['shape']}, not {wanted} of one dimension")
+        tensors[name] = np.frombuffer(entry["data"], dtype=wanted.newbyteorder("<")).astype(wanted, copy=False)
+    return tensors

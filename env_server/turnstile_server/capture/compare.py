@@ -1,0 +1,147 @@
+"""The exact second step of matching: a stored message against the one the agent sent.
+
+Tolerance applies to our own replies only, and each tolerance has a name (``Cosmetic``). System, user and tool
+messages, and assistant messages the model never wrote, are equal or edited.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from turnstile.models import Message, ToolCall
+
+
+class Cosmetic(StrEnum):
+    """Ways in which an echoed reply may differ and still be the reply that was sampled."""
+
+    TEXT_TRIMMED = "text_trimmed"
+    REASONING_DROPPED = "reasoning_dropped"
+    REASONING_CHANGED = "reasoning_changed"
+    ARGUMENTS_RESERIALISED = "arguments_reserialised"
+    ARGUMENTS_DEFAULTS_FILLED = "arguments_defaults_filled"
+    ARGUMENTS_WHITESPACE_STRIPPED = "arguments_whitespace_stripped"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``edited``: the path inside the message where the first real difference lies, None when there is none."""
+
+    edited: str | None = None
+    cosmetic: frozenset[Cosmetic] = field(default=frozenset())
+
+
+SAME = Verdict()
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Tool name to the JSON schema of its arguments."""
+
+
+def compare_foreign(stored: Message, incoming: Message) -> Verdict:
+    """Messages that the model did not write: equal up to ids, or edited."""
+    if stored.role != incoming.role:
+        return Verdict(edited="role")
+    if stored.content != incoming.content:
+        return Verdict(edited="content")
+    if (stored.name or "") != (incoming.name or ""):
+        return Verdict(edited="name")
+    if (stored.reasoning or "") != (incoming.reasoning or ""):
+        return Verdict(edited="reasoning")
+    if len(stored.tool_calls) != len(incoming.tool_calls):
+        return Verdict(edited="tool_calls")
+    for index, (ours, theirs) in enumerate(zip(stored.tool_calls, incoming.tool_calls, strict=True)):
+        if (ours.name, ours.arguments) != (theirs.name, theirs.arguments):
+            return Verdict(edited=f"tool_calls[{index}]")
+    return SAME
+
+
+def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Verdict:
+    """Our own reply as the agent sent it back: same, cosmetically different, or edited."""
+    if incoming.role != "assistant":
+        return Verdict(edited="role")
+    kinds: set[Cosmetic] = set()
+    if stored.content != incoming.content:
+        if stored.content.strip() != incoming.content.strip():
+            return Verdict(edited="content")
+        kinds.add(Cosmetic.TEXT_TRIMMED)
+    if len(stored.tool_calls) != len(incoming.tool_calls):
+        return Verdict(edited="tool_calls")
+    for index, (ours, theirs) in enumerate(zip(stored.tool_calls, incoming.tool_calls, strict=True)):
+        if ours.name != theirs.name:
+            return Verdict(edited=f"tool_calls[{index}].name")
+        if ours.arguments != theirs.arguments:
+            kind = _compare_arguments(ours, theirs, schemas.get(ours.name, {}))
+            if kind is None:
+                return Verdict(edited=f"tool_calls[{index}].arguments")
+            kinds |= kind
+    if (stored.reasoning or "").strip() != (incoming.reasoning or "").strip():
+        kinds.add(Cosmetic.REASONING_CHANGED if incoming.reasoning else Cosmetic.REASONING_DROPPED)
+    return Verdict(cosmetic=frozenset(kinds)) if kinds else SAME
+
+
+def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, Any]) -> set[Cosmetic] | None:
+    """The tolerances needed to make the arguments equal, None when none suffices."""
+    try:
+        stored, incoming = json.loads(ours.arguments), json.loads(theirs.arguments)
+    except (ValueError, RecursionError):
+        return None
+    kinds = {Cosmetic.ARGUMENTS_RESERIALISED}
+    if json_equal(stored, incoming):
+        return kinds
+    stripped, incoming_stripped = _strip_lines(stored), _strip_lines(incoming)
+    if json_equal(stripped, incoming_stripped):
+        return kinds | {Cosmetic.ARGUMENTS_WHITESPACE_STRIPPED}
+    filled, incoming_filled = fill_defaults(stored, schema), fill_defaults(incoming, schema)
+    if json_equal(filled, incoming_filled):
+        return kinds | {Cosmetic.ARGUMENTS_DEFAULTS_FILLED}
+    if json_equal(_strip_lines(filled), _strip_lines(incoming_filled)):
+        return kinds | {Cosmetic.ARGUMENTS_DEFAULTS_FILLED, Cosmetic.ARGUMENTS_WHITESPACE_STRIPPED}
+    return None
+
+
+def json_equal(left: Any, right: Any) -> bool:
+    """Equality of JSON values: numbers by value (agents write 1.0 as 1), true is not 1, key order is nothing."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict):
+        return (
+            isinstance(right, dict)
+            and left.keys() == right.keys()
+            and all(json_equal(value, right[key]) for key, value in left.items())
+        )
+    if isinstance(left, list):
+        return (
+            isinstance(right, list)
+            and len(left) == len(right)
+            and all(json_equal(*pair) for pair in zip(left, right, strict=True))
+        )
+    return bool(left == right)
+
+
+def _strip_lines(value: Any) -> Any:
+    """Strips trailing whitespace of every line of every string leaf (some agents tidy code in arguments)."""
+    if isinstance(value, str):
+        return "\n".join(line.rstrip() for line in value.split("\n")).rstrip()
+    if isinstance(value, dict):
+        return {key: _strip_lines(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strip_lines(item) for item in value]
+    return value
+
+
+def fill_defaults(value: Any, schema: Any) -> Any:
+    """``value`` with the ``default`` of every absent property of ``schema`` filled in, at any depth."""
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, list):
+        return [fill_defaults(item, schema.get("items")) for item in value]
+    properties = schema.get("properties")
+    if not isinstance(value, dict) or not isinstance(properties, Mapping):
+        return value
+    filled = {key: fill_defaults(item, properties.get(key)) for key, item in value.items()}
+    for key, sub in properties.items():
+        if key not in filled and isinstance(sub, Mapping) and "default" in sub:
+            filled[key] = sub["default"]
+    return filled

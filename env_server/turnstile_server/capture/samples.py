@@ -1,0 +1,176 @@
+"""Samples: the forest of an episode as rows for a trainer.
+
+One row per leaf, each the exact tokens of a root-to-leaf path. Every completion is trainable in exactly one
+exported row, or listed in ``untrained`` with a reason (invariant 3): a completion on the way to several leaves
+belongs to the earliest of them that is exported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from turnstile.models import (
+    BreakReason,
+    EpisodeStatus,
+    Sample,
+    SampleKind,
+    SampleSet,
+    SampleStatus,
+    TurnSpan,
+    Untrained,
+)
+from turnstile_server.capture.statistics import statistics
+from turnstile_server.capture.tree import Node, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """What a row carries beside its tokens: the same on every row of an episode (invariant 10)."""
+
+    episode_id: str
+    rollout_id: str
+    status: EpisodeStatus
+    group_id: str | None = None
+    attempt: int = 0
+    reward: float | None = None
+    discarded: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bool = False) -> SampleSet:
+    """The rows, the accounted rest and the statistics of an episode.
+
+    Rows without a single trainable token (a superseded retry, an interrupted leaf) are left out unless
+    ``include_untrained``; their turns are in ``untrained`` either way.
+    """
+    reasons = untrained_reasons(tree)
+    owner = _owners(tree, reasons)
+    kinds = _root_kinds(tree)
+    samples = [
+        _sample(leaf, kinds[leaf.path()[0].turn.turn_id], reasons, owner, facts)
+        for leaf in tree.leaves()
+        if include_untrained or leaf.turn.turn_id in owner.values()
+    ]
+    untrained = tuple(
+        Untrained(turn_id=node.turn.turn_id, tokens=len(node.turn.completion_ids), reason=reason)
+        for node in tree
+        if (reason := reasons.get(node.turn.turn_id)) is not None
+    )
+    stats = statistics(tree, untrained, facts.discarded)
+    return SampleSet(samples=tuple(samples), untrained=untrained, stats=stats)
+
+
+def untrained_reasons(tree: TokenTree) -> dict[str, str]:
+    """Turn id to the reason why its completion is never trained by default; the others are trained once."""
+    reasons: dict[str, str] = {}
+    siblings: dict[str, list[Node]] = {}
+    for node in tree:
+        siblings.setdefault(node.turn.request_key, []).append(node)
+        turn = node.turn
+        if turn.finish_reason == "abort":
+            reasons[turn.turn_id] = "interrupted"
+        elif turn.sampling.constrained:
+            reasons[turn.turn_id] = "constrained"
+        elif turn.sampling.temperature == 0:
+            reasons[turn.turn_id] = "greedy"
+    for nodes in siblings.values():
+        for index, node in enumerate(nodes):
+            if not node.children and any(later.children for later in nodes[index + 1 :]):
+                reasons[node.turn.turn_id] = "superseded"
+    return reasons
+
+
+def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
+    """Turn id to the id of the leaf whose row trains it. Superseded leaves own nothing but in last resort."""
+    owner: dict[str, str] = {}
+    leaves = sorted(tree.leaves(), key=lambda leaf: leaf.turn.turn_id in reasons)
+    for leaf in leaves:
+        node: Node | None = leaf
+        while node is not None:
+            turn_id = node.turn.turn_id
+            if turn_id in owner:
+                break  # every ancestor has an owner already, or a reason
+            if turn_id not in reasons:
+                owner[turn_id] = leaf.turn.turn_id
+            node = node.parent
+    return owner
+
+
+def _root_kinds(tree: TokenTree) -> dict[str, SampleKind]:
+    """Root turn id to its kind, by structure: a conversation of its own with the main one's system prompt and
+    tools is a compaction, with others a sub-agent; a re-rendered root goes on with the main conversation."""
+    kinds: dict[str, SampleKind] = {}
+    main = tree.roots[0] if tree.roots else None
+    for root in tree.roots:
+        broken = root.turn.break_
+        if main is None or root is main or broken is None or broken.reason != BreakReason.NEW_CONVERSATION:
+            kinds[root.turn.turn_id] = "main"
+        elif (root.turn.tools_key, _system(root)) == (main.turn.tools_key, _system(main)):
+            kinds[root.turn.turn_id] = "compaction"
+        else:
+            kinds[root.turn.turn_id] = "subagent"
+    return kinds
+
+
+def _system(root: Node) -> tuple[str, ...]:
+    texts = []
+    for message in root.turn.new_messages:
+        if message.role not in ("system", "developer"):
+            break
+        texts.append(message.content)
+    return tuple(texts)
+
+
+def _sample(
+    leaf: Node, kind: SampleKind, reasons: dict[str, str], owner: dict[str, str], facts: EpisodeFacts
+) -> Sample:
+    total = leaf.token_count
+    mask = np.zeros(total, np.uint8)
+    logprobs = np.zeros(total, np.float32)
+    versions = np.full(total, -1, np.int32)
+    names: dict[str, int] = {}
+    spans: list[TurnSpan] = []
+    position = 0
+    for node in leaf.path():
+        turn = node.turn
+        start = position + len(turn.context_ids)
+        end = start + len(turn.completion_ids)
+        trained = owner.get(turn.turn_id) == leaf.turn.turn_id
+        if trained:
+            mask[start:end] = 1
+            logprobs[start:end] = turn.logprobs
+        for span in turn.weight_spans:
+            versions[start + span.start : start + span.end] = names.setdefault(span.version, len(names))
+        spans.append(TurnSpan(turn_id=turn.turn_id, context_start=position, start=start, end=end, trained=trained))
+        position = end
+    return Sample(
+        sample_id=f"smp_{leaf.turn.turn_id.removeprefix('turn_')}",
+        input_ids=leaf.tokens(),
+        loss_mask=mask,
+        logprobs=logprobs,
+        weight_version=versions,
+        weight_version_names=tuple(names),
+        turn_spans=tuple(spans),
+        kind="retry" if reasons.get(leaf.turn.turn_id) == "superseded" else kind,
+        episode_id=facts.episode_id,
+        group_id=facts.group_id,
+        rollout_id=facts.rollout_id,
+        attempt=facts.attempt,
+        reward=facts.reward,
+        finish_reason=leaf.turn.finish_reason,
+        status=_status(leaf, facts.status),
+        metadata=facts.metadata,
+    )
+
+
+def _status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
+    if episode == EpisodeStatus.FAILED:
+        return "failed"
+    if episode == EpisodeStatus.CANCELLED or leaf.turn.finish_reason == "abort":
+        return "aborted"
+    if episode in (EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT) or leaf.turn.finish_reason == "length":
+        return "truncated"
+    return "completed"

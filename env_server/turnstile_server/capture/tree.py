@@ -1,0 +1,133 @@
+"""The token tree of one episode: a forest of turns that only grows.
+
+``tokens(node) = tokens(parent) ⊕ context_ids ⊕ completion_ids`` is what the engine was fed and sampled, exactly
+(invariants 1 and 3). A sub-agent is a new root; a rewritten history is a branch or a new root; a retry is a
+sibling. Nothing is deleted, merged or rejected while serving, and nothing here waits: the parent of a call is
+fixed before its generation, so concurrent calls become siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from turnstile.models import Int32Array, Message, Tool, Turn
+from turnstile_server.capture.keys import Group, Key, chain, group
+from turnstile_server.capture.match import Match, explain_break, find_parent
+
+DeliveryState = Literal["pending", "written", "lost"]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A turn in its place. Only ``children`` and ``delivery`` ever change."""
+
+    turn: Turn
+    parent: Node | None
+    groups: tuple[Group, ...]
+    """New messages and the reply, grouped; the last group holds the reply (and an assistant message that the
+    agent put before it, if any)."""
+    end_key: Key
+    token_count: int
+    depth: int
+    children: list[Node] = field(default_factory=list)
+    delivery: DeliveryState = "pending"
+
+    @property
+    def prompt_count(self) -> int:
+        """Tokens the engine was fed for this turn."""
+        return self.token_count - len(self.turn.completion_ids)
+
+    def path(self) -> list[Node]:
+        """The nodes from the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def tokens(self) -> Int32Array:
+        """int32[token_count]: everything fed and sampled from the root to the end of this turn."""
+        parts = [ids for node in self.path() for ids in (node.turn.context_ids, node.turn.completion_ids)]
+        return np.concatenate(parts, dtype=np.int32)
+
+
+class TokenTree:
+    """All turns of one episode, and the indexes that find a call's parent in time O(its messages)."""
+
+    def __init__(self) -> None:
+        self.roots: list[Node] = []
+        self._nodes: dict[str, Node] = {}
+        self._by_end: dict[Key, list[Node]] = {}
+        self._by_request: dict[str, list[Node]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes in commit order."""
+        return iter(self._nodes.values())
+
+    def __getitem__(self, turn_id: str) -> Node:
+        return self._nodes[turn_id]
+
+    def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> Match:
+        """Finds the deepest turn whose path and reply the call repeats, and types the break if there is one.
+
+        Never changes the tree.
+        """
+        groups = group(messages)
+        schemas = {tool.name: tool.parameters for tool in tools}
+        found = find_parent(groups, schemas, tools_key, self._by_end)
+        reason = explain_break(groups, schemas, tools_key, found, self.roots)
+        consumed = found.consumed
+        return Match(
+            parent=found.node,
+            new_messages=tuple(messages[consumed:]),
+            echo=found.echo,
+            broken=reason,
+        )
+
+    def identical(self, request_key: str) -> Node | None:
+        """The latest whole turn that answered an identical request."""
+        nodes = [n for n in self._by_request.get(request_key, ()) if n.turn.finish_reason != "abort"]
+        return nodes[-1] if nodes else None
+
+    def identical_context(self, request_key: str) -> Int32Array | None:
+        """The context that an identical request was given, whatever became of it: siblings are fed the same."""
+        nodes = self._by_request.get(request_key)
+        return nodes[-1].turn.context_ids if nodes else None
+
+    def add(self, turn: Turn) -> Node:
+        """Puts a committed turn in its place. Raises KeyError for an unknown parent, ValueError for a repeated
+        turn id: both mean that the caller broke the commit order."""
+        if turn.turn_id in self._nodes:
+            raise ValueError(f"turn {turn.turn_id} is in the tree already")
+        parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
+        groups = tuple(group((*turn.new_messages, turn.reply)))
+        key = parent.end_key if parent is not None else turn.tools_key.encode()
+        for item in groups:
+            key = chain(key, item.message)
+        before = parent.token_count if parent is not None else 0
+        node = Node(
+            turn=turn,
+            parent=parent,
+            groups=groups,
+            end_key=key,
+            token_count=before + len(turn.context_ids) + len(turn.completion_ids),
+            depth=parent.depth + 1 if parent is not None else 0,
+        )
+        self._nodes[turn.turn_id] = node
+        self._by_end.setdefault(key, []).append(node)
+        self._by_request.setdefault(turn.request_key, []).append(node)
+        (parent.children if parent is not None else self.roots).append(node)
+        return node
+
+    def leaves(self) -> list[Node]:
+        """Childless nodes in commit order."""
+        return [node for node in self if not node.children]
