@@ -1,6 +1,8 @@
 """The records that client and server share. Nothing here does I/O."""
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
+from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit
+from turnstile.models.engine import EngineInfo, PauseMode, PauseRequest, WeightsRequest
 from turnstile.models.episode import (
     Episode,
     EpisodeCreated,
@@ -35,11 +37,13 @@ from turnstile.models.turn import (
 __all__ = [
     "CLIENT_ID_PATTERN",
     "SCHEMA_VERSION",
+    "AuditReport",
     "Break",
     "BreakAt",
     "BreakReason",
     "Delivery",
     "Discard",
+    "EngineInfo",
     "Episode",
     "EpisodeCreated",
     "EpisodePage",
@@ -51,9 +55,12 @@ __all__ = [
     "FinishReason",
     "Float32Array",
     "Int32Array",
+    "InvariantCheck",
     "Limits",
     "Message",
     "ParseStatus",
+    "PauseMode",
+    "PauseRequest",
     "Role",
     "Sample",
     "SampleKind",
@@ -65,10 +72,12 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Turn",
+    "TurnAudit",
     "TurnSpan",
     "TurnTimings",
     "UInt8Array",
     "Untrained",
     "WeightSpan",
+    "WeightsRequest",
     "new_id",
 ]

@@ -33,8 +33,6 @@ _ARRAYS: dict[str, npt.DTypeLike] = {
     "weight_version": np.int32,
 }
 _DTYPES: dict[str, npt.DTypeLike] = {**_ARRAYS, _OFFSETS: np.int64}
-_SAFETENSORS_NAMES = {np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8", np.dtype(np.float32): "F32"}
-_SAFETENSORS_NAMES[np.dtype(np.int64)] = "I64"
 
 
 class WireError(ValueError):
@@ -54,7 +52,7 @@ def encode_samples(samples: SampleSet) -> bytes:
 
 
 def decode_samples(data: bytes) -> SampleSet:
-    """The sample set in ``data``; its arrays are read-only views into ``data``, nothing is copied.
+    """The sample set in ``data``; its arrays are read-only views of one buffer each.
 
     Raises WireError when the file is damaged, misses an array, has one of another type or length, or was
     written with a newer schema.
@@ -118,15 +116,16 @@ def _metadata(data: bytes) -> dict[str, Any]:
 
 def _tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
     try:
-        found = dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
+        found = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise WireError(f"damaged safetensors file: {error}") from error
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, dtype in _DTYPES.items():
         if name not in found:
             raise WireError(f"the array {name} is missing")
-        entry, wanted = found[name], np.dtype(dtype)
-        if entry["dtype"] != _SAFETENSORS_NAMES[wanted] or len(entry["shape"]) != 1:
-            raise WireError(f"{name} is {entry['dtype']}{entry['shape']}, not {wanted} of one dimension")
-        tensors[name] = np.frombuffer(entry["data"], dtype=wanted.newbyteorder("<")).astype(wanted, copy=False)
+        array = found[name]
+        if array.dtype != np.dtype(dtype) or array.ndim != 1:
+            raise WireError(f"{name} is {array.dtype}{list(array.shape)}, not {np.dtype(dtype)} of one dimension")
+        array.flags.writeable = False  # so that the rows are views, not copies
+        tensors[name] = array
     return tensors
