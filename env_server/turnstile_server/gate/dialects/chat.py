@@ -1,0 +1,155 @@
+"""OpenAI Chat Completions, outbound, and the dialect as a whole.
+
+Streams are ``chat.completion.chunk`` events as server-sent events, ended by ``[DONE]``
+(https://platform.openai.com/docs/api-reference/chat/streaming). Reasoning travels as ``reasoning_content``, the
+name SGLang, vLLM and DeepSeek use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from turnstile_server.errors import TurnstileError
+from turnstile_server.gate.dialects.chat_request import parse_chat
+from turnstile_server.gate.dialects.protocol import (
+    CallEvent,
+    Event,
+    ModelCall,
+    ReasoningEvent,
+    Reply,
+    StreamWriter,
+    TextEvent,
+    Usage,
+)
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ChatDialect:
+    name = "chat"
+
+    def parse(self, body: bytes) -> ModelCall:
+        return parse_chat(body)
+
+    def reply(self, reply: Reply) -> bytes:
+        message = reply.message
+        written: dict[str, Any] = {
+            "role": "assistant",
+            "content": message.content if message.content or not message.tool_calls else None,
+            "refusal": None,
+        }
+        if message.reasoning:
+            written["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in message.tool_calls
+            ]
+        return orjson.dumps(
+            {
+                "id": reply.reply_id,
+                "object": "chat.completion",
+                "created": reply.created,
+                "model": reply.model,
+                "choices": [{"index": 0, "message": written, "logprobs": None, "finish_reason": _finish(reply)}],
+                "usage": _usage(reply.usage),
+            }
+        )
+
+    def stream(self, reply_id: str, model: str, created: int, *, usage: bool) -> StreamWriter:
+        return _ChatStream(reply_id, model, created, usage)
+
+    def error(self, error: TurnstileError) -> bytes:
+        """``code`` is our stable type; ``type`` is the nearest of OpenAI's."""
+        fallback = "server_error" if error.status >= 500 else "invalid_request_error"
+        body: dict[str, Any] = {
+            "message": error.message,
+            "type": _TYPES.get(error.status, fallback),
+            "param": None,
+            "code": error.type,
+        }
+        if error.detail is not None:
+            body["detail"] = error.detail
+        return orjson.dumps({"error": body})
+
+    def models(self, name: str, context_length: int) -> bytes:
+        entry = {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "turnstile",
+            "max_model_len": context_length,
+        }
+        return orjson.dumps({"object": "list", "data": [entry]})
+
+
+class _ChatStream:
+    def __init__(self, reply_id: str, model: str, created: int, usage: bool) -> None:
+        self._head: dict[str, Any] = {
+            "id": reply_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+        }
+        self._usage = usage
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case TextEvent(text):
+                return self._chunk({"content": text})
+            case ReasoningEvent(text):
+                return self._chunk({"reasoning_content": text})
+            case CallEvent(index, call):
+                opening = {
+                    "index": index,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": ""},
+                }
+                body = {"index": index, "function": {"arguments": call.arguments}}
+                return self._chunk({"tool_calls": [opening]}) + self._chunk({"tool_calls": [body]})
+
+    def keepalive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def end(self, reply: Reply) -> bytes:
+        tail = self._chunk({}, _finish(reply))
+        if self._usage:
+            tail += _sse({**self._head, "choices": [], "usage": _usage(reply.usage)})
+        return tail + b"data: [DONE]\n\n"
+
+    def error(self, error: TurnstileError) -> bytes:
+        """SDKs raise on a data event that carries ``error``; there is no ``[DONE]`` after it."""
+        return b"data: " + ChatDialect().error(error) + b"\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _sse({**self._head, "choices": [choice]})
+
+
+def _sse(value: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _finish(reply: Reply) -> str:
+    if reply.finish == "stop" and reply.message.tool_calls:
+        return "tool_calls"
+    return reply.finish
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

@@ -1,0 +1,81 @@
+"""Reading a JSON body, and reading typed fields of it with errors that name the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from turnstile_server.errors import InvalidRequest
+
+JsonObject = Mapping[str, Any]
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object. Raises InvalidRequest.
+
+    A lone surrogate escape (``\\ud83d`` cut in half, as JavaScript clients write it) becomes U+FFFD: the text
+    could not be encoded for the model, and refusing the call would lose the whole conversation.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        try:
+            value = orjson.loads(_without_lone_surrogates(json.loads(body)))
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {kind(value)}")
+    return value
+
+
+def _without_lone_surrogates(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def kind(value: Any) -> str:
+    """The JSON name of a value's type."""
+    names: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def text(source: JsonObject, key: str, where: str = "") -> str | None:
+    """An optional string field."""
+    value = source.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidRequest(f"{where}{key} must be a string, not {kind(value)}")
+
+
+def flag(source: JsonObject, key: str) -> bool:
+    value = source.get(key)
+    if value is None:
+        return False
+    if isinstance(value, bool):
+        return value
+    raise InvalidRequest(f"{key} must be true or false, not {kind(value)}")
+
+
+def objects(source: JsonObject, key: str, where: str = "") -> list[dict[str, Any]]:
+    """An optional array of objects; absent or null is empty."""
+    value = source.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{where}{key} must be an array, not {kind(value)}")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"{where}{key}[{index}] must be an object, not {kind(item)}")
+    return value
+
+
+def positive_int(source: JsonObject, key: str) -> int | None:
+    value = source.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequest(f"{key} must be a whole number above 0, not {value!r}")
+    return value
