@@ -33,7 +33,9 @@ TEMPLATE = """\
 {{- '<|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(last_user=-1) %}
-{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last_user = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set ns.last_user = loop.index0 %}{%- endif %}
+{%- endfor %}
 {%- for message in messages %}
 {%- if message.role == 'system' and loop.first %}
 {%- elif message.role == 'tool' %}
