@@ -6,10 +6,12 @@ Precedence: command-line flag > ``TURNSTILE_*`` environment variable (``TURNSTIL
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -34,6 +36,10 @@ class ControlSettings(Section):
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest control request; more is 413.")
     max_wait_s: float = Field(60.0, gt=0, description="Ceiling of `?wait=`; more is cut to this.")
     page_size: int = Field(100, ge=1, le=1000, description="Episodes per page of `GET /episodes`.")
+    heartbeat_s: float = Field(15.0, gt=0, description="Silence on `GET /events` after which a comment is sent.")
+    send_timeout_s: float = Field(
+        30.0, gt=0, description="A reader of `GET /events` that takes no bytes for this long is dropped."
+    )
 
 
 class GateSettings(Section):
@@ -47,12 +53,16 @@ class GateSettings(Section):
     max_calls: int = Field(256, ge=1, description="Model calls in flight over all episodes; more is 429.")
     max_calls_per_episode: int = Field(32, ge=1, description="Model calls in flight per episode; more is 429.")
     status_hold_s: float = Field(
-        15.0, gt=0, description="A streamed call's status is withheld until the engine's first chunk, at most this."
+        15.0,
+        gt=0,
+        description="A streamed call's status is withheld until the engine's first chunk, at most this.",
     )
     keepalive_s: float = Field(10.0, gt=0, description="Silence on a stream after which a keep-alive is sent.")
     send_timeout_s: float = Field(30.0, gt=0, description="A caller that takes no bytes for this long is gone.")
     max_refusals: int = Field(5, ge=1, description="Refusals in a row after which the episode is ended.")
-    drain_s: float = Field(10.0, ge=0, description="`finish` waits this long for calls in flight, then aborts them.")
+    drain_s: float = Field(
+        10.0, ge=0, description="`finish` waits this long for calls in flight, then aborts them."
+    )
     inline_render_chars: int = Field(
         20_000, ge=0, description="Renders of more characters than this leave the event loop for a worker thread."
     )
@@ -69,7 +79,10 @@ class EpisodeSettings(Section):
     idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
     trained_share_alert: float = Field(
-        0.9, ge=0, le=1, description="An episode that ends with a smaller trained/sampled share is logged and counted."
+        0.9,
+        ge=0,
+        le=1,
+        description="An episode that ends with a smaller trained/sampled share is logged and counted.",
     )
 
 
@@ -83,17 +96,29 @@ class EngineSettings(Section):
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
-    max_connections: int = Field(512, ge=1, description="Connections to the engine.")
+    weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
+    stop_grace_s: float = Field(
+        5.0, ge=0, description="At close: time for aborts under way, then (`embedded`) for the process before SIGKILL."
+    )
+    connect_attempts: int = Field(
+        3, ge=1, description="Attempts to open a connection; a request that was sent is never repeated."
+    )
+    max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; more wait.")
+    max_reply_bytes: int = Field(256 << 20, ge=1 << 16, description="Largest answer or stream chunk of the engine.")
     max_batch: int = Field(16, ge=1, description="`embedded`: calls decoded together; others wait.")
     context_length: int | None = Field(
         None, ge=16, description="Context window; None takes the engine's. Never more than the engine's."
     )
     threads: int = Field(1, ge=1, description="`embedded`: torch threads.")
+    prefill_chunk: int = Field(
+        512, ge=1, description="`embedded`: prompt tokens fed between two decoding steps of the other calls."
+    )
 
 
 class RenderingSettings(Section):
     backend: Literal["auto", "template", "renderers"] = Field(
-        "auto", description="`template`: the model folder's chat template; `renderers`: that package; auto: template."
+        "auto",
+        description="`template`: the model folder's chat template; `renderers`: that package; auto: template.",
     )
     family: str | None = Field(None, description="`renderers`: the model family, e.g. `qwen3`. Never guessed.")
     thinking_history: Literal["keep", "template"] = Field(
@@ -121,12 +146,25 @@ class JournalSettings(Section):
     min_free_bytes: int = Field(64 << 20, ge=0, description="Below this much free disk turns are refused (503).")
 
 
+class _ShortControlKey(PydanticBaseSettingsSource):
+    """``TURNSTILE_CONTROL_KEY``, the name that the client reads too, beside ``TURNSTILE_CONTROL__KEY``."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        key = os.environ.get("TURNSTILE_CONTROL_KEY")
+        return {"control": {"key": key}} if key else {}
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    model: Path | None = Field(None, description="Hugging Face folder: tokenizer, chat template, weights (embedded).")
+    model: Path | None = Field(
+        None, description="Hugging Face folder: tokenizer, chat template, weights (embedded)."
+    )
     data_dir: Path = Field(Path("turnstile-data"), description="Journal, index, keys. One server per directory.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     sampling: Sampling = Field(Sampling(), description="Training sampling where task and episode say nothing.")
@@ -146,7 +184,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings)
+        return (init_settings, env_settings, _ShortControlKey(settings_cls))
 
 
 def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
@@ -167,6 +205,11 @@ def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config))
+            return (
+                init_settings,
+                env_settings,
+                _ShortControlKey(settings_cls),
+                TomlConfigSettingsSource(settings_cls, config),
+            )
 
     return FromFile(**flags)

@@ -1,0 +1,129 @@
+"""Errors of the control door: every one is ``{"error": {"type", "message", "detail"?}}`` with a fitting status.
+
+Holds: whatever a handler raises, the caller gets that shape and nothing of the server's insides; what nobody
+foresaw is logged once, with its traceback, and answered with a plain 500.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnstile_server.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TurnstileError,
+    Unauthorized,
+    Unprocessable,
+)
+
+logger = logging.getLogger(__name__)
+
+_BY_STATUS: dict[int, type[TurnstileError]] = {
+    400: InvalidRequest,
+    404: NotFound,
+    405: MethodNotAllowed,
+    413: BodyTooLarge,
+    422: Unprocessable,
+}
+
+
+def error_response(error: TurnstileError) -> Response:
+    """The error as this door writes it; ``Retry-After`` in whole seconds where the error knows it."""
+    body: dict[str, Any] = {"type": error.type, "message": error.message}
+    if error.detail is not None:
+        body["detail"] = error.detail
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return Response(json.dumps({"error": body}, default=str), error.status, headers, media_type="application/json")
+
+
+def unprocessable(errors: Sequence[Mapping[str, Any]]) -> Unprocessable:
+    """Pydantic's findings as one error that names each field, its value's fault, and nothing of the value."""
+    detail = [{"field": ".".join(str(part) for part in error["loc"]), "reason": error["msg"]} for error in errors]
+    message = "; ".join(f"{item['field'] or 'body'}: {item['reason']}" for item in detail)
+    return Unprocessable(message, detail=detail)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes ``app`` answer every error of its routes in this door's shape."""
+    app.add_exception_handler(TurnstileError, _turnstile_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
+
+
+class ErrorBoundary:
+    """ASGI middleware, outermost: errors of other middlewares in the door's shape, the unforeseen as a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        response: Response | None = None
+        try:
+            await self._app(scope, receive, watched_send)
+        except TurnstileError as error:
+            response = error_response(error)
+        except Exception:
+            logger.exception("unhandled error in %s %s", scope["method"], scope["path"])
+            response = error_response(TurnstileError("The server failed on this request; its log says why."))
+        if response is not None and not started:
+            await response(scope, receive, send)
+
+
+async def _turnstile_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TurnstileError)
+    if error.status >= 500:
+        logger.warning("%s %s: %s: %s", request.method, request.url.path, error.type, error.message)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    route = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return error_response(NotFound(f"No such route: {route}."))
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            response = error_response(MethodNotAllowed(f"{route} is not allowed here; allowed: {allowed}."))
+            response.headers["allow"] = allowed
+            return response
+        case status:
+            return error_response(_BY_STATUS.get(status, TurnstileError)(str(error.detail)))
+
+
+async def _validation_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(unprocessable(error.errors()))
+
+
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    """The caller left while sending its body; nobody reads this answer."""
+    return Response(status_code=400)

@@ -1,0 +1,80 @@
+"""Server-sent events: changes of status as they happen, a comment when nothing does.
+
+Holds: one stream keeps at most one undelivered event (the subscription behind it is bounded by its owner); a
+reader that takes no bytes for ``send_timeout_s`` is dropped; when the reader leaves, the subscription is
+closed. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turnstile.models import Episode
+
+_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """The response of ``GET /events``: ``event: episode`` with the episode as JSON in ``data``."""
+
+    def __init__(self, episodes: AsyncIterator[Episode], *, heartbeat_s: float, send_timeout_s: float) -> None:
+        super().__init__(status_code=200, headers=_HEADERS)
+        del self.headers["content-length"]
+        self._episodes = episodes
+        self._heartbeat_s = heartbeat_s
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_disconnect, receive, tasks.cancel_scope)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            dropped = await self._stream(send)
+            if not dropped:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            tasks.cancel_scope.cancel()
+
+    async def _stream(self, send: Send) -> bool:
+        """Sends until the subscription ends (False) or the reader is dropped (True)."""
+        into, events = anyio.create_memory_object_stream[Episode](0)
+        async with anyio.create_task_group() as tasks, events:
+            # The iterator is read in a task of its own: a time-out around its next step would close it.
+            tasks.start_soon(self._pump, into)
+            frame: bytes | None = b": open\n\n"
+            while frame is not None:
+                with anyio.move_on_after(self._send_timeout_s) as sending:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                if sending.cancelled_caught:
+                    tasks.cancel_scope.cancel()
+                    return True
+                frame = await self._next_frame(events)
+        return False
+
+    async def _next_frame(self, events: MemoryObjectReceiveStream[Episode]) -> bytes | None:
+        """The next event, a comment after a silence, None at the end."""
+        with anyio.move_on_after(self._heartbeat_s):
+            try:
+                episode = await events.receive()
+            except anyio.EndOfStream:
+                return None
+            return b"event: episode\ndata: %b\n\n" % episode.model_dump_json().encode()
+        return b": \n\n"
+
+    async def _pump(self, into: MemoryObjectSendStream[Episode]) -> None:
+        async with into, AsyncExitStack() as stack:
+            if isinstance(self._episodes, AsyncGenerator):
+                stack.push_async_callback(self._episodes.aclose)
+            async for episode in self._episodes:
+                await into.send(episode)
+
+
+async def until_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancels ``scope`` when the caller hangs up. Only for requests whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

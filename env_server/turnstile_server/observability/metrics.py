@@ -1,0 +1,136 @@
+"""Metrics: one object, injected where something is counted, with a typed method per fact.
+
+Holds: its registry is its own (two servers in one process do not mix); labels take values from closed sets of
+this code base, never from a request; counting never fails a call.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from turnstile.models import EpisodeStatus
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Bucket bounds in seconds: the gate's own cost lies at the low end, a long generation at the high end."""
+
+
+class Metrics:
+    """All metrics of one server, named ``turnstile_*``. Seconds, bytes and tokens."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._calls = self._counter("calls", "Model calls answered, by dialect and status.", "dialect", "status")
+        self._call_seconds = self._histogram("call_seconds", "From a call's arrival to its last byte.", "dialect")
+        self._calls_in_flight = self._gauge("calls_in_flight", "Model calls being served now.")
+        self._engine_seconds = self._histogram("engine_seconds", "Time a model call spent in the engine.")
+        self._overhead_seconds = self._histogram(
+            "overhead_seconds", "Time of a model call outside the engine: parse, match, render, commit, write."
+        )
+        self._sampled = self._counter("tokens_sampled", "Tokens sampled and recorded in turns.")
+        self._trained = self._counter("tokens_trained", "Sampled tokens that a sample trains, at episode end.")
+        self._untrained = self._counter(
+            "tokens_untrained", "Sampled tokens that no sample trains, at episode end, by reason.", "reason"
+        )
+        self._discarded = self._counter(
+            "tokens_discarded", "Sampled tokens of failed or abandoned attempts, by reason.", "reason"
+        )
+        self._rerendered = self._counter("tokens_rerendered", "Prompt tokens rendered again because of a break.")
+        self._breaks = self._counter("breaks", "Calls that could not append, by reason.", "reason")
+        self._cosmetic = self._counter("cosmetic_edits", "Tolerated changes of our replies, by kind.", "kind")
+        self._low_share = self._counter(
+            "low_trained_share_episodes", "Episodes that ended below episodes.trained_share_alert."
+        )
+        self._episodes = self._gauge("episodes", "Episodes that are not ended, by status.", "status")
+        self._ended = self._counter("episodes_ended", "Episodes that ended, by final status.", "status")
+        self._appends = self._counter("journal_appends", "Records made durable.")
+        self._append_bytes = self._counter("journal_bytes", "Bytes made durable.")
+        self._commits = self._histogram("journal_commit_seconds", "One group commit: write and, if set, fsync.")
+        self._append_failures = self._counter("journal_failures", "Group commits that failed.")
+        self._queue_bytes = self._gauge("journal_queue_bytes", "Bytes waiting for the disk.")
+        self._control = self._counter(
+            "control_requests", "Requests to the control door, by route and HTTP status.", "route", "status"
+        )
+
+    # The gate
+
+    def call_started(self) -> None:
+        self._calls_in_flight.inc()
+
+    def call_ended(self, dialect: str, status: int, total_s: float, engine_s: float | None = None) -> None:
+        """One per ``call_started``. ``engine_s`` None: the call never reached the engine."""
+        self._calls_in_flight.dec()
+        self._calls.labels(dialect, str(status)).inc()
+        self._call_seconds.labels(dialect).observe(total_s)
+        if engine_s is not None:
+            self._engine_seconds.observe(engine_s)
+            self._overhead_seconds.observe(max(0.0, total_s - engine_s))
+
+    def tokens_sampled(self, count: int) -> None:
+        self._sampled.inc(count)
+
+    def tokens_discarded(self, reason: str, count: int) -> None:
+        self._discarded.labels(reason).inc(count)
+
+    def tokens_rerendered(self, count: int) -> None:
+        self._rerendered.inc(count)
+
+    def broke(self, reason: str) -> None:
+        self._breaks.labels(reason).inc()
+
+    def cosmetic(self, kind: str) -> None:
+        self._cosmetic.labels(kind).inc()
+
+    # Episodes
+
+    def episode_moved(self, before: EpisodeStatus | None, after: EpisodeStatus) -> None:
+        """A change of status; ``before`` None: created (or loaded at start)."""
+        if before is not None and not before.ended:
+            self._episodes.labels(before.value).dec()
+        if not after.ended:
+            self._episodes.labels(after.value).inc()
+        elif before is not None:
+            self._ended.labels(after.value).inc()
+
+    def tokens_trained(self, count: int) -> None:
+        self._trained.inc(count)
+
+    def tokens_untrained(self, reason: str, count: int) -> None:
+        self._untrained.labels(reason).inc(count)
+
+    def low_trained_share(self) -> None:
+        self._low_share.inc()
+
+    # The journal
+
+    def journal_committed(self, records: int, size: int, seconds: float) -> None:
+        self._appends.inc(records)
+        self._append_bytes.inc(size)
+        self._commits.observe(seconds)
+
+    def journal_failed(self) -> None:
+        self._append_failures.inc()
+
+    def journal_queue(self, size: int) -> None:
+        self._queue_bytes.set(size)
+
+    # The control door
+
+    def control_request(self, route: str, status: int) -> None:
+        """``route``: the route's template (``/episodes/{episode_id}``), never the path itself."""
+        self._control.labels(route, str(status)).inc()
+
+    def exposition(self) -> bytes:
+        """All metrics in the Prometheus text format (``CONTENT_TYPE``)."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
+        return Counter(f"turnstile_{name}", help_, labels, registry=self._registry)
+
+    def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
+        return Gauge(f"turnstile_{name}", help_, labels, registry=self._registry)
+
+    def _histogram(self, name: str, help_: str, *labels: str) -> Histogram:
+        return Histogram(f"turnstile_{name}", help_, labels, buckets=_SECONDS, registry=self._registry)
