@@ -98,13 +98,15 @@ class EngineSettings(Section):
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
     weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
     stop_grace_s: float = Field(
-        5.0, ge=0, description="At close: time for aborts under way, then (`embedded`) for the process before SIGKILL."
+        5.0, ge=0, description="At close: time for aborts under way, then (`embedded`) before SIGKILL."
     )
     connect_attempts: int = Field(
         3, ge=1, description="Attempts to open a connection; a request that was sent is never repeated."
     )
     max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; more wait.")
-    max_reply_bytes: int = Field(256 << 20, ge=1 << 16, description="Largest answer or stream chunk of the engine.")
+    max_reply_bytes: int = Field(
+        256 << 20, ge=1 << 16, description="Largest answer, or chunk of a stream, of the engine."
+    )
     max_batch: int = Field(16, ge=1, description="`embedded`: calls decoded together; others wait.")
     context_length: int | None = Field(
         None, ge=16, description="Context window; None takes the engine's. Never more than the engine's."

@@ -1,0 +1,290 @@
+"""SGLang as the engine: attaches to a running server by URL and speaks its native ``/generate``.
+
+Owns the client side of one server. What must hold: ids outside the vocabulary never leave (one of them ends an
+SGLang server); every call that ends otherwise than by its finish is aborted on the server; weights change
+only in the order pause (retract), update, continue, which leaves no stale attention cache. It never
+tokenizes: at start it asks the server to, and compares.
+
+Rids must not be prefixes of each other: SGLang's scheduler aborts by prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+
+from turnstile.models import Float32Array, Int32Array
+from turnstile_server.engines.http_client import EngineHttp, Reply
+from turnstile_server.engines.protocol import (
+    EngineCapabilities,
+    EngineChunk,
+    EngineSampling,
+    EngineState,
+)
+from turnstile_server.engines.sglang_start import ServerFacts, read_server
+from turnstile_server.engines.sglang_wire import (
+    ReplyReader,
+    SseSplitter,
+    chosen_logprob,
+    error_for_status,
+    generate_body,
+    input_logprobs,
+    parse_json,
+)
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.errors import EngineProtocolError, EngineRefused, TurnstileError
+from turnstile_server.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+SCORE_PARALLEL: Final = 8
+"""Calls in flight while one score is made position by position."""
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+class SGLangEngine:
+    """An ``Engine`` over HTTP. ``vocab_size``: the model's, where the server's model folder is not readable."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: EngineSettings,
+        *,
+        expected_tokenizer: TokenizerProbe | None = None,
+        vocab_size: int | None = None,
+        unix_socket: Path | None = None,
+    ) -> None:
+        self._settings = settings
+        self._expected_tokenizer = expected_tokenizer
+        self._vocab_size = vocab_size
+        self._http = EngineHttp(url, settings, unix_socket=unix_socket)
+        self._facts: ServerFacts | None = None
+        self._control = asyncio.Lock()
+        self._paused: bool = False
+        self._aborted_in_pause: set[str] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._known.capabilities
+
+    @property
+    def _known(self) -> ServerFacts:
+        if self._facts is None:
+            raise RuntimeError("the engine was not started")
+        return self._facts
+
+    async def start(self) -> None:
+        await self._http.open()
+        self._facts = await read_server(
+            self._http, self._settings, expected_tokenizer=self._expected_tokenizer, vocab_size=self._vocab_size
+        )
+
+    async def close(self) -> None:
+        tasks = list(self._background)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._settings.stop_grace_s)
+        for task in tasks:
+            task.cancel()
+        await self._http.close()
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: EngineSampling,
+        *,
+        rid: str,
+        routing_key: str,
+        stream: bool,
+    ) -> AsyncGenerator[EngineChunk]:
+        self._check_input(input_ids)
+        if sampling.json_schema is not None and not self.capabilities.constrained:
+            raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
+        body = generate_body(input_ids, sampling, rid=rid, stream=stream)
+        settled = False
+        try:
+            async with self._http.call("/generate", body, {"X-SMG-Routing-Key": routing_key}) as reply:
+                if reply.status != 200:
+                    raise error_for_status(reply.status, await reply.body())
+                chunks = self._streamed(reply) if stream else self._unstreamed(reply)
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        settled = chunk.finish is not None
+                        yield chunk
+        except EngineRefused:
+            settled = True
+            raise
+        finally:
+            if not settled:
+                self._later(self._abort_quietly(rid))
+
+    async def _unstreamed(self, reply: Reply) -> AsyncGenerator[EngineChunk]:
+        reader = ReplyReader()
+        chunk = reader.read(parse_json(await reply.body(), "The engine's answer"))
+        if chunk is None or chunk.finish is None:
+            raise EngineProtocolError("The engine's answer has no finish reason.")
+        self._check_output(chunk.ids)
+        yield chunk
+
+    async def _streamed(self, reply: Reply) -> AsyncGenerator[EngineChunk]:
+        if reply.content_type != "text/event-stream":
+            start = (await reply.body())[:120].decode("utf-8", "replace")
+            raise EngineProtocolError(f"The engine's answer is {reply.content_type}, not a stream: {start!r}.")
+        reader = ReplyReader()
+        splitter = SseSplitter(self._settings.max_reply_bytes)
+        async with aclosing(reply.parts()) as parts:
+            async for data in parts:
+                for payload in splitter.feed(data):
+                    if payload == b"[DONE]":
+                        raise EngineProtocolError("The engine's stream ended without a finish reason.")
+                    chunk = reader.read(parse_json(payload, "A chunk of the engine's stream"))
+                    if chunk is not None:
+                        self._check_output(chunk.ids)
+                        yield chunk
+                        if chunk.finish is not None:
+                            await reply.drain()
+                            return
+        raise EngineProtocolError("The engine's stream was cut before its finish reason.")
+
+    async def abort(self, rid: str) -> None:
+        if not rid:
+            raise ValueError("an empty rid would abort every call")
+        if self._paused:
+            # SGLang answers 200 and forgets: calls that arrived in a pause are not yet known to it.
+            self._aborted_in_pause.add(rid)
+        await self._post("/abort_request", {"rid": rid}, self._settings.control_timeout_s)
+
+    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
+        self._check_input(input_ids)
+        if not 1 <= start <= len(input_ids):
+            raise ValueError(f"start is {start} for {len(input_ids)} ids")
+        if start == len(input_ids):
+            return np.empty(0, np.float32)
+        if temperature in (0.0, 1.0) or self._known.scales_input_logprobs:
+            sampling = EngineSampling(max_new_tokens=0, temperature=temperature)
+            payload = await self._score_call(input_ids, sampling, {"logprob_start_len": start - 1})
+            return input_logprobs(payload, input_ids, start)
+        # SGLang gives input logprobs at temperature 1 only (0.5.23, layers/logits_processor.py); the logprob
+        # of a named id at the next position is scaled (layers/sampler.py). The prefix cache makes each of
+        # these calls one step.
+        slots = asyncio.Semaphore(SCORE_PARALLEL)
+
+        async def at(position: int) -> float:
+            token = int(input_ids[position])
+            async with slots:
+                payload = await self._score_call(
+                    input_ids[:position],
+                    EngineSampling(max_new_tokens=1, temperature=temperature),
+                    {"token_ids_logprob": [token]},
+                )
+            return chosen_logprob(payload, token)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(at(position)) for position in range(start, len(input_ids))]
+        return np.array([task.result() for task in tasks], np.float32)
+
+    async def _score_call(self, input_ids: Int32Array, sampling: EngineSampling, extra: dict[str, Any]) -> Any:
+        rid = f"score_{uuid.uuid4().hex}"
+        body = generate_body(input_ids, sampling, rid=rid, stream=False, extra=extra)
+        settled = False
+        try:
+            async with self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply:
+                answer = await reply.body()
+            if reply.status != 200:
+                raise error_for_status(reply.status, answer)
+            settled = True
+            return parse_json(answer, "The engine's answer")
+        finally:
+            if not settled:
+                self._later(self._abort_quietly(rid))
+
+    async def state(self) -> EngineState:
+        try:
+            info = await self._http.request("GET", "/model_info", timeout_s=self._settings.control_timeout_s)
+            if info[0] != 200:
+                raise error_for_status(*info)
+            version = parse_json(info[1], "/model_info").get("weight_version")
+        except TurnstileError as error:
+            return EngineState(ok=False, weight_version=None, paused=None, detail=error.message)
+        return EngineState(ok=True, weight_version=version, paused=self._paused)
+
+    async def pause(self, mode: PauseMode) -> None:
+        async with self._control:
+            await self._pause(mode)
+            self._paused = True
+
+    async def resume(self) -> None:
+        async with self._control:
+            await self._resume()
+
+    async def update_weights(self, path: str, version: str) -> None:
+        async with self._control:
+            await self._pause("retract")
+            try:
+                body = {"model_path": path, "weight_version": version}
+                await self._post("/update_weights_from_disk", body, self._settings.weights_timeout_s)
+            finally:
+                if not self._paused:
+                    # Shielded: an engine left paused would hold every call.
+                    await asyncio.shield(self._later(self._resume()))
+
+    async def _pause(self, mode: PauseMode) -> None:
+        self._http.hold.held = True
+        try:
+            await self._post("/pause_generation", {"mode": mode}, self._settings.control_timeout_s)
+        except TurnstileError:
+            self._release_hold()
+            raise
+
+    async def _resume(self) -> None:
+        await self._post("/continue_generation", {}, self._settings.control_timeout_s)
+        self._paused = False
+        self._release_hold()
+        forgotten, self._aborted_in_pause = self._aborted_in_pause, set()
+        for rid in forgotten:
+            await self._post("/abort_request", {"rid": rid}, self._settings.control_timeout_s)
+
+    def _release_hold(self) -> None:
+        if self._http.hold.held and not self._paused:
+            self._http.hold.held = False
+            self._http.hold.released_at = asyncio.get_running_loop().time()
+
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
+        status, answer = await self._http.request("POST", path, orjson.dumps(body), timeout_s=timeout_s)
+        if status != 200:
+            raise error_for_status(status, answer)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        try:
+            await self.abort(rid)
+        except TurnstileError as error:
+            log.warning("call %s could not be aborted on the engine: %s", rid, error.message)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs ``work`` beyond the caller's cancellation; ``close`` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def _check_input(self, input_ids: Int32Array) -> None:
+        if input_ids.ndim != 1 or input_ids.dtype.kind != "i" or len(input_ids) == 0:
+            raise EngineRefused("input_ids must be a non-empty one-dimensional array of whole numbers.")
+        low, high = int(input_ids.min()), int(input_ids.max())
+        if low < 0 or high >= self.capabilities.vocab_size:
+            outside = low if low < 0 else high
+            raise EngineRefused(f"Token id {outside} is outside the vocabulary of {self.capabilities.vocab_size}.")
+
+    def _check_output(self, ids: Int32Array) -> None:
+        size = self.capabilities.vocab_size
+        if len(ids) and int(ids.max()) >= size:
+            raise EngineProtocolError(f"The engine sampled id {int(ids.max())}, outside the vocabulary of {size}.")

@@ -1,0 +1,52 @@
+"""Evidence that an engine's tokenizer is ours: texts and the ids that our tokenizer gives them.
+
+A trainer that renders with one tokenizer and samples with another records nonsense without an error anywhere,
+so an engine compares at start and refuses to serve. This module never tokenizes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+PLAIN_TEXTS = (
+    "The quick brown fox jumps over the lazy dog. 0123456789",
+    "def f(x):\n    return {'a': [x ** 2, -1.5e-7], \"b\": None}  # tab:\there\n\n",
+    "  leading and trailing spaces  ",
+    "Grüße, Zürich! naïve café — “quotes” … 東京 Ελλάδα العربية हिन्दी 🙂👩‍👩‍👧",
+    '{"name": "search", "arguments": {"query": "a\\nb"}}',
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerProbe:
+    """``ids[i]`` are the ids of ``texts[i]``, without a beginning-of-text token, control tokens recognised.
+
+    ``vocab_size``: ids at or above it are not our tokenizer's (added tokens included).
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    vocab_size: int
+
+    def first_difference(self, theirs: Sequence[Sequence[int]]) -> int | None:
+        """Index of the first text whose ids differ from ``theirs`` (same order as ``texts``), None if none."""
+        for index, ours in enumerate(self.ids):
+            if index >= len(theirs) or list(ours) != list(theirs[index]):
+                return index
+        return None
+
+
+def make_probe(
+    encode: Callable[[str], Sequence[int]], added_tokens: Sequence[str], vocab_size: int
+) -> TokenizerProbe:
+    """Encodes plain texts, every added token alone, and all of them between words, with ``encode``.
+
+    ``encode(text)`` must recognise control tokens in the text and add none of its own (Hugging Face:
+    ``tokenizer.encode(text, add_special_tokens=False)``).
+    """
+    tokens = sorted(added_tokens)
+    texts = (*PLAIN_TEXTS, *tokens)
+    if tokens:
+        texts = (*texts, "a" + " b\n".join(tokens) + "c")
+    return TokenizerProbe(texts, tuple(tuple(int(i) for i in encode(text)) for text in texts), vocab_size)
