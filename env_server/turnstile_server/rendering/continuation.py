@@ -1,0 +1,244 @@
+"""The append-only continuation of a path: what a template writes after a reply, without the reply.
+
+How. Render a synthetic conversation that ends in an assistant message whose content is a marker, once alone
+(A) and once followed by the new messages and the generation prompt (B). What B has after the marker beyond
+what A has after it is the text of the new messages; what A has after it is the close of a turn. Neither
+contains anything sampled, so nothing sampled can be changed, and only the new text is tokenized.
+
+What must hold: `context_ids` are appended behind the completion as it is. Where A's ending is no prefix of
+B's, or the completion ended with a token that the template does not end a turn with, there is no continuation
+and the answer is `CannotBridge`; nothing is spliced by guess.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from turnstile.models import Message, Tool, ToolCall
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.detokenizer import TokenBytes
+from turnstile_server.rendering.encoder import Shield, TextEncoder
+from turnstile_server.rendering.normalise import Prepared, Stock
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd
+from turnstile_server.rendering.reply_parser import TagReplyParser, Tags
+from turnstile_server.rendering.thinking import mentions_thinking, opened_by
+
+_TOOL = Tool("probe", {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {}}})
+
+
+class Template(Protocol):
+    """What this module needs of a chat template."""
+
+    def stock(self, messages: Sequence[Message]) -> list[Stock]: ...
+
+    def prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared: ...
+
+    def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """``close``: what follows the reply where nothing comes after it; ``new``: the text of the new messages."""
+
+    close: str
+    new: str
+    shield: Shield
+
+
+class Unbridgeable(Exception):
+    """The template has no append-only continuation here; the message says why."""
+
+
+class Synthetic:
+    """The synthetic renders. Immutable after construction."""
+
+    def __init__(self, template: Template, encoder: TextEncoder) -> None:
+        self._template = template
+        # Random, so that no caller's text contains it.
+        self._marker = f"marker{secrets.token_hex(12)}"
+        self._thought = f"thought{secrets.token_hex(12)}"
+        self._needs_tools = self._depends_on_tools()
+        self.close = self._bare_close()
+        self.turn_close_id = self._first_control(encoder)
+        self.thinking_close = self._find_thinking_close()
+
+    def endings(self, reply: Message, new_messages: Sequence[Message], tools: Sequence[Tool]) -> Endings:
+        """Raises Unbridgeable; InvalidRequest is turned into it (a full render will repeat the refusal)."""
+        used = tools if self._needs_tools else ()
+        calls = tuple(ToolCall(call.name, "{}", call.id) for call in reply.tool_calls)
+        head = [Message("user", "Hello"), Message("assistant", self._marker, tool_calls=calls)]
+        prepared = self._template.prepare(self._template.stock([*head, *new_messages]), used)
+        try:
+            endings = self._difference(prepared)
+            if prepared.fenced is not None:
+                fenced = self._difference(prepared.fenced)
+                if prepared.fenced.unfenced(fenced.new) == endings.new:
+                    endings = fenced
+        except InvalidRequest as error:
+            raise Unbridgeable(str(error)) from error
+        for message in prepared.messages[2:]:
+            if message["role"] == "system" and message["content"].strip() not in prepared.unfenced(endings.new):
+                raise Unbridgeable("the template moves or drops a system message in the middle")
+        return endings
+
+    def strips_thinking(self, new_messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """True when the stock template drops a reply's reasoning once ``new_messages`` follow it."""
+        reply = Message("assistant", self._marker, reasoning=self._thought)
+        stock = self._template.stock([Message("user", "Hello"), reply, *new_messages])
+        prepared = self._template.prepare(stock, tools)
+        try:
+            return self._thought not in self._template.text(prepared.messages, prepared.tools, prompt=True)
+        except InvalidRequest as error:
+            raise Unbridgeable(str(error)) from error
+
+    def _difference(self, prepared: Prepared) -> Endings:
+        shield = prepared.shield
+        alone = shield.unescape(self._template.text(prepared.messages[:2], prepared.tools, prompt=False))
+        whole = shield.unescape(self._template.text(prepared.messages, prepared.tools, prompt=True))
+        counts = (alone.count(self._marker), whole.count(self._marker))
+        if counts == (1, 1):
+            alone = alone.partition(self._marker)[2]
+            whole = whole.partition(self._marker)[2]
+        elif counts != (0, 0):
+            raise Unbridgeable("the template repeats or moves a reply's text")
+        if not whole.startswith(alone):
+            raise Unbridgeable("the template ends a turn differently when something follows it")
+        return Endings(alone, whole[len(alone) :], shield)
+
+    def _bare_close(self) -> str:
+        head = [Message("user", "Hello"), Message("assistant", self._marker)]
+        try:
+            text = self._template.text(self._template.stock(head), [], prompt=False)
+        except InvalidRequest:
+            return ""
+        return text.partition(self._marker)[2]
+
+    def _first_control(self, encoder: TextEncoder) -> int | None:
+        start, end = next(encoder.control.cuts(self.close), (0, 0))
+        token = encoder.control.by_text.get(self.close[start:end].strip())
+        return token.id if token is not None and not self.close[:start].strip() else None
+
+    def _find_thinking_close(self) -> str:
+        """What the template writes between a reply's reasoning and its text; "" if it never shows reasoning."""
+        reply = Message("assistant", self._marker, reasoning=self._thought)
+        try:
+            stock = self._template.stock([Message("user", "Hello"), reply])
+            text = self._template.text(stock, [], prompt=False)
+        except InvalidRequest:
+            return ""
+        _, found, after = text.partition(self._thought)
+        between, shown, _ = after.partition(self._marker)
+        return between if found and shown else ""
+
+    def _depends_on_tools(self) -> bool:
+        """True unless every probe renders the same suffix with and without tools."""
+        call = ToolCall("probe", "{}", "call_0")
+        result = Message("tool", "r", tool_call_id="call_0")
+        user = Message("user", "q")
+        plain = Message("assistant", self._marker)
+        calling = Message("assistant", self._marker, tool_calls=(call,))
+        probes = [
+            (plain, [user]),
+            (calling, [result]),
+            (calling, [result, result, user]),
+            (plain, [Message("system", "s"), user]),
+            (plain, [user, Message("assistant", "a"), user]),
+        ]
+        return any(self._suffix(reply, new, ()) != self._suffix(reply, new, (_TOOL,)) for reply, new in probes)
+
+    def _suffix(self, reply: Message, new: list[Message], tools: Sequence[Tool]) -> Endings | None:
+        stock = self._template.stock([Message("user", "Hello"), reply, *new])
+        try:
+            return self._difference(self._template.prepare(stock, tools))
+        except (InvalidRequest, Unbridgeable):
+            return None
+
+
+class Continuation:
+    """Decides how a path goes on. Immutable, safe to use from several threads."""
+
+    def __init__(
+        self,
+        synthetic: Synthetic,
+        encoder: TextEncoder,
+        table: TokenBytes,
+        tags: Tags,
+        *,
+        stop_ids: frozenset[int],
+        follow_template: bool,
+    ) -> None:
+        self._synthetic = synthetic
+        self._encoder = encoder
+        self._table = table
+        self._tags = tags
+        self._stop_ids = stop_ids
+        self._follow_template = follow_template
+
+    def bridge(
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Bridge | CannotBridge:
+        try:
+            if (
+                self._follow_template
+                and self._thought(end)
+                and self._synthetic.strips_thinking(new_messages, tools)
+            ):
+                return CannotBridge("thinking_stripped", "the chat template drops earlier thinking here")
+            endings = self._synthetic.endings(end.reply, new_messages, tools)
+            last = int(end.completion_ids[-1]) if len(end.completion_ids) else -1
+            if last in self._stop_ids:
+                text, after = self._behind(last, endings), last
+                encoded = self._encoder.encode(text, endings.shield, after=after)
+            else:
+                text = self._opened(end) + self._close(endings) + endings.new
+                encoded = self._encoder.encode(text, endings.shield, after=self._synthetic.turn_close_id)
+        except Unbridgeable as error:
+            return CannotBridge("renderer_cannot_continue", str(error))
+        return Bridge(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
+
+    def _behind(self, stop: int, endings: Endings) -> str:
+        """The text behind the sampled stop token: it is in the close, or it begins the new text."""
+        literal = self._table.control[stop].text if stop in self._table.control else ""
+        if not literal:
+            raise Unbridgeable("the completion ended with a token that is no control token")
+        if literal in endings.close:
+            return endings.close.rpartition(literal)[2] + endings.new
+        if not endings.close.strip() and endings.new.lstrip().startswith(literal):
+            return endings.new.lstrip()[len(literal) :]
+        raise Unbridgeable(f"the template does not go on after {literal}")
+
+    def _close(self, endings: Endings) -> str:
+        """The close alone: without the calls, which were sampled."""
+        if endings.close.endswith(self._synthetic.close):
+            return self._synthetic.close
+        raise Unbridgeable("the template ends a turn with calls differently")
+
+    def _opened(self, end: PathEnd) -> str:
+        """The closing thinking tag when the completion left thinking open."""
+        if self._tags.think is None:
+            return ""
+        parser = TagReplyParser(
+            self._table,
+            self._tags,
+            frozenset(),
+            thinking=opened_by(end.prompt_tail, self._tags, self._table),
+            stop=(),
+            parse_calls=False,
+        )
+        parser.feed(end.completion_ids)
+        parser.finish()
+        closing = self._tags.think[1].text
+        if not parser.thinking:
+            return ""
+        derived = self._synthetic.thinking_close
+        return derived if closing in derived else closing
+
+    def _thought(self, end: PathEnd) -> bool:
+        return bool(end.reply.reasoning) or any(
+            mentions_thinking(ids, self._tags, self._table) for ids in (end.prompt_tail, end.completion_ids)
+        )

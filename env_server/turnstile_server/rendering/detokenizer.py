@@ -1,0 +1,97 @@
+"""Ids to text, one id at a time, exact to the byte.
+
+A token of a byte-level vocabulary is a run of bytes, not text: a character may be split over several tokens.
+`Detokenizer` holds an incomplete UTF-8 sequence until it is decided; bytes that can never become a character
+give U+FFFD, as the tokenizer's own decode does. Ids without a token (padding of the model's vocabulary) are
+empty.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile_server.errors import StartupError
+from turnstile_server.rendering.vocabulary import Vocabulary
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte-level BPE alphabet (GPT-2's `bytes_to_unicode`): printable character -> byte."""
+    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(value): value for value in kept}
+    shifted = (value for value in range(256) if value not in set(kept))
+    return table | {chr(256 + offset): value for offset, value in enumerate(shifted)}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Decoded text. ``control``: the control token id that it spells, None for ordinary text."""
+
+    text: str
+    control: int | None = None
+
+
+class TokenBytes:
+    """The bytes of every id of a vocabulary. Immutable; shared by all parsers."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.control = {token.id: token for token in vocabulary.control}
+        tokenizer = vocabulary.tokenizer
+        convert = _converter(json.loads(tokenizer.to_str())["decoder"])
+        added = tokenizer.get_added_tokens_decoder()
+        self._bytes: list[bytes] = [b""] * (
+            max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        )
+        for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
+            self._bytes[index] = token.encode() if index in added else convert(token)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._bytes[index] if 0 <= index < len(self._bytes) else b""
+
+
+def _converter(decoder: dict[str, Any] | None) -> Any:
+    parts = decoder.get("decoders", [decoder]) if decoder else []
+    kinds = {part["type"] for part in parts}
+    if "ByteLevel" in kinds:
+        alphabet = byte_alphabet()
+
+        def byte_level(token: str) -> bytes:
+            if all(character in alphabet for character in token):
+                return bytes(alphabet[character] for character in token)
+            return token.encode()
+
+        return byte_level
+    if kinds & {"Metaspace", "ByteFallback", "Replace"}:
+
+        def pieces(token: str) -> bytes:
+            byte = _BYTE_TOKEN.fullmatch(token)
+            return bytes([int(byte.group(1), 16)]) if byte else token.replace("▁", " ").encode()
+
+        return pieces
+    raise StartupError(f"the tokenizer's decoder ({', '.join(sorted(kinds)) or 'none'}) is not supported")
+
+
+class Detokenizer:
+    """Feeds ids, gives pieces of text. ``finish`` releases an incomplete character as U+FFFD."""
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, index: int) -> list[Piece]:
+        control = self._table.control.get(index)
+        if control is None:
+            text = self._utf8.decode(self._table[index])
+            return [Piece(text)] if text else []
+        cut = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return ([Piece(cut)] if cut else []) + [Piece(control.text, index)]
+
+    def finish(self) -> list[Piece]:
+        text = self._utf8.decode(b"", final=True)
+        return [Piece(text)] if text else []

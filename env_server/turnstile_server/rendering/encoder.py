@@ -1,0 +1,229 @@
+"""Text to ids, with invariant 7: text in content never becomes a control token.
+
+How it holds. Before a template runs, `Shield` replaces each literal occurrence of a control token in the
+caller's strings by one private-use character that occurs nowhere in the input (its *stand-in*). The template
+runs on that. In the rendered text every remaining control-token literal was written by the template; every
+stand-in was written by a caller. `TextEncoder.encode` cuts the text at the former and encodes each piece that
+holds a stand-in with a second tokenizer that has no control tokens, after putting the literal back. Text
+without stand-ins goes through the stock tokenizer in one call, so clean conversations encode exactly as stock.
+
+A caller's text can also complete a control token together with the template's own characters (`<` + `think` +
+`>`). Where a string could (`Shield.fragile`), it is fenced: rendered a second time with stand-ins around it,
+and a literal that crosses a fence is not a control token.
+
+Never: drops or alters a caller's character (lone surrogates, which no tokenizer takes, become U+FFFD).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tokenizers import AddedToken, Tokenizer
+
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.vocabulary import ControlToken, Vocabulary
+
+_PRIVATE = (range(0x100000, 0x10FFFE), range(0xF0000, 0xFFFFE))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Shield:
+    """The stand-ins of one rendering: stand-in character -> the literal it stands for ("" for a fence)."""
+
+    stand_ins: dict[str, str] = field(default_factory=dict)
+
+    def unescape(self, text: str) -> str:
+        """Undoes a template's `tojson(ensure_ascii=True)` on stand-ins (and on nothing else)."""
+        for character in self.stand_ins:
+            text = text.replace(json.dumps(character)[1:-1], character)
+        return text
+
+    def restore(self, text: str) -> str:
+        for character, literal in self.stand_ins.items():
+            text = text.replace(character, literal)
+        return text
+
+
+NO_SHIELD = Shield()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """``ids`` and the UTF-8 bytes that went through the tokenizer."""
+
+    ids: list[int]
+    tokenized_bytes: int
+
+
+class ControlText:
+    """Finds control-token literals in strings. Immutable; shared by all renderings."""
+
+    def __init__(self, control: Iterable[ControlToken]) -> None:
+        tokens = sorted(control, key=lambda token: -len(token.text))
+        self.by_text = {token.text: token for token in tokens}
+        self._first = tuple({token.text[0] for token in tokens})
+        self._search = re.compile("|".join(re.escape(token.text) for token in tokens) or r"(?!)")
+        self._cut = re.compile(
+            "|".join(
+                (r"\s*" if token.lstrip else "")
+                + "(?:"
+                + re.escape(token.text)
+                + ")"
+                + (r"\s*" if token.rstrip else "")
+                for token in tokens
+            )
+            or r"(?!)"
+        )
+        self._heads = frozenset(text[:end] for text in self.by_text for end in range(1, len(text)))
+        self._tails = frozenset(text[start:] for text in self.by_text for start in range(1, len(text)))
+        self._longest = max((len(text) for text in self.by_text), default=0)
+        self._all = "\0".join(self.by_text)
+
+    def found(self, text: str) -> set[str]:
+        """The distinct control-token literals in ``text``."""
+        if not any(character in text for character in self._first):
+            return set()
+        return set(self._search.findall(text))
+
+    def replace(self, text: str, table: dict[str, str]) -> str:
+        return self._search.sub(lambda match: table[match.group()], text) if self.found(text) else text
+
+    def cuts(self, text: str) -> Iterator[tuple[int, int]]:
+        """Spans of the control tokens in rendered text, swallowed whitespace included."""
+        return (match.span() for match in self._cut.finditer(text))
+
+    def edge(self, text: str) -> bool:
+        """True when ``text`` ends like the beginning, or begins like the end, of a control token."""
+        for length in range(1, min(len(text), self._longest - 1) + 1):
+            if text[-length:] in self._heads or text[:length] in self._tails:
+                return True
+        return False
+
+    def inside(self, text: str) -> bool:
+        """True when ``text`` is a part of a control token: glued between brackets it could become one."""
+        return 0 < len(text) < self._longest and text in self._all
+
+    def glues(self, constant: str) -> bool:
+        """True when a template's constant leaves a control token half written at one of its ends."""
+        return self.edge(constant)
+
+
+def free_characters(used: set[str], text: str) -> Iterator[str]:
+    """Private-use characters of which neither the character nor its JSON escape occurs in the input."""
+    for plane in _PRIVATE:
+        for point in plane:
+            character = chr(point)
+            if character not in used and json.dumps(character)[1:-1] not in text:
+                yield character
+    raise InvalidRequest(
+        "the request uses every private-use character, so its control-token text cannot be marked"
+    )
+
+
+class TextEncoder:
+    """Encodes rendered text. Immutable after construction, safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.control = ControlText(vocabulary.control)
+        self.control_ids = frozenset(token.id for token in vocabulary.control)
+        self._stock = vocabulary.tokenizer
+        self._texts = {token.id: token.text for token in vocabulary.control}
+        # Random, so that no caller can write it: it marks "not at the start of the text" for tokenizers that
+        # treat the start specially (Metaspace), and is cut off again.
+        self._anchor = f"\U0010fffd{secrets.token_hex(16)}"
+        self._plain = _without_control(vocabulary, self._anchor)
+        # With a normalizer, text that is no literal may still become an added token that is matched after
+        # normalisation (full-width letters under NFKC). Only then must the outcome be counted.
+        spec = json.loads(self._stock.to_str())
+        self._may_normalise = spec["normalizer"] is not None and any(
+            token["normalized"] for token in spec["added_tokens"] if token["content"].strip()
+        )
+
+    def encode(self, text: str, shield: Shield = NO_SHIELD, *, after: int | None = None) -> Encoded:
+        """Ids of rendered ``text`` (control literals in it are control tokens, stand-ins of ``shield`` are not).
+
+        ``after``: a control token id that precedes the text in the sequence, for tokenizers whose encoding
+        depends on it; it is not part of the result.
+        """
+        if _SURROGATE.search(text):
+            text = _SURROGATE.sub("\ufffd", text)
+        lead = "" if after is None else self._texts[after]
+        marked = bool(shield.stand_ins) and any(character in text for character in shield.stand_ins)
+        if not marked:
+            ids = self._stock.encode(lead + text, add_special_tokens=False).ids
+            if not self._may_normalise or self._count(ids) == sum(1 for _ in self.control.cuts(lead + text)):
+                return Encoded(self._drop_lead(ids, after), len(text.encode()))
+        return self._encode_cut(text, shield, after)
+
+    def _count(self, ids: list[int]) -> int:
+        return sum(1 for index in ids if index in self.control_ids)
+
+    def _drop_lead(self, ids: list[int], after: int | None) -> list[int]:
+        if after is None:
+            return ids
+        if not ids or ids[0] != after:
+            raise InvalidRequest("the tokenizer merges a control token with the text after it")
+        return ids[1:]
+
+    def _encode_cut(self, text: str, shield: Shield, after: int | None) -> Encoded:
+        """Cuts at control tokens; every piece between two is encoded without any."""
+        ids: list[int] = [] if after is None else [after]
+        done = 0
+        position = 0
+        for start, end in self.control.cuts(text):
+            done += self._plain_piece(text[position:start], shield, ids)
+            ids.append(self.control.by_text[self._bare(text[start:end])].id)
+            done += end - start
+            position = end
+        done += self._plain_piece(text[position:], shield, ids)
+        return Encoded(ids if after is None else ids[1:], done)
+
+    def _bare(self, text: str) -> str:
+        return text if text in self.control.by_text else text.strip()
+
+    def _plain_piece(self, piece: str, shield: Shield, ids: list[int]) -> int:
+        """Appends the ids of ``piece``, stand-ins put back; returns its bytes."""
+        piece = shield.restore(piece)
+        if not piece:
+            return 0
+        encoded = self._encode_plain(piece, first=not ids)
+        if any(index in self.control_ids for index in encoded):
+            # The vocabulary itself spells the literal (Unigram, ignore_merges): break each literal in two.
+            encoded = []
+            for part in self._broken(piece):
+                encoded += self._encode_plain(part, first=not ids and not encoded)
+        if any(index in self.control_ids for index in encoded):
+            raise InvalidRequest("text in the request cannot be encoded without a control token of this model")
+        ids += encoded
+        return len(piece.encode())
+
+    def _encode_plain(self, piece: str, *, first: bool) -> list[int]:
+        if first:
+            return list(self._plain.encode(piece, add_special_tokens=False).ids)
+        if self._anchor in piece:
+            raise InvalidRequest("the request contains a reserved string")
+        return list(self._plain.encode(self._anchor + piece, add_special_tokens=False).ids[1:])
+
+    def _broken(self, piece: str) -> Iterator[str]:
+        position = 0
+        for start, end in self.control.cuts(piece):
+            if end - start > 1:
+                yield piece[position : start + 1]
+                position = start + 1
+        yield piece[position:]
+
+
+def _without_control(vocabulary: Vocabulary, anchor: str) -> Tokenizer:
+    """The same tokenizer with no control tokens, and ``anchor`` as its only mark."""
+    names = {token.text for token in vocabulary.control}
+    spec = json.loads(vocabulary.tokenizer.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in names]
+    spec["post_processor"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.add_special_tokens([AddedToken(anchor, special=True, normalized=False)])
+    return tokenizer

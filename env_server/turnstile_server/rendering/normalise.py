@@ -1,0 +1,139 @@
+"""Messages and tools in the stock shape that templates and renderers expect, with control text marked.
+
+The one place that both backends share: `developer` becomes `system` where the template does not know it (in
+place, never moved), calls get the OpenAI envelope with their arguments as an object where they parse to one,
+reasoning becomes `reasoning_content`, tools are the whole stored envelope. Then every string that a caller
+wrote, keys included, has its control-token literals replaced by stand-ins (`encoder`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile.models import Message, Tool
+from turnstile_server.rendering.encoder import NO_SHIELD, ControlText, Shield, free_characters
+
+Stock = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a template is given. ``shield`` undoes the stand-ins in what it renders.
+
+    ``fenced``: the same with fences around the strings that could complete a control token together with the
+    template's own characters; None where no string could.
+    """
+
+    messages: list[Stock]
+    tools: list[Stock]
+    shield: Shield
+    fenced: Prepared | None = None
+
+    def unfenced(self, text: str) -> str:
+        """``text`` without fences; other stand-ins stay."""
+        for character, literal in self.shield.stand_ins.items():
+            if not literal:
+                text = text.replace(character, "")
+        return text
+
+
+def stock_message(message: Message, *, knows_developer: bool) -> Stock:
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    stock: Stock = {"role": role, "content": message.content}
+    if message.name is not None:
+        stock["name"] = message.name
+    if message.tool_call_id is not None:
+        stock["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        stock["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        stock["tool_calls"] = [
+            {
+                "id": call.id if call.id is not None else f"call_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_object(call.arguments)},
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return stock
+
+
+def arguments_object(arguments: str) -> dict[str, Any] | str:
+    """The arguments as an object where the text is one, else the text itself."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def prepare(messages: Sequence[Stock], tools: Sequence[Tool], control: ControlText, *, glues: bool) -> Prepared:
+    """Marks the control text in ``messages`` and ``tools``.
+
+    ``glues``: the template leaves control tokens half written around a caller's string, so that also a mere
+    part of one (`think`) must be fenced.
+    """
+    plain = Prepared(list(messages), [dict(tool.spec) for tool in tools], NO_SHIELD)
+    literals: set[str] = set()
+    fragile: set[str] = set()
+    for text in _strings([_content_of(message) for message in plain.messages], plain.tools):
+        literals |= control.found(text)
+        if control.edge(text) or (glues and control.inside(text)):
+            fragile.add(text)
+    if not literals and not fragile:
+        return plain
+    everything = "".join(_strings(plain.messages, plain.tools))
+    characters = free_characters(set(everything), everything)
+    table = {literal: next(characters) for literal in sorted(literals)}
+    shield = Shield({character: literal for literal, character in table.items()})
+    marked = _mapped(plain, lambda text: control.replace(text, table), shield)
+    if not fragile:
+        return marked
+    fence = next(characters)
+
+    def fenced(text: str) -> str:
+        replaced = control.replace(text, table)
+        if text not in fragile:
+            return replaced
+        # Inside the surrounding whitespace, so that a template that trims still trims the same.
+        inner = replaced.strip()
+        start = replaced.find(inner)
+        return replaced[:start] + fence + inner + fence + replaced[start + len(inner) :]
+
+    with_fences = _mapped(plain, fenced, Shield(shield.stand_ins | {fence: ""}))
+    return Prepared(marked.messages, marked.tools, marked.shield, with_fences)
+
+
+def _mapped(plain: Prepared, change: Callable[[str], str], shield: Shield) -> Prepared:
+    messages = [{**_map(_content_of(message), change), "role": message["role"]} for message in plain.messages]
+    return Prepared(messages, [_map(tool, change) for tool in plain.tools], shield)
+
+
+def _content_of(message: Stock) -> Stock:
+    """The caller's part of a message. Keys of the envelope are ours; ``role`` is one of a closed set."""
+    return {key: value for key, value in message.items() if key != "role"}
+
+
+def _strings(*values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield str(key)
+                yield from _strings(item)
+        elif isinstance(value, list | tuple):
+            yield from _strings(*value)
+
+
+def _map(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(str(key)): _map(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map(item, change) for item in value]
+    return value

@@ -1,0 +1,168 @@
+"""The `template` backend: the model folder's own chat template, rendered as `transformers` renders it.
+
+What must hold: a clean conversation renders to exactly the ids of `tokenizer.apply_chat_template`; a bridge
+appends, and never depends on the text that was sampled (`continuation`). Never: guesses a call format, moves a
+message, or keeps state between calls (the cache of synthetic renders is a pure function's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from turnstile.models import Int32Array, Message, Tool
+from turnstile_server.errors import InvalidRequest, StartupError
+from turnstile_server.rendering.continuation import Continuation, Synthetic
+from turnstile_server.rendering.conventions import find_tags, leaves_tokens_half_written, speaks_hermes
+from turnstile_server.rendering.detokenizer import TokenBytes
+from turnstile_server.rendering.encoder import TextEncoder
+from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
+from turnstile_server.rendering.reply_parser import TagReplyParser
+from turnstile_server.rendering.thinking import opened_by
+from turnstile_server.rendering.vocabulary import Vocabulary
+from turnstile_server.settings import RenderingSettings
+
+BACKEND = "template/1"
+
+
+class ChatTemplate:
+    """Messages to text. ``text`` raises InvalidRequest for what the template refuses."""
+
+    def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings, encoder: TextEncoder) -> None:
+        self._sources = vocabulary.chat_templates
+        self._default = self._sources.get("default") or next(iter(self._sources.values()))
+        self._with_tools = self._sources.get("tool_use", self._default)
+        self._options = {**vocabulary.special_names, **settings.template_kwargs}
+        self._control = encoder.control
+        self._glues = any(leaves_tokens_half_written(source, encoder.control) for source in self._sources.values())
+        self._knows_developer = any("developer" in source for source in self._sources.values())
+
+    def stock(self, messages: Sequence[Message]) -> list[Stock]:
+        return [stock_message(message, knows_developer=self._knows_developer) for message in messages]
+
+    def prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
+        return prepare(messages, tools, self._control, glues=self._glues)
+
+    def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
+        try:
+            rendered = render_jinja_template(
+                conversations=[messages],
+                tools=[*tools] or None,
+                chat_template=self._with_tools if tools else self._default,
+                add_generation_prompt=prompt,
+                **self._options,
+            )
+        except TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise InvalidRequest(f"the chat template fails on these messages: {error}") from error
+        return str(rendered[0][0])
+
+
+class TemplateRenderer:
+    """`Renderer` over a chat template. Raises StartupError when the folder cannot serve."""
+
+    def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings) -> None:
+        if not vocabulary.chat_templates:
+            raise StartupError(
+                f"the tokenizer of {vocabulary.path} has no chat template; put a chat_template.jinja there "
+                "or set rendering.backend = renderers with a family"
+            )
+        self._vocabulary = vocabulary
+        self._encoder = TextEncoder(vocabulary)
+        self._table = TokenBytes(vocabulary)
+        self._template = ChatTemplate(vocabulary, settings, self._encoder)
+        hermes = settings.tool_format == "hermes" or (
+            settings.tool_format == "auto" and speaks_hermes(vocabulary.chat_templates.values())
+        )
+        self._calls = hermes
+        self._tags = find_tags(vocabulary, calls=hermes)
+        try:
+            self._template.text(self._template.stock([Message("user", "Hello")]), [], prompt=True)
+        except InvalidRequest as error:
+            raise StartupError(
+                f"the chat template of {vocabulary.path} cannot render one user message: {error}"
+            ) from error
+        self._synthetic = Synthetic(self._template, self._encoder)
+        close = self._synthetic.turn_close_id
+        self._stop_ids = tuple(dict.fromkeys([*vocabulary.stop_ids, *([] if close is None else [close])]))
+        if not self._stop_ids:
+            raise StartupError(f"{vocabulary.path} names no end-of-turn token (eos_token or generation_config)")
+        self._continuation = Continuation(
+            self._synthetic,
+            self._encoder,
+            self._table,
+            self._tags,
+            stop_ids=frozenset(self._stop_ids),
+            follow_template=settings.thinking_history == "template",
+        )
+        parts = (
+            BACKEND,
+            vocabulary.chat_templates,
+            vocabulary.special_names,
+            settings.template_kwargs,
+            settings.thinking_history,
+            vocabulary.fingerprint,
+        )
+        self._hash = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    @property
+    def template_hash(self) -> str:
+        return self._hash
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.size
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        if tools and not self._calls:
+            raise InvalidRequest(
+                "tools with no known call format: this model's chat template does not ask for Hermes/Qwen JSON "
+                "calls. Set rendering.tool_format = hermes if it does, or rendering.backend = renderers with the "
+                "model's family"
+            )
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+        if not messages:
+            raise InvalidRequest("a call needs at least one message")
+        prepared = self._template.prepare(self._template.stock(messages), tools)
+        shield = prepared.shield
+        text = shield.unescape(self._template.text(prepared.messages, prepared.tools, prompt=True))
+        if prepared.fenced is not None:
+            fenced = prepared.fenced.shield.unescape(
+                self._template.text(prepared.fenced.messages, prepared.fenced.tools, prompt=True)
+            )
+            if prepared.fenced.unfenced(fenced) == text:
+                text, shield = fenced, prepared.fenced.shield
+        encoded = self._encoder.encode(text, shield)
+        return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
+
+    def bridge(
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Bridge | CannotBridge:
+        return self._continuation.bridge(end, new_messages, tools)
+
+    def parser(
+        self, tools: Sequence[Tool], *, prompt_tail: Int32Array, stop: Sequence[str] = (), parse_calls: bool = True
+    ) -> TagReplyParser:
+        return TagReplyParser(
+            self._table,
+            self._tags,
+            frozenset(tool.name for tool in tools),
+            thinking=opened_by(prompt_tail, self._tags, self._table),
+            stop=stop,
+            parse_calls=parse_calls and bool(tools),
+        )
+
+    def decode(self, ids: Sequence[int] | Int32Array) -> str:
+        return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
