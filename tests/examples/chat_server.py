@@ -1,0 +1,119 @@
+"""A chat completions server that answers from a script: what the agent under test is talking to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Say:
+    """A reply; ``cut``: a streamed one breaks off in the middle, as when a connection dies."""
+
+    text: str = ""
+    command: str | None = None
+    cut: bool = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.command is not None:
+            function = {"name": "bash", "arguments": json.dumps({"command": self.command})}
+            message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+        return message
+
+
+@dataclass(frozen=True)
+class Fail:
+    status: int
+    type: str = "error"
+
+
+@dataclass
+class ChatServer:
+    """Answers the calls in the order of ``script``; ``calls`` are the bodies that came."""
+
+    script: list[Say | Fail]
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answers = iter(self.script)
+        calls = self.calls
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                calls.append(body)
+                answer = next(answers)
+                if isinstance(answer, Fail):
+                    self.send(answer.status, {"error": {"type": answer.type, "message": answer.type}})
+                elif body.get("stream"):
+                    self.stream(answer)
+                else:
+                    finish = "tool_calls" if answer.command is not None else "stop"
+                    choice = {"index": 0, "message": answer.message, "finish_reason": finish}
+                    self.send(200, {**head("chat.completion"), "choices": [choice]})
+
+            def send(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.send_header("retry-after-ms", "1")
+                self.end_headers()
+                self.wfile.write(data)
+
+            def stream(self, answer: Say) -> None:
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream")
+                self.end_headers()
+                for delta, finish in deltas(answer):
+                    if finish and answer.cut:
+                        error = {"error": {"type": "engine_unavailable", "message": "the engine went away"}}
+                        self.wfile.write(f"data: {json.dumps(error)}\n\n".encode())
+                        return
+                    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+                    chunk = {**head("chat.completion.chunk"), "choices": [choice]}
+                    self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+                self.wfile.write(b"data: [DONE]\n\n")
+
+            def log_message(self, format: str, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+def head(kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "object": kind, "created": 0, "model": "scripted"}
+
+
+def deltas(answer: Say) -> Iterable[tuple[dict[str, Any], str | None]]:
+    yield {"role": "assistant", "content": ""}, None
+    for character in answer.text:
+        yield {"content": character}, None
+    for call in answer.message.get("tool_calls", []):
+        arguments = call["function"]["arguments"]
+        yield {"tool_calls": [{**call, "index": 0, "function": {**call["function"], "arguments": ""}}]}, None
+        for start in range(0, len(arguments), 5):
+            piece = arguments[start : start + 5]
+            yield {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}, None
+    yield {}, "tool_calls" if answer.command is not None else "stop"
