@@ -63,6 +63,17 @@ class GateSettings(Section):
     drain_s: float = Field(
         10.0, ge=0, description="`finish` waits this long for calls in flight, then aborts them."
     )
+    abort_grace_s: float = Field(
+        5.0,
+        gt=0,
+        description="Time for the engine to confirm an abort (and give the tokens so far); then cut off.",
+    )
+    idle_connection_s: float = Field(
+        75.0,
+        gt=0,
+        description="An idle keep-alive connection is closed after this; longer than clients pool theirs.",
+    )
+    render_threads: int = Field(2, ge=1, description="Worker threads for long renders.")
     inline_render_chars: int = Field(
         20_000, ge=0, description="Renders of more characters than this leave the event loop for a worker thread."
     )
@@ -142,10 +153,21 @@ class JournalSettings(Section):
     group_window_s: float = Field(
         0.0, ge=0, le=1, description="Extra wait to gather appends into one fsync; 0 gathers only what is queued."
     )
+    soon_window_s: float = Field(
+        0.1,
+        ge=0,
+        le=10,
+        description="Records that nobody waits for (deliveries) are written at latest after this.",
+    )
+    index_lag_s: float = Field(
+        0.25, ge=0, le=60, description="The index is brought up to date at latest this long after an append."
+    )
     max_queue_bytes: int = Field(256 << 20, ge=1 << 20, description="Appends waiting for the disk; more is 503.")
     retention_days: float | None = Field(None, gt=0, description="Ended episodes older than this are deleted.")
     retention_bytes: int | None = Field(None, ge=1 << 20, description="Oldest ended episodes go above this size.")
-    min_free_bytes: int = Field(64 << 20, ge=0, description="Below this much free disk turns are refused (503).")
+    min_free_bytes: int = Field(
+        64 << 20, ge=0, description="Below this much free disk turns are refused (503); 0: no check."
+    )
 
 
 class _ShortControlKey(PydanticBaseSettingsSource):

@@ -1,0 +1,52 @@
+"""The codec between the shared models and journal records. Pure; bit-exact there and back.
+
+A turn's three arrays are arrays of the record; everything else is the model's JSON. Neither direction re-derives,
+rounds or drops anything. (A NaN or infinity in ``asked_sampling`` has no JSON form and becomes null.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile.models import Delivery, Discard, Turn
+from turnstile_server.journal.protocol import Record, RecordType
+
+_TURN_ARRAYS = ("context_ids", "completion_ids", "logprobs")
+_TURN_META_EXCLUDES = set(_TURN_ARRAYS)
+
+
+def turn_record(turn: Turn) -> Record:
+    meta = turn.model_dump(mode="json", by_alias=True, exclude=_TURN_META_EXCLUDES)
+    arrays = {
+        "context_ids": turn.context_ids,
+        "completion_ids": turn.completion_ids,
+        "logprobs": turn.logprobs,
+    }
+    return Record(RecordType.TURN, turn.episode_id, meta, arrays)
+
+
+def turn_of(record: Record) -> Turn:
+    """Raises pydantic.ValidationError when the record is not a turn of this schema."""
+    return Turn.model_validate({**record.meta, **{name: record.arrays[name] for name in _TURN_ARRAYS}})
+
+
+def episode_record(episode_id: str, meta: Mapping[str, Any]) -> Record:
+    """``meta``: the whole state as JSON; of it the journal reads only ``status`` and ``timings``."""
+    return Record(RecordType.EPISODE, episode_id, meta)
+
+
+def delivery_record(episode_id: str, delivery: Delivery) -> Record:
+    return Record(RecordType.DELIVERY, episode_id, delivery.model_dump(mode="json"))
+
+
+def delivery_of(record: Record) -> Delivery:
+    return Delivery.model_validate(record.meta)
+
+
+def discard_record(episode_id: str, discard: Discard) -> Record:
+    return Record(RecordType.DISCARD, episode_id, discard.model_dump(mode="json"))
+
+
+def discard_of(record: Record) -> Discard:
+    return Discard.model_validate(record.meta)

@@ -1,0 +1,35 @@
+"""Counters of one journal, for the metrics page. Plain numbers that only grow; nothing here decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class JournalStats:
+    """Each field is written by one thread (named below) and may be read by any."""
+
+    appended_records: int = 0
+    """Records stored since open (writer thread)."""
+    appended_bytes: int = 0
+    """Their bytes on disk, headers included (writer thread)."""
+    commits: int = 0
+    """Group commits that succeeded (writer thread)."""
+    fsyncs: int = 0
+    """Calls of fdatasync on segments (writer thread)."""
+    fsync_seconds: float = 0.0
+    """Time spent in them (writer thread)."""
+    write_failures: int = 0
+    """Group commits that failed and were rolled back (writer thread)."""
+    refused_records: int = 0
+    """Records refused: queue full, disk full, I/O error, closed (event loop)."""
+    queued_bytes: int = 0
+    """A gauge: bytes waiting for the disk or being written (event loop)."""
+    torn_bytes: int = 0
+    """Bytes of torn tail cut at open (index thread)."""
+    corrupt_records: int = 0
+    """Damaged places met at open or while reading; nothing of them is deleted (index thread)."""
+    index_failures: int = 0
+    """Failed updates of the index; they are tried again (index thread)."""
+    segments_removed: int = 0
+    """Segments removed because every episode in them was deleted (index thread)."""
