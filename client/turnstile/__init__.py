@@ -1,1 +1,83 @@
-"""Turnstile's thin client: token-exact episodes of real agents, for training loops."""
+"""Turnstile's thin client: token-exact episodes of real agents, for training loops.
+
+The names below are loaded when they are first used, so that ``import turnstile`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turnstile._settings import ClientSettings
+    from turnstile.client import AsyncClient, AsyncEpisodeHandle, AsyncNewEpisodeHandle
+    from turnstile.errors import (
+        AuthError,
+        Conflict,
+        EngineError,
+        Gone,
+        InvalidRequest,
+        NotFound,
+        ProtocolError,
+        ServerBusy,
+        ServerError,
+        ServerUnavailable,
+        Timeout,
+        TurnstileError,
+    )
+    from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
+
+_HOMES = {
+    "turnstile._settings": ("ClientSettings",),
+    "turnstile.client": ("AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"),
+    "turnstile.sync": ("Client", "EpisodeHandle", "NewEpisodeHandle"),
+    "turnstile.errors": (
+        "AuthError",
+        "Conflict",
+        "EngineError",
+        "Gone",
+        "InvalidRequest",
+        "NotFound",
+        "ProtocolError",
+        "ServerBusy",
+        "ServerError",
+        "ServerUnavailable",
+        "Timeout",
+        "TurnstileError",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncEpisodeHandle",
+    "AsyncNewEpisodeHandle",
+    "AuthError",
+    "Client",
+    "ClientSettings",
+    "Conflict",
+    "EngineError",
+    "EpisodeHandle",
+    "Gone",
+    "InvalidRequest",
+    "NewEpisodeHandle",
+    "NotFound",
+    "ProtocolError",
+    "ServerBusy",
+    "ServerError",
+    "ServerUnavailable",
+    "Timeout",
+    "TurnstileError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'turnstile' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

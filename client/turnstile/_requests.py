@@ -1,0 +1,249 @@
+"""Requests and answers of the control door as data: no socket, no clock, no retry.
+
+A Call says everything a transport needs to send it and how its answer is read. Both clients use these; the
+routes and bodies are written here once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from turnstile import errors
+from turnstile.models import (
+    CLIENT_ID_PATTERN,
+    AuditReport,
+    EngineInfo,
+    Episode,
+    EpisodeCreated,
+    EpisodePage,
+    EpisodeRequest,
+    EpisodeStatus,
+    PauseMode,
+    PauseRequest,
+    SampleSet,
+    Turn,
+    WeightsRequest,
+)
+from turnstile.models.wire import MEDIA_TYPE, WireError, decode_samples
+
+JSON = "application/json"
+
+T_co = TypeVar("T_co", covariant=True)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: the status, headers in lower case, the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """One request. ``parse`` reads the body of a success.
+
+    ``repeatable``: sending it twice is the same as once, so it may be sent again after any failure; others
+    only when no byte had left. ``extra_s``: how much longer than usual the server may take to answer.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[bytes], T_co]
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    accept: str = JSON
+    repeatable: bool = False
+    extra_s: float = 0.0
+
+
+def request_of(fields: Mapping[str, Any]) -> EpisodeRequest:
+    """The body of a creation. Raises InvalidRequest, naming the fields, before anything is sent."""
+    try:
+        return EpisodeRequest.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def create_episode(request: EpisodeRequest) -> Call[EpisodeCreated]:
+    return Call(
+        "POST",
+        "/episodes",
+        EpisodeCreated.model_validate_json,
+        body=request.model_dump_json(exclude_none=True).encode(),
+        repeatable=request.idempotency_key is not None,
+    )
+
+
+def get_episode(episode_id: str, wait_s: float = 0.0) -> Call[Episode]:
+    params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
+    path = _episode(episode_id)
+    return Call("GET", path, Episode.model_validate_json, params, repeatable=True, extra_s=wait_s)
+
+
+def page(
+    status: EpisodeStatus | str | None, group_id: str | None, cursor: str | None, limit: int | None
+) -> Call[EpisodePage]:
+    asked = {"status": status, "group_id": group_id, "cursor": cursor, "limit": limit}
+    params = {name: str(value) for name, value in asked.items() if value is not None}
+    return Call("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
+
+
+def finish(episode_id: str, extra_s: float) -> Call[Episode]:
+    path = f"{_episode(episode_id)}/finish"
+    return Call("POST", path, Episode.model_validate_json, extra_s=extra_s)
+
+
+def cancel(episode_id: str) -> Call[Episode]:
+    return Call("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
+
+
+def delete(episode_id: str) -> Call[None]:
+    return Call("DELETE", _episode(episode_id), _nothing)
+
+
+def turns(episode_id: str) -> Call[tuple[Turn, ...]]:
+    return Call("GET", f"{_episode(episode_id)}/turns", _turns, repeatable=True)
+
+
+def samples(episode_id: str, include_untrained: bool = False) -> Call[SampleSet]:
+    params = {"include_untrained": "true"} if include_untrained else {}
+    path = f"{_episode(episode_id)}/samples"
+    return Call("GET", path, decode_samples, params, accept=MEDIA_TYPE, repeatable=True)
+
+
+def audit(episode_id: str, extra_s: float) -> Call[AuditReport]:
+    path = f"{_episode(episode_id)}/audit"
+    return Call("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
+
+
+def engine() -> Call[EngineInfo]:
+    return Call("GET", "/engine", EngineInfo.model_validate_json, repeatable=True)
+
+
+def pause(mode: PauseMode, extra_s: float) -> Call[EngineInfo]:
+    return _engine_call("pause", _body(PauseRequest, mode=mode), extra_s)
+
+
+def resume(extra_s: float) -> Call[EngineInfo]:
+    return _engine_call("resume", None, extra_s)
+
+
+def update_weights(path: str, version: str, extra_s: float) -> Call[EngineInfo]:
+    return _engine_call("weights", _body(WeightsRequest, path=path, version=version), extra_s)
+
+
+def health() -> Call[None]:
+    return Call("GET", "/health", _nothing, repeatable=True)
+
+
+def headers_of(call: Call[Any], key: str | None) -> dict[str, str]:
+    headers = {"accept": call.accept}
+    if call.body is not None:
+        headers["content-type"] = JSON
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    return headers
+
+
+def read(call: Call[T_co], reply: Reply, server: str) -> T_co:
+    """The answer of a success; raises the typed error of anything else."""
+    if not 200 <= reply.status < 300:
+        raise error_of(reply, server)
+    try:
+        return call.parse(reply.body)
+    except (ValidationError, WireError) as error:
+        raise errors.ProtocolError(
+            f"{server} answered {call.method} {call.path} with something that this client cannot read: "
+            f"{str(error).splitlines()[0]}",
+            status=reply.status,
+            server=server,
+        ) from error
+
+
+_BY_STATUS: dict[int, type[errors.TurnstileError]] = {
+    400: errors.InvalidRequest,
+    401: errors.AuthError,
+    404: errors.NotFound,
+    405: errors.InvalidRequest,
+    409: errors.Conflict,
+    410: errors.Gone,
+    413: errors.InvalidRequest,
+    422: errors.InvalidRequest,
+    429: errors.ServerBusy,
+    503: errors.ServerUnavailable,
+}
+
+
+def error_of(reply: Reply, server: str) -> errors.TurnstileError:
+    """The typed error of an answer that is no success."""
+    try:
+        body = json.loads(reply.body)["error"]
+        kind, message, detail = str(body["type"]), str(body["message"]), body.get("detail")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return errors.ProtocolError(
+            f"{server} answered with status {reply.status} and no Turnstile error; is this its control door?",
+            status=reply.status,
+            server=server,
+        )
+    if kind.startswith("engine_") and reply.status >= 500:
+        cls: type[errors.TurnstileError] = errors.EngineError
+    else:
+        cls = _BY_STATUS.get(reply.status, errors.ServerError)
+    return cls(
+        message,
+        type=kind,
+        status=reply.status,
+        detail=detail,
+        server=server,
+        retry_after_s=_seconds(reply.headers.get("retry-after")),
+    )
+
+
+def _episode(episode_id: str) -> str:
+    if not re.fullmatch(CLIENT_ID_PATTERN, episode_id):
+        raise errors.InvalidRequest(f"{episode_id!r} is no episode id: letters, digits, _ and -, at most 64")
+    return f"/episodes/{quote(episode_id, safe='')}"
+
+
+def _engine_call(action: str, body: bytes | None, extra_s: float) -> Call[EngineInfo]:
+    return Call("POST", f"/engine/{action}", EngineInfo.model_validate_json, body=body, extra_s=extra_s)
+
+
+def _body(model: type[ModelT], **fields: Any) -> bytes:
+    try:
+        return model(**fields).model_dump_json().encode()
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def _invalid(error: ValidationError) -> errors.InvalidRequest:
+    detail = [
+        {"field": ".".join(str(part) for part in item["loc"]), "reason": item["msg"]} for item in error.errors()
+    ]
+    message = "; ".join(f"{item['field']}: {item['reason']}" for item in detail)
+    return errors.InvalidRequest(message, type="invalid_value", detail=detail)
+
+
+def _turns(body: bytes) -> tuple[Turn, ...]:
+    return _TURNS.validate_json(body)["turns"]
+
+
+_TURNS: TypeAdapter[dict[str, tuple[Turn, ...]]] = TypeAdapter(dict[str, tuple[Turn, ...]])
+
+
+def _nothing(_body: bytes) -> None:
+    return None
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header is not None and header.isdecimal() else None

@@ -1,0 +1,254 @@
+"""The async client: episodes of one or several Turnstile servers, from a training loop.
+
+    async with AsyncClient("http://127.0.0.1:8000", key=KEY) as client:
+        async with await client.create_episode("Fix the failing test.") as episode:
+            run_agent(base_url=episode.model_url + "/v1", api_key=episode.episode_key)
+            await episode.finish()
+        rows = (await episode.samples()).samples
+
+It only performs the effects that ``turnstile._flows`` asks for; ``turnstile.sync`` is its blocking twin. Every
+method raises the errors of ``turnstile.errors`` and nothing else. One client may be shared by many tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import httpx
+
+from turnstile import _requests as requests
+from turnstile import errors
+from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
+from turnstile._settings import ClientSettings
+from turnstile._transport import (
+    checked_key,
+    checked_urls,
+    client_arguments,
+    failure_of,
+    reply_of,
+    request_arguments,
+)
+from turnstile.models import (
+    AuditReport,
+    EngineInfo,
+    Episode,
+    EpisodeCreated,
+    EpisodeStatus,
+    Limits,
+    PauseMode,
+    SampleSet,
+    Sampling,
+    TaskRef,
+    Turn,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Talks to the control doors of Turnstile servers.
+
+    ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
+    that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
+    URL).
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        key: str | None = None,
+        settings: ClientSettings | None = None,
+    ) -> None:
+        self._key = checked_key(key)
+        self._settings = settings or ClientSettings()
+        self._flows = Flows(checked_urls(urls), self._settings, time.monotonic)
+        self._http = httpx.AsyncClient(**client_arguments(self._settings))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; episodes go on."""
+        await self._http.aclose()
+
+    async def create_episode(
+        self,
+        task: TaskRef | Mapping[str, Any] | str,
+        *,
+        agent: str = "external",
+        episode_id: str | None = None,
+        group_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt: int = 0,
+        seed: int | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncNewEpisodeHandle:
+        """Starts an episode. A string ``task`` is the instruction of an inline task.
+
+        Safe to repeat with the same ``idempotency_key``; without one the client makes its own per call. Raises
+        InvalidRequest, Conflict (id taken), ServerBusy (bound of open episodes), ServerUnavailable.
+        """
+        fields = {
+            "task": {"instruction": task} if isinstance(task, str) else task,
+            "agent": agent,
+            "episode_id": episode_id,
+            "group_id": group_id,
+            "rollout_id": rollout_id,
+            "attempt": attempt,
+            "seed": seed,
+            "sampling": sampling,
+            "limits": limits,
+            "env": env,
+            "metadata": metadata,
+            "idempotency_key": idempotency_key,
+        }
+        return AsyncNewEpisodeHandle(self, await self._run(self._flows.create(fields)))
+
+    def episode(self, episode_id: str) -> AsyncEpisodeHandle:
+        """A handle of an existing episode; nothing is asked until it is used."""
+        return AsyncEpisodeHandle(self, episode_id)
+
+    async def episodes(
+        self,
+        *,
+        status: EpisodeStatus | str | None = None,
+        group_id: str | None = None,
+        page_size: int | None = None,
+    ) -> AsyncIterator[Episode]:
+        """All episodes, newest first per server, fetched a page at a time."""
+        at: Position | None = Position()
+        while at is not None:
+            page, at = await self._run(self._flows.page(at, status, group_id, page_size))
+            for episode in page.episodes:
+                yield episode
+
+    async def audit(self, episode_id: str) -> AuditReport:
+        """Has the server re-score the episode's tokens on its engine and check every invariant."""
+        return await self._run(self._flows.audit(episode_id))
+
+    async def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
+        """The engine of ``server``, or of every server, by URL."""
+        return await self._run(self._flows.on_servers(requests.engine(), server))
+
+    async def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
+        """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
+        them with what they have."""
+        return await self._run(self._flows.pause(mode, server))
+
+    async def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
+        return await self._run(self._flows.resume(server))
+
+    async def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
+        """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
+        return await self._run(self._flows.update_weights(path, version, server))
+
+    async def health(self) -> dict[str, errors.TurnstileError | None]:
+        """By URL: None for a server that answers, else the error."""
+        return await self._run(self._flows.health())
+
+    async def _run(self, flow: Flow[T]) -> T:
+        outcome: Outcome = None
+        try:
+            while True:
+                effect = flow.send(outcome)
+                if isinstance(effect, Exchange):
+                    outcome = await self._exchange(effect)
+                else:
+                    outcome = None
+                    await anyio.sleep(effect.seconds)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        finally:
+            flow.close()
+
+    async def _exchange(self, exchange: Exchange) -> Outcome:
+        try:
+            return reply_of(await self._http.request(**request_arguments(exchange, self._key, self._settings)))
+        except httpx.RequestError as error:
+            return failure_of(error)
+
+
+class AsyncEpisodeHandle:
+    """One episode, wherever it runs. As a context manager it cancels the episode if the block raises."""
+
+    def __init__(self, client: AsyncClient, episode_id: str) -> None:
+        self._client = client
+        self.episode_id = episode_id
+
+    async def status(self) -> Episode:
+        """The episode as it is now."""
+        return await self._client._run(self._client._flows.episode(self.episode_id))
+
+    async def wait(self, timeout: float | None = None) -> Episode:  # noqa: ASYNC109 - the time-out is the point
+        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
+        return await self._client._run(self._client._flows.wait(self.episode_id, timeout))
+
+    async def finish(self) -> Episode:
+        """Says that the external agent is done; the episode is graded and ends."""
+        return await self._client._run(self._client._flows.finish(self.episode_id))
+
+    async def cancel(self) -> Episode:
+        """Ends the episode now. An ended one stays as it is."""
+        return await self._client._run(self._client._flows.cancel(self.episode_id))
+
+    async def delete(self) -> None:
+        """Removes the episode and all its turns for good."""
+        await self._client._run(self._client._flows.delete(self.episode_id))
+
+    async def turns(self) -> tuple[Turn, ...]:
+        """Every recorded model call, in commit order."""
+        return await self._client._run(self._client._flows.turns(self.episode_id))
+
+    async def samples(self, *, include_untrained: bool = False) -> SampleSet:
+        """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
+        whose mask is 0 throughout."""
+        return await self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+
+    async def audit(self) -> AuditReport:
+        return await self._client.audit(self.episode_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        # Shielded: the block may have raised because its task is being cancelled.
+        with anyio.move_on_after(self._client._settings.cancel_s, shield=True):
+            try:
+                await self.cancel()
+            except errors.TurnstileError as failure:
+                error.add_note(f"{self.episode_id} could not be cancelled: {failure}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.episode_id!r})"
+
+
+class AsyncNewEpisodeHandle(AsyncEpisodeHandle):
+    """An episode that this client created.
+
+    ``model_url``: base URL of the model door; ``tool_url``: MCP server, where there is one; ``episode_key``:
+    the agent's API key for both, None where Turnstile runs the agent itself.
+    """
+
+    def __init__(self, client: AsyncClient, created: EpisodeCreated) -> None:
+        super().__init__(client, created.episode_id)
+        self.created = created
+        self.model_url = created.model_url
+        self.tool_url = created.tool_url
+        self.episode_key = created.episode_key

@@ -1,0 +1,253 @@
+"""The blocking client: the same surface as ``turnstile.client``, for scripts and synchronous training loops.
+
+    with Client("http://127.0.0.1:8000", key=KEY) as client:
+        with client.create_episode("Fix the failing test.") as episode:
+            run_agent(base_url=episode.model_url + "/v1", api_key=episode.episode_key)
+            episode.finish()
+        rows = episode.samples().samples
+
+It only performs the effects that ``turnstile._flows`` asks for. One client may be shared by threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from turnstile import _requests as requests
+from turnstile import errors
+from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
+from turnstile._settings import ClientSettings
+from turnstile._transport import (
+    checked_key,
+    checked_urls,
+    client_arguments,
+    failure_of,
+    reply_of,
+    request_arguments,
+)
+from turnstile.models import (
+    AuditReport,
+    EngineInfo,
+    Episode,
+    EpisodeCreated,
+    EpisodeStatus,
+    Limits,
+    PauseMode,
+    SampleSet,
+    Sampling,
+    TaskRef,
+    Turn,
+)
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to the control doors of Turnstile servers.
+
+    ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
+    that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
+    URL).
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        key: str | None = None,
+        settings: ClientSettings | None = None,
+    ) -> None:
+        self._key = checked_key(key)
+        self._settings = settings or ClientSettings()
+        self._flows = Flows(checked_urls(urls), self._settings, time.monotonic)
+        self._bookkeeping = threading.Lock()  # held while a flow decides, never while it waits
+        self._http = httpx.Client(**client_arguments(self._settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; episodes go on."""
+        self._http.close()
+
+    def create_episode(
+        self,
+        task: TaskRef | Mapping[str, Any] | str,
+        *,
+        agent: str = "external",
+        episode_id: str | None = None,
+        group_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt: int = 0,
+        seed: int | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> NewEpisodeHandle:
+        """Starts an episode. A string ``task`` is the instruction of an inline task.
+
+        Safe to repeat with the same ``idempotency_key``; without one the client makes its own per call. Raises
+        InvalidRequest, Conflict (id taken), ServerBusy (bound of open episodes), ServerUnavailable.
+        """
+        fields = {
+            "task": {"instruction": task} if isinstance(task, str) else task,
+            "agent": agent,
+            "episode_id": episode_id,
+            "group_id": group_id,
+            "rollout_id": rollout_id,
+            "attempt": attempt,
+            "seed": seed,
+            "sampling": sampling,
+            "limits": limits,
+            "env": env,
+            "metadata": metadata,
+            "idempotency_key": idempotency_key,
+        }
+        return NewEpisodeHandle(self, self._run(self._flows.create(fields)))
+
+    def episode(self, episode_id: str) -> EpisodeHandle:
+        """A handle of an existing episode; nothing is asked until it is used."""
+        return EpisodeHandle(self, episode_id)
+
+    def episodes(
+        self,
+        *,
+        status: EpisodeStatus | str | None = None,
+        group_id: str | None = None,
+        page_size: int | None = None,
+    ) -> Iterator[Episode]:
+        """All episodes, newest first per server, fetched a page at a time."""
+        at: Position | None = Position()
+        while at is not None:
+            page, at = self._run(self._flows.page(at, status, group_id, page_size))
+            yield from page.episodes
+
+    def audit(self, episode_id: str) -> AuditReport:
+        """Has the server re-score the episode's tokens on its engine and check every invariant."""
+        return self._run(self._flows.audit(episode_id))
+
+    def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
+        """The engine of ``server``, or of every server, by URL."""
+        return self._run(self._flows.on_servers(requests.engine(), server))
+
+    def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
+        """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
+        them with what they have."""
+        return self._run(self._flows.pause(mode, server))
+
+    def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
+        return self._run(self._flows.resume(server))
+
+    def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
+        """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
+        return self._run(self._flows.update_weights(path, version, server))
+
+    def health(self) -> dict[str, errors.TurnstileError | None]:
+        """By URL: None for a server that answers, else the error."""
+        return self._run(self._flows.health())
+
+    def _run(self, flow: Flow[T]) -> T:
+        outcome: Outcome = None
+        try:
+            while True:
+                with self._bookkeeping:
+                    effect = flow.send(outcome)
+                if isinstance(effect, Exchange):
+                    outcome = self._exchange(effect)
+                else:
+                    outcome = None
+                    time.sleep(effect.seconds)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        finally:
+            with self._bookkeeping:
+                flow.close()
+
+    def _exchange(self, exchange: Exchange) -> Outcome:
+        try:
+            return reply_of(self._http.request(**request_arguments(exchange, self._key, self._settings)))
+        except httpx.RequestError as error:
+            return failure_of(error)
+
+
+class EpisodeHandle:
+    """One episode, wherever it runs. As a context manager it cancels the episode if the block raises."""
+
+    def __init__(self, client: Client, episode_id: str) -> None:
+        self._client = client
+        self.episode_id = episode_id
+
+    def status(self) -> Episode:
+        """The episode as it is now."""
+        return self._client._run(self._client._flows.episode(self.episode_id))
+
+    def wait(self, timeout: float | None = None) -> Episode:
+        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
+        return self._client._run(self._client._flows.wait(self.episode_id, timeout))
+
+    def finish(self) -> Episode:
+        """Says that the external agent is done; the episode is graded and ends."""
+        return self._client._run(self._client._flows.finish(self.episode_id))
+
+    def cancel(self) -> Episode:
+        """Ends the episode now. An ended one stays as it is."""
+        return self._client._run(self._client._flows.cancel(self.episode_id))
+
+    def delete(self) -> None:
+        """Removes the episode and all its turns for good."""
+        self._client._run(self._client._flows.delete(self.episode_id))
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Every recorded model call, in commit order."""
+        return self._client._run(self._client._flows.turns(self.episode_id))
+
+    def samples(self, *, include_untrained: bool = False) -> SampleSet:
+        """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
+        whose mask is 0 throughout."""
+        return self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+
+    def audit(self) -> AuditReport:
+        return self._client.audit(self.episode_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        try:
+            self.cancel()
+        except errors.TurnstileError as failure:
+            error.add_note(f"{self.episode_id} could not be cancelled: {failure}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.episode_id!r})"
+
+
+class NewEpisodeHandle(EpisodeHandle):
+    """An episode that this client created.
+
+    ``model_url``: base URL of the model door; ``tool_url``: MCP server, where there is one; ``episode_key``:
+    the agent's API key for both, None where Turnstile runs the agent itself.
+    """
+
+    def __init__(self, client: Client, created: EpisodeCreated) -> None:
+        super().__init__(client, created.episode_id)
+        self.created = created
+        self.model_url = created.model_url
+        self.tool_url = created.tool_url
+        self.episode_key = created.episode_key
