@@ -67,7 +67,6 @@ class FileJournal:
             writer,
             settings,
             opened.stats,
-            opened.directory,
             publish=self._unindexed.add,
             settled=self._index_later,
         )
