@@ -45,6 +45,14 @@ class MethodNotAllowed(TurnstileError):
     type = "method_not_allowed"
 
 
+class RequestTimeout(TurnstileError):
+    """The caller did not send its body in time."""
+
+    status = 408
+    type = "request_timeout"
+    retryable = True
+
+
 class Conflict(TurnstileError):
     status = 409
     type = "conflict"

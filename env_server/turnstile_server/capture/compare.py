@@ -82,11 +82,15 @@ def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Verdi
 
 
 def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, Any]) -> set[Cosmetic] | None:
-    """The tolerances needed to make the arguments equal, None when none suffices."""
+    """The tolerances needed to make the arguments equal, None when none suffices (or they cannot be read: no
+    JSON, or nested deeper than the interpreter's stack)."""
     try:
-        stored, incoming = json.loads(ours.arguments), json.loads(theirs.arguments)
+        return _compare_json(json.loads(ours.arguments), json.loads(theirs.arguments), schema)
     except (ValueError, RecursionError):
         return None
+
+
+def _compare_json(stored: Any, incoming: Any, schema: Mapping[str, Any]) -> set[Cosmetic] | None:
     kinds = {Cosmetic.ARGUMENTS_RESERIALISED}
     if json_equal(stored, incoming):
         return kinds
@@ -143,5 +147,5 @@ def fill_defaults(value: Any, schema: Any) -> Any:
     filled = {key: fill_defaults(item, properties.get(key)) for key, item in value.items()}
     for key, sub in properties.items():
         if key not in filled and isinstance(sub, Mapping) and "default" in sub:
-            filled[key] = sub["default"]
+            filled[key] = fill_defaults(sub["default"], sub)
     return filled

@@ -2,7 +2,7 @@
 
 Parent = the deepest turn whose whole path *and reply* the call repeats. Everything after it, foreign or edited
 assistant messages included, is context. Ties (turns with equal paths and equal replies) go by call ids, then
-reasoning, then the latest written.
+reasoning (of the last reply, then of the path before it), then the latest written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from turnstile.models import Break, BreakAt, BreakReason, Message
-from turnstile_server.capture.compare import Schemas, Verdict, compare_foreign, compare_reply
+from turnstile_server.capture.compare import (
+    SAME,
+    Cosmetic,
+    Schemas,
+    Verdict,
+    compare_foreign,
+    compare_reply,
+)
 from turnstile_server.capture.keys import Group, Key, chain
 
 if TYPE_CHECKING:
@@ -43,60 +50,90 @@ class Found:
     echo: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """How a call repeats a stored path: the verdict on its last reply, and how many of the path's replies came
+    back with their call ids and with their reasoning."""
+
+    last: Verdict
+    ids: int
+    reasonings: int
+
+
 def find_parent(
     groups: Sequence[Group], schemas: Schemas, tools_key: str, by_end: Mapping[Key, Sequence[Node]]
 ) -> Found:
-    """The deepest verified turn among those whose end key occurs in the call's chain."""
+    """The deepest verified turn among those whose end key occurs in the call's chain.
+
+    Every stored turn is compared at most once, however many candidates share it.
+    """
     ends: list[tuple[int, Key]] = []
     key = tools_key.encode()
     for index, item in enumerate(groups):
         key = chain(key, item.message)
         if item.message.role == "assistant" and key in by_end:
             ends.append((index, key))
+    checked: dict[str, _Echo | None] = {}
     for index, key in reversed(ends):
-        verified: list[tuple[Node, Verdict]] = []
+        verified: list[tuple[Node, _Echo]] = []
         for node in by_end[key]:
-            verdict = _verify_path(node, groups[: index + 1], schemas)
-            if verdict.edited is None:
-                verified.append((node, verdict))
+            echo = _verify_path(node, groups, schemas, checked)
+            if echo is not None:
+                verified.append((node, echo))
         if verified:
-            echoed = groups[index].message
-            node, verdict = max(verified, key=lambda pair: _preference(pair[0], pair[1], echoed))
-            return Found(node, groups[index].end, index + 1, tuple(sorted(verdict.cosmetic)))
+            node, echo = max(verified, key=lambda pair: _preference(pair[0], pair[1], groups[index].message))
+            return Found(node, groups[index].end, index + 1, tuple(sorted(echo.last.cosmetic)))
     return Found(None, 0, 0)
 
 
-def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas) -> Verdict:
-    """Compares the whole stored path with ``groups``; the verdict on the last reply, or the first edit."""
-    end = len(groups)
-    last: Verdict | None = None
+def _verify_path(
+    node: Node, groups: Sequence[Group], schemas: Schemas, checked: dict[str, _Echo | None]
+) -> _Echo | None:
+    """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
+    unchecked: list[Node] = []
     at: Node | None = node
-    while at is not None:
-        start = end - len(at.groups)
-        if start < 0:
-            return Verdict(edited="length")
-        verdict = _compare_groups(at, groups[start:end], schemas)
-        if verdict.edited is not None:
-            return verdict
-        if last is None:
-            last = verdict
-        end, at = start, at.parent
-    return Verdict(edited="length") if end or last is None else last
+    while at is not None and at.turn.turn_id not in checked:
+        unchecked.append(at)
+        at = at.parent
+    echo = _Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id]
+    for item in reversed(unchecked):
+        if echo is not None:
+            echo = _verify_node(item, groups, schemas, echo)
+        checked[item.turn.turn_id] = echo
+    return echo
 
 
-def _compare_groups(node: Node, groups: Sequence[Group], schemas: Schemas) -> Verdict:
-    for stored, incoming in zip(node.groups[:-1], groups[:-1], strict=True):
-        verdict = compare_foreign(stored.message, incoming.message)
-        if verdict.edited is not None:
-            return verdict
-    return compare_reply(node.groups[-1].message, groups[-1].message, schemas)
+def _verify_node(node: Node, groups: Sequence[Group], schemas: Schemas, before: _Echo) -> _Echo | None:
+    part = groups[node.group_count - len(node.groups) : node.group_count]
+    if len(part) != len(node.groups):
+        return None
+    for stored, incoming in zip(node.groups[:-1], part[:-1], strict=True):
+        if compare_foreign(stored.message, incoming.message).edited is not None:
+            return None
+    verdict = compare_reply(node.groups[-1].message, part[-1].message, schemas)
+    if verdict.edited is not None:
+        return None
+    return _Echo(
+        verdict,
+        before.ids + _same_ids(node, part[-1].message),
+        before.reasonings + _same_reasoning(verdict),
+    )
 
 
-def _preference(node: Node, verdict: Verdict, echoed: Message) -> tuple[int, int, int, int]:
+def _same_ids(node: Node, echoed: Message) -> bool:
     ids = tuple(call.id for call in echoed.tool_calls)
-    same_ids = bool(ids) and ids == tuple(call.id for call in node.groups[-1].message.tool_calls)
-    same_reasoning = not any(kind.value.startswith("reasoning") for kind in verdict.cosmetic)
-    return (same_ids, same_reasoning, node.delivery == "written", node.turn.seq)
+    return bool(ids) and ids == tuple(call.id for call in node.groups[-1].message.tool_calls)
+
+
+def _same_reasoning(verdict: Verdict) -> bool:
+    return not verdict.cosmetic & {Cosmetic.REASONING_CHANGED, Cosmetic.REASONING_DROPPED}
+
+
+def _preference(node: Node, echo: _Echo, echoed: Message) -> tuple[int, ...]:
+    """The echoed reply decides; where it looks the same (a plain "ok" in two parallel sub-agents), the replies
+    before it do."""
+    last = (_same_ids(node, echoed), _same_reasoning(echo.last))
+    return (*last, echo.ids, echo.reasonings, node.delivery == "written", node.turn.seq)
 
 
 def explain_break(

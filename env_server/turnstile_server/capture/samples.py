@@ -48,11 +48,12 @@ def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: b
     """
     reasons = untrained_reasons(tree)
     owner = _owners(tree, reasons)
+    exported = set(owner.values())
     kinds = _root_kinds(tree)
     samples = [
         _sample(leaf, kinds[leaf.path()[0].turn.turn_id], reasons, owner, facts)
         for leaf in tree.leaves()
-        if include_untrained or leaf.turn.turn_id in owner.values()
+        if include_untrained or leaf.turn.turn_id in exported
     ]
     untrained = tuple(
         Untrained(turn_id=node.turn.turn_id, tokens=len(node.turn.completion_ids), reason=reason)
@@ -84,9 +85,15 @@ def untrained_reasons(tree: TokenTree) -> dict[str, str]:
 
 
 def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
-    """Turn id to the id of the leaf whose row trains it. Superseded leaves own nothing but in last resort."""
+    """Turn id to the id of the leaf whose row trains it: the earliest leaf that is trained itself, else the
+    earliest one. A superseded leaf owns nothing: its sibling's descendants come first."""
     owner: dict[str, str] = {}
-    leaves = sorted(tree.leaves(), key=lambda leaf: leaf.turn.turn_id in reasons)
+
+    def rank(leaf: Node) -> tuple[bool, bool]:
+        reason = reasons.get(leaf.turn.turn_id)
+        return (reason == "superseded", reason is not None)
+
+    leaves = sorted(tree.leaves(), key=rank)
     for leaf in leaves:
         node: Node | None = leaf
         while node is not None:

@@ -32,6 +32,8 @@ class Node:
     agent put before it, if any)."""
     end_key: Key
     token_count: int
+    group_count: int
+    """Groups from the root to the end of this turn."""
     depth: int
     children: list[Node] = field(default_factory=list)
     delivery: DeliveryState = "pending"
@@ -71,7 +73,7 @@ class TokenTree:
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes in commit order."""
-        return iter(self._nodes.values())
+        return iter(sorted(self._nodes.values(), key=lambda node: node.turn.seq))
 
     def __getitem__(self, turn_id: str) -> Node:
         return self._nodes[turn_id]
@@ -98,10 +100,10 @@ class TokenTree:
         nodes = [n for n in self._by_request.get(request_key, ()) if n.turn.finish_reason != "abort"]
         return nodes[-1] if nodes else None
 
-    def identical_context(self, request_key: str) -> Int32Array | None:
-        """The context that an identical request was given, whatever became of it: siblings are fed the same."""
+    def latest(self, request_key: str) -> Node | None:
+        """The latest turn of an identical request, whatever became of it: siblings are fed the same context."""
         nodes = self._by_request.get(request_key)
-        return nodes[-1].turn.context_ids if nodes else None
+        return nodes[-1] if nodes else None
 
     def add(self, turn: Turn) -> Node:
         """Puts a committed turn in its place. Raises KeyError for an unknown parent, ValueError for a repeated
@@ -120,6 +122,7 @@ class TokenTree:
             groups=groups,
             end_key=key,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
+            group_count=(parent.group_count if parent is not None else 0) + len(groups),
             depth=parent.depth + 1 if parent is not None else 0,
         )
         self._nodes[turn.turn_id] = node

@@ -6,7 +6,7 @@ iterator of ``generate`` early aborts the call on the engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -93,7 +93,7 @@ class Engine(Protocol):
         rid: str,
         routing_key: str,
         stream: bool,
-    ) -> AsyncIterator[EngineChunk]:
+    ) -> AsyncGenerator[EngineChunk, None]:
         """``stream`` False: one chunk with everything. Raises EngineUnavailable, EngineTimeout,
         EngineProtocolError (missing or non-finite logprobs, counts that disagree, ids outside the
         vocabulary), EngineRefused. Ids outside the vocabulary in ``input_ids`` raise EngineRefused before

@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from turnstile.models import EpisodeStatus
+from turnstile.models import EpisodeStatus, Turn
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -30,6 +30,9 @@ class Metrics:
             "overhead_seconds", "Time of a model call outside the engine: parse, match, render, commit, write."
         )
         self._sampled = self._counter("tokens_sampled", "Tokens sampled and recorded in turns.")
+        self._tokenized_bytes = self._counter(
+            "tokenized_bytes", "UTF-8 bytes that went through the tokenizer: those of new messages only."
+        )
         self._trained = self._counter("tokens_trained", "Sampled tokens that a sample trains, at episode end.")
         self._untrained = self._counter(
             "tokens_untrained", "Sampled tokens that no sample trains, at episode end, by reason.", "reason"
@@ -68,20 +71,18 @@ class Metrics:
             self._engine_seconds.observe(engine_s)
             self._overhead_seconds.observe(max(0.0, total_s - engine_s))
 
-    def tokens_sampled(self, count: int) -> None:
-        self._sampled.inc(count)
+    def turn_committed(self, turn: Turn, tokenized_bytes: int) -> None:
+        """``tokenized_bytes``: what went through the tokenizer to make the turn's context."""
+        self._sampled.inc(len(turn.completion_ids))
+        self._tokenized_bytes.inc(tokenized_bytes)
+        self._rerendered.inc(turn.rerendered_tokens)
+        if turn.break_ is not None:
+            self._breaks.labels(turn.break_.reason.value).inc()
+        for kind in turn.echo:
+            self._cosmetic.labels(kind).inc()
 
     def tokens_discarded(self, reason: str, count: int) -> None:
         self._discarded.labels(reason).inc(count)
-
-    def tokens_rerendered(self, count: int) -> None:
-        self._rerendered.inc(count)
-
-    def broke(self, reason: str) -> None:
-        self._breaks.labels(reason).inc()
-
-    def cosmetic(self, kind: str) -> None:
-        self._cosmetic.labels(kind).inc()
 
     # Episodes
 

@@ -18,10 +18,24 @@ from turnstile_server.gate.dialects.json_body import flag, kind, objects, positi
 from turnstile_server.gate.dialects.protocol import ModelCall
 
 ASKED = (
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed max_tokens "
-    "max_completion_tokens stop response_format tool_choice parallel_tool_calls reasoning_effort verbosity "
-    "chat_template_kwargs"
-).split()
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "response_format",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "chat_template_kwargs",
+)
 """Fields that say how to sample: recorded as asked, and part of the retry identity."""
 
 MAX_STOP_STRINGS = 16

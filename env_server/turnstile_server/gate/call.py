@@ -1,0 +1,145 @@
+"""A call: one generation and everyone who waits for it.
+
+The generation pushes events and one outcome; any number of callers follow from the first event on, so a caller
+that joins late sees the same reply. A call knows nothing of sockets, engines or trees.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import anyio
+
+from turnstile.models import Message
+from turnstile_server.capture import Node
+from turnstile_server.errors import TurnstileError
+from turnstile_server.gate.dialects.protocol import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A committed turn and the engine's count of prompt tokens it did not have to compute."""
+
+    node: Node
+    cached_tokens: int = 0
+
+
+class Call:
+    """``call_id`` names the call on the engine. ``parent`` and ``request_key`` are fixed before generation."""
+
+    def __init__(self, call_id: str, request_key: str, idempotency_key: str | None = None) -> None:
+        self.call_id = call_id
+        self.request_key = request_key
+        self.idempotency_key = idempotency_key
+        self.created = int(time.time())
+        self.events: list[Event] = []
+        self.answer: Answer | None = None
+        self.error: TurnstileError | None = None
+        self.engine_spoke = False
+        self.followers = 0
+        self.streaming_followers = 0
+        self.shown = 0
+        """Events that have left, at least in part, to some caller."""
+        self.abandoned: str | None = None
+        """Why nobody wants the reply any more; None while somebody does."""
+        self.scope = anyio.CancelScope()
+        self._changed = anyio.Event()
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+    def emit(self, events: list[Event]) -> None:
+        """The engine spoke; what is final of its text so far goes to the followers."""
+        self.engine_spoke = True
+        self.events.extend(events)
+        self._notify()
+
+    def finish(self, answer: Answer) -> None:
+        self.answer = answer
+        self._notify()
+
+    def fail(self, error: TurnstileError) -> None:
+        self.error = error
+        self._notify()
+
+    async def changed(self, seen: int) -> None:
+        """Returns when there are more than ``seen`` events, or the outcome."""
+        while len(self.events) <= seen and not self.done:
+            await self._changed.wait()
+
+    async def spoke(self) -> None:
+        """Returns when the engine has spoken, or the outcome is there."""
+        while not self.engine_spoke and not self.done:
+            await self._changed.wait()
+
+    async def outcome(self) -> Answer:
+        """The answer; raises the call's error."""
+        while not self.done:
+            await self._changed.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return self.answer
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+def replayed(answer: Answer, call_id: str) -> Call:
+    """A finished call that gives a committed reply again."""
+    call = Call(call_id, answer.node.turn.request_key)
+    call.events = events_of(answer.node.turn.reply)
+    call.engine_spoke = True
+    call.answer = answer
+    return call
+
+
+def events_of(message: Message) -> list[Event]:
+    """A reply as the events that a stream of it would have had."""
+    events: list[Event] = []
+    if message.reasoning:
+        events.append(ReasoningEvent(message.reasoning))
+    if message.content:
+        events.append(TextEvent(message.content))
+    events.extend(CallEvent(index, call) for index, call in enumerate(message.tool_calls))
+    return events
+
+
+def message_of(events: list[Event]) -> Message:
+    """The reply that a caller has seen after these events."""
+    text, reasoning = [], []
+    calls = []
+    for event in events:
+        match event:
+            case TextEvent(piece):
+                text.append(piece)
+            case ReasoningEvent(piece):
+                reasoning.append(piece)
+            case CallEvent(_, call):
+                calls.append(call)
+    return Message(
+        role="assistant",
+        content="".join(text),
+        reasoning="".join(reasoning) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+def reply_of(answer: Answer, model: str, created: int) -> Reply:
+    """What a dialect writes for a committed turn."""
+    turn = answer.node.turn
+    return Reply(
+        reply_id=reply_id(turn.turn_id),
+        model=model,
+        created=created,
+        message=turn.reply,
+        finish="length" if turn.finish_reason == "length" else "stop",
+        usage=Usage(answer.node.prompt_count, len(turn.completion_ids), answer.cached_tokens),
+    )
+
+
+def reply_id(turn_id: str) -> str:
+    return turn_id.replace("turn_", "chatcmpl-", 1)

@@ -1,0 +1,134 @@
+"""The gate's view of one running episode: its tree, its calls in flight, its budgets.
+
+Admission and budgets are decided here, without waiting; the episode's life (who ends it, what is stored of it)
+belongs to ``episodes/``, which is told through ``on_exhausted`` when the agent must be stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnstile.models import Sampling
+from turnstile_server.capture import EarlierCall, TokenTree
+from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TurnstileError
+from turnstile_server.gate.call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """An episode's limits after the server's ceilings: whole numbers, nothing open."""
+
+    max_turns: int
+    max_completion_tokens: int
+    max_sampled_tokens: int
+    max_calls: int
+    """Calls in flight at once."""
+    max_refusals: int
+
+
+class EpisodeCalls:
+    def __init__(
+        self,
+        episode_id: str,
+        sampling: Sampling,
+        limits: CallLimits,
+        on_exhausted: Callable[[TurnstileError], None],
+    ) -> None:
+        self.episode_id = episode_id
+        self.sampling = sampling
+        self.limits = limits
+        self.tree = TokenTree()
+        self.in_flight: dict[str, Call] = {}
+        self.discarded: Counter[str] = Counter()
+        self.closed: TurnstileError | None = None
+        """Why no further call is admitted; None while the episode runs."""
+        self.last_activity: float = 0.0
+        """Monotonic time of the last call's arrival or end."""
+        self._on_exhausted = on_exhausted
+        self._refusals = 0
+        self._seq = 0
+        self._sampled = 0
+        self._idempotency_keys: dict[str, str] = {}
+
+    def check_open(self) -> None:
+        """Raises why the episode takes no more calls, if it takes none."""
+        if self.closed is not None:
+            raise self.closed
+
+    def admit(self) -> None:
+        """Raises when no generation may start now: too many in flight, or out of turns."""
+        if len(self.in_flight) >= self.limits.max_calls:
+            raise TooManyCalls(
+                f"the episode has {len(self.in_flight)} model calls in flight, which is its limit; wait for one",
+                retry_after_s=1.0,
+            )
+        if len(self.tree) + len(self.in_flight) >= self.limits.max_turns:
+            raise BudgetExhausted(f"the episode's {self.limits.max_turns} turns are used up; stop here")
+
+    def max_new_tokens(self, asked: int | None, prompt_tokens: int, context_length: int) -> int:
+        """``min(asked, limits.max_completion_tokens, budget left, context − prompt)``.
+
+        Raises ContextOverflow or BudgetExhausted when nothing is left. Calls in flight at the same time may
+        together overrun the episode's token budget by what they sample; the next call then ends it.
+        """
+        room = context_length - prompt_tokens
+        if room <= 0:
+            raise ContextOverflow(
+                f"the prompt has {prompt_tokens} tokens and the model's context {context_length}: "
+                "shorten the history"
+            )
+        left = self.limits.max_sampled_tokens - self._sampled
+        if left <= 0:
+            raise BudgetExhausted(
+                f"the episode's {self.limits.max_sampled_tokens} sampled tokens are used up; stop here"
+            )
+        wanted = self.limits.max_completion_tokens if asked is None else asked
+        return min(wanted, self.limits.max_completion_tokens, left, room)
+
+    def earlier(self, request_key: str) -> tuple[EarlierCall, Call | None]:
+        """State of the latest earlier identical call, and the call itself while it is in flight."""
+        for call in reversed(self.in_flight.values()):
+            if call.request_key == request_key:
+                gone = call.abandoned is not None or call.followers == 0
+                return (EarlierCall.IN_FLIGHT_GONE if gone else EarlierCall.IN_FLIGHT), call
+        node = self.tree.identical(request_key)
+        if node is None:
+            return EarlierCall.NONE, None
+        return (EarlierCall.WRITTEN if node.delivery == "written" else EarlierCall.UNDELIVERED), None
+
+    def seen_idempotency_key(self, key: str | None, request_key: str) -> bool:
+        """True when ``key`` came with this very request before; remembers it."""
+        if key is None:
+            return False
+        seen = self._idempotency_keys.get(key) == request_key
+        self._idempotency_keys[key] = request_key
+        return seen
+
+    def next_seq(self) -> int:
+        self._seq += 1
+        return self._seq - 1
+
+    def restored(self) -> None:
+        """Takes the counters up where the tree left them (after a restart)."""
+        self._seq = max((node.turn.seq + 1 for node in self.tree), default=0)
+        self._sampled = sum(len(node.turn.completion_ids) for node in self.tree)
+
+    def committed(self, sampled_tokens: int) -> None:
+        self._sampled += sampled_tokens
+        self._refusals = 0
+
+    def discard(self, reason: str, tokens: int) -> None:
+        self._sampled += tokens
+        if tokens:
+            self.discarded[reason] += tokens
+
+    def refused(self, error: TurnstileError) -> None:
+        """Counts a refusal that the agent can do nothing about by asking again. The end of a budget, or
+        ``max_refusals`` in a row, stops the agent: refusals alone stop few agents."""
+        if self.closed is not None or error.retryable:
+            return
+        self._refusals += 1
+        if isinstance(error, BudgetExhausted) or self._refusals >= self.limits.max_refusals:
+            self._on_exhausted(error)

@@ -1,0 +1,100 @@
+"""One HTTP exchange with an agent: its body in, bytes out, and whether the agent is still there.
+
+Holds: a body is read within its limits of size and time; a caller that takes no bytes for ``send_timeout_s`` is
+gone; nothing is sent to a caller that is gone.
+"""
+
+from __future__ import annotations
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from turnstile_server.errors import BodyTooLarge, RequestTimeout
+from turnstile_server.settings import GateSettings
+
+Header = tuple[bytes, bytes]
+JSON: Header = (b"content-type", b"application/json")
+EVENT_STREAM: list[Header] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class CallerGone(Exception):
+    """The agent closed the connection, or takes no more bytes."""
+
+
+class Exchange:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GateSettings) -> None:
+        self.method: str = scope["method"]
+        self.headers = Headers(scope=scope)
+        self.status: int | None = None
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._settings = settings
+        self._ending = False
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone."""
+        limit = self._settings.max_body_bytes
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        with anyio.move_on_after(self._settings.body_timeout_s):
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    self.gone = True
+                    raise CallerGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        raise RequestTimeout(f"the body did not arrive within {self._settings.body_timeout_s:g} s")
+
+    async def watch(self, responding: anyio.CancelScope) -> None:
+        """Cancels ``responding`` when the caller goes. Run beside the response, after the body was read."""
+        while not self._ending:
+            message = await self._receive()
+            # A server also says "disconnect" once the response is complete; that is not the caller's doing.
+            if message["type"] == "http.disconnect" and not self._ending:
+                self.gone = True
+                responding.cancel()
+                return
+
+    async def start(self, status: int, headers: list[Header]) -> None:
+        self.status = status
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """The terminal bytes. When this returns they were handed to the connection of a caller still there."""
+        if self.gone:
+            raise CallerGone
+        self._ending = True
+        await self._put({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def respond(self, status: int, data: bytes, headers: list[Header] | None = None) -> None:
+        length = (b"content-length", str(len(data)).encode())
+        await self.start(status, [JSON, length, *(headers or [])])
+        await self.end(b"" if self.method == "HEAD" else data)
+
+    async def _put(self, message: dict[str, object]) -> None:
+        with anyio.move_on_after(self._settings.send_timeout_s) as scope:
+            await self._send(message)
+        if scope.cancelled_caught:
+            self.gone = True
+            raise CallerGone
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limit} bytes (gate.max_body_bytes)")

@@ -1,0 +1,214 @@
+"""The model door as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
+
+Order: episode and key, then the route, then the body, then the conductor. Every error leaves in the caller's
+dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says it outright).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from turnstile_server.errors import (
+    MethodNotAllowed,
+    NotFound,
+    TooManyCalls,
+    TurnstileError,
+    Unauthorized,
+)
+from turnstile_server.gate.call import Call
+from turnstile_server.gate.dialects.protocol import Dialect, ModelCall
+from turnstile_server.gate.episode_calls import EpisodeCalls
+from turnstile_server.gate.exchange import CallerGone, Exchange, Header
+from turnstile_server.gate.streaming import answer_stream, answer_whole
+from turnstile_server.gate.turn import Conductor
+from turnstile_server.observability.metrics import Metrics
+from turnstile_server.settings import GateSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+class EpisodeDirectory(Protocol):
+    """What the gate asks of whoever owns the episodes."""
+
+    def open_episode(self, episode_id: str, key: str) -> EpisodeCalls:
+        """The running episode that ``key`` opens. Raises NotFound (unknown), Unauthorized (wrong key), Gone
+        (ended or deleted)."""
+        ...
+
+
+class Gate:
+    """``dialects``: the path below ``/e/{episode_id}`` to the dialect spoken there."""
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        episodes: EpisodeDirectory,
+        dialects: Mapping[str, Dialect],
+        model_lists: Mapping[str, Dialect],
+        model_name: str,
+        settings: GateSettings,
+        metrics: Metrics,
+        fallback: Dialect,
+    ) -> None:
+        self._conductor = conductor
+        self._episodes = episodes
+        self._dialects = dialects
+        self._model_lists = model_lists
+        self._model_name = model_name
+        self._settings = settings
+        self._metrics = metrics
+        self._fallback = fallback
+        self._calls = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send, self._settings)
+        episode_id, path = _split(scope["path"])
+        dialect = self._dialects.get(path) or self._model_lists.get(path) or self._fallback
+        try:
+            try:
+                await self._serve(exchange, episode_id, path)
+            except TurnstileError as error:
+                await _refuse(exchange, dialect, error)
+            except Exception:
+                _LOG.exception("a model call failed in the gate", extra={"episode_id": episode_id})
+                await _refuse(exchange, dialect, TurnstileError("the gate failed; the server's log says why"))
+        except CallerGone:
+            return
+
+    async def _serve(self, exchange: Exchange, episode_id: str, path: str) -> None:
+        if not episode_id:
+            raise NotFound("model calls go to /e/{episode_id}/v1/…; this address names no episode")
+        episode = self._episodes.open_episode(episode_id, _key(exchange))
+        models = self._model_lists.get(path)
+        if models is not None:
+            _allow(exchange, "GET", "HEAD")
+            await exchange.respond(200, models.models(self._model_name, self._conductor.context_length))
+            return
+        dialect = self._dialects.get(path)
+        if dialect is None:
+            known = ", ".join(sorted({*self._dialects, *self._model_lists}))
+            raise NotFound(f"nothing is served at {path or '/'}; the model door serves {known}")
+        _allow(exchange, "POST")
+        await self._counted(exchange, episode, dialect)
+
+    async def _counted(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> None:
+        """One model call, within the server's bound, counted whatever becomes of it."""
+        if self._calls >= self._settings.max_calls:
+            raise TooManyCalls(
+                f"the server has {self._calls} model calls in flight, its limit (gate.max_calls); try again",
+                retry_after_s=1.0,
+            )
+        self._calls += 1
+        self._metrics.call_started()
+        started = time.perf_counter()
+        call: Call | None = None
+        status = 500
+        try:
+            call = await self._call(exchange, episode, dialect)
+            status = exchange.status or 499
+        except TurnstileError as error:
+            status = error.status
+            raise
+        finally:
+            self._calls -= 1
+            engine_s = call.answer.node.turn.timings.engine_s if call is not None and call.answer else None
+            self._metrics.call_ended(dialect.name, status, time.perf_counter() - started, engine_s)
+
+    async def _call(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> Call:
+        try:
+            request = dialect.parse(await exchange.body())
+            call = self._conductor.open(
+                episode,
+                dialect.name,
+                request,
+                retried=_retried(exchange),
+                idempotency_key=exchange.headers.get("idempotency-key"),
+            )
+        except TurnstileError as error:
+            episode.refused(error)
+            raise
+        failure = await self._follow(exchange, episode, dialect, request, call)
+        if failure is not None:
+            raise failure
+        return call
+
+    async def _follow(
+        self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect, request: ModelCall, call: Call
+    ) -> TurnstileError | None:
+        """Answers one caller of a call, and gives the call up when nobody is left. Returns the error to be
+        written, if nothing was sent yet."""
+        written = False
+        call.followers += 1
+        call.streaming_followers += request.stream
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(exchange.watch, tasks.cancel_scope)
+                try:
+                    if request.stream:
+                        await answer_stream(exchange, call, request, dialect, self._settings)
+                    else:
+                        await answer_whole(exchange, call, request, dialect)
+                    written = call.error is None
+                except TurnstileError as error:
+                    return error
+                except CallerGone:
+                    pass
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            call.followers -= 1
+            call.streaming_followers -= request.stream
+            if call.followers == 0:
+                self._conductor.abandon(call, "caller_gone")
+            self._conductor.delivered(episode, call, written=written)
+        return None
+
+
+async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -> None:
+    if exchange.status is not None:
+        return  # the stream was cut short by a fault of ours; a broken end tells the agent so
+    headers: list[Header] = [(b"x-should-retry", b"true" if error.retryable else b"false")]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+    await exchange.respond(error.status, dialect.error(error), headers)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """``/e/{episode_id}/rest`` as (episode_id, ``/rest``); ("", path) for any other path."""
+    if not path.startswith("/e/"):
+        return "", path
+    episode_id, slash, rest = path[3:].partition("/")
+    return episode_id, slash + rest
+
+
+def _key(exchange: Exchange) -> str:
+    """The episode key, in any of the headers that the dialects' clients send theirs in."""
+    scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    key = exchange.headers.get("x-api-key") or exchange.headers.get("x-goog-api-key")
+    if not key:
+        raise Unauthorized("no episode key: send it as a bearer token, x-api-key or x-goog-api-key")
+    return key
+
+
+def _retried(exchange: Exchange) -> bool:
+    """The client's own word that this is a retry (``X-Stainless-Retry-Count`` of the OpenAI SDKs)."""
+    count = exchange.headers.get("x-stainless-retry-count", "0")
+    return count.isdigit() and int(count) > 0
+
+
+def _allow(exchange: Exchange, *methods: str) -> None:
+    if exchange.method not in methods:
+        raise MethodNotAllowed(f"{exchange.method} is not served here; use {' or '.join(methods)}")

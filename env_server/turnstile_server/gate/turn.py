@@ -1,0 +1,281 @@
+"""The conductor: the whole path of a model call, in order.
+
+    match → decide (new, join, replay, replace) → render or bridge → generate → parse
+          → journal (durable) → tree (visible) → reply (acknowledged) → delivery
+
+What must hold: the engine's prompt is ``tokens(parent) ⊕ context_ids`` (invariant 1); a turn exists only when
+its tokens and logprobs do (4, 5); it is durable before it is visible and visible before the terminal bytes (6);
+sampled tokens that become no turn are counted as discarded (3). A generation belongs to the conductor's task
+group, not to a caller: callers come, join and go.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+
+import anyio
+import anyio.abc
+
+from turnstile.models import Delivery, Discard, ToolCall, Turn, new_id
+from turnstile_server.capture import Action, Match, Node, decide
+from turnstile_server.capture.keys import request_key, tools_key
+from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
+from turnstile_server.errors import (
+    EngineProtocolError,
+    EngineUnavailable,
+    Gone,
+    InvalidRequest,
+    JournalUnavailable,
+    TurnstileError,
+)
+from turnstile_server.gate.call import Answer, Call, message_of, replayed
+from turnstile_server.gate.dialects.protocol import CallEvent, Event, ModelCall, ReasoningEvent, TextEvent
+from turnstile_server.gate.draft import Draft, Sampled, Stopwatch, sampling_used
+from turnstile_server.gate.episode_calls import EpisodeCalls
+from turnstile_server.gate.prompt import PROMPT_TAIL, Prompter
+from turnstile_server.journal.protocol import Journal
+from turnstile_server.journal.records import delivery_record, discard_record, turn_record
+from turnstile_server.observability.metrics import Metrics
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, Renderer, TextDelta
+from turnstile_server.settings import GateSettings
+
+
+class Conductor:
+    """Owns every generation from its start to its commit. Use as an async context manager."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        engine: Engine,
+        journal: Journal,
+        settings: GateSettings,
+        metrics: Metrics,
+        context_length: int,
+    ) -> None:
+        self.context_length = context_length
+        self._renderer = renderer
+        self._engine = engine
+        self._journal = journal
+        self._settings = settings
+        self._metrics = metrics
+        self._prompter = Prompter(renderer, settings.inline_render_chars, settings.render_threads)
+        self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
+
+    async def __aenter__(self) -> Conductor:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    def open(
+        self,
+        episode: EpisodeCalls,
+        dialect: str,
+        request: ModelCall,
+        *,
+        retried: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Call:
+        """Finds out what the call is and starts, joins or replays it. Never waits.
+
+        ``retried``: the client says that this is a retry. Raises what refuses the call before it starts.
+        """
+        watch = Stopwatch()
+        episode.check_open()
+        self._renderer.check_tools(request.tools)
+        if request.json_schema is not None and not self._engine.capabilities.constrained:
+            raise InvalidRequest("response_format asks for constrained decoding, which this engine cannot do")
+        tools = tools_key(request.tools, self._renderer.template_hash)
+        match = episode.tree.match(request.messages, request.tools, tools)
+        parent_id = match.parent.turn.turn_id if match.parent is not None else None
+        key = request_key(parent_id, match.new_messages, tools, request.asked)
+        marked = episode.seen_idempotency_key(idempotency_key, key) or retried
+        earlier, earlier_call = episode.earlier(key)
+        action = decide(earlier, marked=marked)
+        if action is Action.JOIN and earlier_call is not None:
+            return earlier_call
+        if action is Action.REPLAY and (node := episode.tree.identical(key)) is not None:
+            return replayed(Answer(node), new_id("call"))
+        if action is Action.REPLACE and earlier_call is not None:
+            self.abandon(earlier_call, "replaced")
+        episode.admit()
+        call = Call(new_id("call"), key)
+        episode.in_flight[call.call_id] = call
+        self._tasks.start_soon(self._generate, episode, call, dialect, request, match, tools, watch)
+        return call
+
+    def abandon(self, call: Call, reason: str) -> None:
+        """Nobody wants this reply: has the engine stop, so that the tokens so far are still accounted for."""
+        if not call.done and call.abandoned is None:
+            call.abandoned = reason
+            self._tasks.start_soon(self._abort, call)
+
+    async def _abort(self, call: Call) -> None:
+        with anyio.move_on_after(self._settings.abort_grace_s):
+            try:
+                await self._engine.abort(call.call_id)
+            except TurnstileError:
+                call.scope.cancel()
+            while not call.done:
+                await call.changed(len(call.events))
+        call.scope.cancel()
+
+    def delivered(self, episode: EpisodeCalls, call: Call, *, written: bool) -> None:
+        """Records what became of a reply; a reply that was written once stays written."""
+        if call.answer is None or call.answer.node.delivery == "written":
+            return
+        node = call.answer.node
+        node.delivery = "written" if written else "lost"
+        delivery = Delivery(turn_id=node.turn.turn_id, state=node.delivery)
+        self._journal.append_soon(delivery_record(episode.episode_id, delivery))
+
+    async def _generate(
+        self,
+        episode: EpisodeCalls,
+        call: Call,
+        dialect: str,
+        request: ModelCall,
+        match: Match,
+        tools: str,
+        watch: Stopwatch,
+    ) -> None:
+        """One generation, to its outcome."""
+        try:
+            with call.scope:
+                prompt = await self._prompter.prompt(match, request.tools, episode.tree.latest(call.request_key))
+                watch.rendered()
+                sampling = self._sampling(episode, request, len(prompt.input_ids))
+                draft = Draft(
+                    episode_id=episode.episode_id,
+                    dialect=dialect,
+                    request=request,
+                    match=match,
+                    tools_key=tools,
+                    request_key=call.request_key,
+                    template_hash=self._renderer.template_hash,
+                    prompt=prompt,
+                    sampling=sampling_used(episode.sampling, sampling),
+                    stopwatch=watch,
+                )
+                call.finish(await self._sample(episode, call, draft, sampling))
+        except TurnstileError as error:
+            episode.refused(error)
+            call.fail(error)
+        finally:
+            if not call.done:
+                call.fail(_ended(call))
+            del episode.in_flight[call.call_id]
+            episode.last_activity = time.monotonic()
+
+    def _sampling(self, episode: EpisodeCalls, request: ModelCall, prompt_tokens: int) -> EngineSampling:
+        """Pinned by the trainer (invariant 9); the agent chooses only where to stop."""
+        return EngineSampling(
+            max_new_tokens=episode.max_new_tokens(request.max_tokens, prompt_tokens, self.context_length),
+            temperature=episode.sampling.temperature,
+            top_p=episode.sampling.top_p,
+            top_k=episode.sampling.top_k,
+            min_p=episode.sampling.min_p,
+            stop=request.stop,
+            stop_token_ids=self._renderer.stop_token_ids,
+            json_schema=request.json_schema,
+        )
+
+    async def _sample(self, episode: EpisodeCalls, call: Call, draft: Draft, sampling: EngineSampling) -> Answer:
+        """Engine to commit. Whatever goes wrong, the tokens sampled so far are accounted for."""
+        request, input_ids = draft.request, draft.prompt.input_ids
+        sampled = Sampled()
+        try:
+            parser = self._renderer.parser(
+                request.tools,
+                prompt_tail=input_ids[-PROMPT_TAIL:],
+                stop=request.stop,
+                parse_calls=request.parse_calls,
+            )
+            if call.abandoned is not None:
+                raise _ended(call)
+            chunks = self._engine.generate(
+                input_ids, sampling, rid=call.call_id, routing_key=episode.episode_id, stream=request.stream
+            )
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    draft.stopwatch.sampled()
+                    sampled.add(chunk)
+                    call.emit(_events(parser.feed(chunk.ids)))
+            draft.stopwatch.engine_done()
+            finish = _whole(call, sampled)
+            final, parsed = parser.finish()
+            call.emit(_events(final))
+            turn = draft.turn(
+                episode.next_seq(), sampled, message_of(call.events), finish.reason, parsed.parse_status
+            )
+            node = await self._commit(episode, turn, draft.prompt.tokenized_bytes)
+        except BaseException as error:
+            await self._account_for(error, episode, call, draft, sampled)
+            raise
+        return Answer(node, finish.cached_tokens or 0)
+
+    async def _commit(self, episode: EpisodeCalls, turn: Turn, tokenized_bytes: int) -> Node:
+        """Durable, then visible. Not to be interrupted between the two."""
+        with anyio.CancelScope(shield=True):
+            await self._journal.append(turn_record(turn))
+            node = episode.tree.add(turn)
+        episode.committed(len(turn.completion_ids))
+        self._metrics.turn_committed(turn, tokenized_bytes)
+        return node
+
+    async def _account_for(
+        self, error: BaseException, episode: EpisodeCalls, call: Call, draft: Draft, sampled: Sampled
+    ) -> None:
+        """Tokens of a call that failed: an interrupted turn if a caller saw any of its text (agents do go on
+        from partial text, so it can be a parent), else discarded (invariant 5)."""
+        if sampled.count == 0:
+            return
+        draft.stopwatch.engine_done()
+        if call.streaming_followers and call.abandoned is None:
+            call.shown = len(call.events)  # whoever follows the stream is given these before the error
+        if call.shown and not isinstance(error, JournalUnavailable):
+            reply = message_of(call.events[: call.shown])
+            try:
+                turn = draft.turn(episode.next_seq(), sampled, reply, "abort")
+                await self._commit(episode, turn, draft.prompt.tokenized_bytes)
+                return
+            except JournalUnavailable as failure:
+                error = failure
+        reason = call.abandoned or (error.type if isinstance(error, TurnstileError) else "cancelled")
+        episode.discard(reason, sampled.count)
+        self._metrics.tokens_discarded(reason, sampled.count)
+        self._journal.append_soon(discard_record(episode.episode_id, Discard(reason=reason, tokens=sampled.count)))
+
+
+def _whole(call: Call, sampled: Sampled) -> EngineFinish:
+    """The finish of a completion that can become a turn; raises for any other."""
+    if sampled.finish is None:
+        raise EngineProtocolError("the engine's answer ended without a finish")
+    if sampled.finish.reason == "abort":
+        raise _ended(call)
+    if sampled.count == 0:
+        raise EngineProtocolError("the engine finished the call without a token")
+    return sampled.finish
+
+
+def _ended(call: Call) -> TurnstileError:
+    if call.abandoned is not None:
+        return Gone(f"the call was given up ({call.abandoned})")
+    return EngineUnavailable("the engine aborted the call; ask again", retry_after_s=1.0)
+
+
+def _events(deltas: list[Delta]) -> list[Event]:
+    """Parsed deltas as events; calls get their ids here, once, for every dialect and every follower."""
+    events: list[Event] = []
+    for delta in deltas:
+        match delta:
+            case TextDelta(text):
+                events.append(TextEvent(text))
+            case ReasoningDelta(text):
+                events.append(ReasoningEvent(text))
+            case CallDelta(index, name, arguments):
+                events.append(CallEvent(index, ToolCall(name=name, arguments=arguments, id=new_id("call"))))
+    return events
