@@ -1,0 +1,170 @@
+"""The whole of Turnstile in one run: a model, the server, real agents, samples, an audit. `make demo`.
+
+1. A tiny random-weight model is made (or found in .cache) and `turnstile serve` is started on it.
+2. For each episode: an external episode is created, an agent process gets its URL and key and works on a copy of
+   a small git repository, and the episode is finished. The agent knows nothing of Turnstile.
+3. The samples are fetched and every sampled token is accounted for.
+4. `turnstile audit --all` scores the recorded tokens again on the engine.
+5. Everything is stopped, and it is checked that nothing is left running.
+
+The tiny model's answers are nonsense; everything around them is what a training run uses. With `--engine-url`
+the same runs on a real SGLang server that serves `--model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agents import AGENTS, AgentError, Job, make_repository, run_agent
+from local import LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
+from turnstile import AsyncClient, TurnstileError
+from turnstile.models import Episode, EpisodeStatus, SampleSet
+
+TASK = "One test of this repository fails. Find out why and mend the code."
+COMPLETION_TOKENS = 96
+POLL_S = 0.5
+
+
+class DemoError(Exception):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    episode: Episode
+    samples: SampleSet
+    seconds: float
+
+
+async def run_episode(
+    client: AsyncClient, arguments: argparse.Namespace, index: int, work: Path, on_turns: Callable[[int], None]
+) -> Outcome:
+    """One episode from its creation to its samples. Every second agent streams its calls."""
+    started = time.monotonic()
+    repo = make_repository(work / f"repo-{index}")
+    limits = {"max_completion_tokens": COMPLETION_TOKENS}
+    async with await client.create_episode(TASK, limits=limits, group_id="demo") as episode:
+        assert episode.episode_key is not None
+        job = Job(TASK, repo, episode.model_url, episode.episode_key, arguments.turns, stream=index % 2 == 1)
+        async with asyncio.TaskGroup() as group:
+            agent = group.create_task(run_agent(arguments.agent, job))
+            while not agent.done():
+                await asyncio.wait([agent], timeout=POLL_S)
+                on_turns((await episode.status()).stats.turns)
+        ended = await episode.finish()
+        return Outcome(ended, await episode.samples(), time.monotonic() - started)
+
+
+def check(outcome: Outcome) -> None:
+    """What must hold for every episode. Raises DemoError."""
+    episode, stats = outcome.episode, outcome.samples.stats
+    if episode.status is not EpisodeStatus.COMPLETED:
+        raise DemoError(f"{episode.episode_id} is {episode.status}: {episode.error}")
+    if stats.turns == 0:
+        raise DemoError(f"{episode.episode_id}: no turn was recorded")
+    trained = sum(int(sample.loss_mask.sum()) for sample in outcome.samples.samples)
+    untrained = sum(entry.tokens for entry in outcome.samples.untrained)
+    if trained + untrained != stats.sampled_tokens:
+        raise DemoError(
+            f"{episode.episode_id}: {stats.sampled_tokens} tokens sampled, but {trained} trained + {untrained} not"
+        )
+
+
+def table_of(outcomes: list[Outcome]) -> Table:
+    table = Table(title="Episodes")
+    table.add_column("episode", no_wrap=True)
+    for column in ("turns", "sampled", "trained", "samples"):
+        table.add_column(column, justify="right")
+    table.add_column("breaks")
+    table.add_column("seconds", justify="right")
+    for outcome in outcomes:
+        stats = outcome.samples.stats
+        breaks = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.breaks.items())) or "none"
+        counts = (stats.turns, stats.sampled_tokens, stats.trained_tokens, len(outcome.samples.samples))
+        table.add_row(outcome.episode.episode_id, *map(str, counts), breaks, f"{outcome.seconds:.1f}")
+    return table
+
+
+async def audit(server: LocalServer) -> None:
+    """`turnstile audit --all`, the command that a person would type; its output is shown as it comes."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "turnstile", "audit", "--all"),
+        env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
+    )
+    async with stopped_at_exit(process):
+        if code := await process.wait():
+            raise DemoError(f"the audit failed (exit code {code})")
+
+
+async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> None:
+    model = arguments.model or tiny_model()
+    console.print(f"Model: {model.name}. Engine: {arguments.engine_url or 'embedded'}. Agent: {arguments.agent}.")
+    async with (
+        serve(model, work / "data", engine_url=arguments.engine_url) as server,
+        AsyncClient(server.control_url, key=server.control_key) as client,
+    ):
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        slots = asyncio.Semaphore(arguments.max_concurrent)
+        with Progress(*columns, console=console) as progress:
+
+            async def run(index: int) -> Outcome:
+                async with slots:
+                    bar = progress.add_task(f"episode {index + 1}: turns", total=arguments.turns)
+                    return await run_episode(
+                        client, arguments, index, work, lambda turns: progress.update(bar, completed=turns)
+                    )
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(index)) for index in range(arguments.episodes)]
+        outcomes = [task.result() for task in tasks]
+        console.print(table_of(outcomes))
+        for outcome in outcomes:
+            check(outcome)
+        await audit(server)
+    console.print("Passed: every sampled token is accounted for, the audit holds, nothing is left running.")
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors inside a task group's, without the groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for part in error.exceptions for leaf in leaves(part)]
+    return [error]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the tiny model)")
+    parser.add_argument(
+        "--engine-url", help="a running SGLang that serves --model, in place of the embedded engine"
+    )
+    parser.add_argument("--agent", choices=sorted(AGENTS), default="bash")
+    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--max-concurrent", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=8, help="model calls per episode")
+    arguments = parser.parse_args()
+    console = Console()
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as work:
+        try:
+            asyncio.run(demo(arguments, console, Path(work)))
+        except* (DemoError, AgentError, LocalServerError, TurnstileError) as errors:
+            failed = leaves(errors)
+    for error in failed:
+        console.print(f"Failed: {error}", style="bold red", markup=False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
