@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from jinja2 import Environment, TemplateSyntaxError
 
-from turnstile_server.rendering.encoder import ControlText
+from turnstile_server.errors import StartupError
 from turnstile_server.rendering.reply_parser import Tag, Tags
 from turnstile_server.rendering.vocabulary import Vocabulary
 
@@ -53,15 +53,11 @@ def find_tags(vocabulary: Vocabulary, *, calls: bool) -> Tags:
     return Tags(think=think, call=pair(*CALL_TAGS) if calls else None)
 
 
-def leaves_tokens_half_written(source: str, control: ControlText) -> bool:
-    """True when a constant of the template begins or ends inside a control token (`'<' + name + '>'`)."""
+def constants(source: str) -> list[str]:
+    """The text and string constants of a template. Raises StartupError when it is no template."""
     try:
         tokens = list(Environment().lex(source))
-    except TemplateSyntaxError:
-        return True
-    for _, kind, value in tokens:
-        if kind == "data" and control.edge(value):
-            return True
-        if kind == "string" and control.edge(value[1:-1]):
-            return True
-    return False
+    except TemplateSyntaxError as error:
+        raise StartupError(f"the chat template cannot be read: {error}") from error
+    data = [value for _, kind, value in tokens if kind == "data"]
+    return data + [value[1:-1] for _, kind, value in tokens if kind == "string"]

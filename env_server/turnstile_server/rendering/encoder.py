@@ -8,7 +8,7 @@ holds a stand-in with a second tokenizer that has no control tokens, after putti
 without stand-ins goes through the stock tokenizer in one call, so clean conversations encode exactly as stock.
 
 A caller's text can also complete a control token together with the template's own characters (`<` + `think` +
-`>`). Where a string could (`Shield.fragile`), it is fenced: rendered a second time with stand-ins around it,
+`>`). Where a string could (`normalise.prepare`), it is fenced: rendered a second time with stand-ins around it,
 and a literal that crosses a fence is not a control token.
 
 Never: drops or alters a caller's character (lone surrogates, which no tokenizer takes, become U+FFFD).
@@ -82,7 +82,6 @@ class ControlText:
         self._heads = frozenset(text[:end] for text in self.by_text for end in range(1, len(text)))
         self._tails = frozenset(text[start:] for text in self.by_text for start in range(1, len(text)))
         self._longest = max((len(text) for text in self.by_text), default=0)
-        self._all = "\0".join(self.by_text)
 
     def found(self, text: str) -> set[str]:
         """The distinct control-token literals in ``text``."""
@@ -104,13 +103,25 @@ class ControlText:
                 return True
         return False
 
-    def inside(self, text: str) -> bool:
-        """True when ``text`` is a part of a control token: glued between brackets it could become one."""
-        return 0 < len(text) < self._longest and text in self._all
+    def glued(self, constants: Iterable[str]) -> frozenset[str]:
+        """The strings that become a control token between two of a template's ``constants``.
 
-    def glues(self, constant: str) -> bool:
-        """True when a template's constant leaves a control token half written at one of its ends."""
-        return self.edge(constant)
+        A constant that ends in `<` and one that begins with `>` turn a caller's `think` into `<think>`.
+        """
+        heads: set[str] = set()
+        tails: set[str] = set()
+        for text in constants:
+            lengths = range(1, min(len(text), self._longest - 1) + 1)
+            heads |= {text[-length:] for length in lengths} & self._heads
+            tails |= {text[:length] for length in lengths} & self._tails
+        return frozenset(
+            token[len(head) : len(token) - len(tail)]
+            for token in self.by_text
+            for head in heads
+            if token.startswith(head)
+            for tail in tails
+            if token.endswith(tail) and len(head) + len(tail) < len(token)
+        )
 
 
 def free_characters(used: set[str], text: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ wrote, keys included, has its control-token literals replaced by stand-ins (`enc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,18 +70,20 @@ def arguments_object(arguments: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else arguments
 
 
-def prepare(messages: Sequence[Stock], tools: Sequence[Tool], control: ControlText, *, glues: bool) -> Prepared:
+def prepare(
+    messages: Sequence[Stock], tools: Sequence[Tool], control: ControlText, *, glued: Collection[str]
+) -> Prepared:
     """Marks the control text in ``messages`` and ``tools``.
 
-    ``glues``: the template leaves control tokens half written around a caller's string, so that also a mere
-    part of one (`think`) must be fenced.
+    ``glued``: strings that the template's own text would complete to a control token (`ControlText.glued`);
+    they are fenced, as is every string that begins or ends like part of one.
     """
     plain = Prepared(list(messages), [dict(tool.spec) for tool in tools], NO_SHIELD)
     literals: set[str] = set()
     fragile: set[str] = set()
     for text in _strings([_content_of(message) for message in plain.messages], plain.tools):
         literals |= control.found(text)
-        if control.edge(text) or (glues and control.inside(text)):
+        if text in glued or control.edge(text):
             fragile.add(text)
     if not literals and not fragile:
         return plain
