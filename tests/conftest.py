@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-MAKER = ROOT / "examples" / "make_tiny_model.py"
-
-
-def make_tiny_model(seed: int) -> Path:
-    """The folder of the tiny model with ``seed``, from the cache when the maker has not changed."""
-    digest = hashlib.sha256(MAKER.read_bytes()).hexdigest()[:12]
-    folder = ROOT / ".cache" / f"tiny-{digest}-{seed}"
-    if not (folder / "tokenizer.json").exists():
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
-        subprocess.run([sys.executable, str(MAKER), str(partial), "--seed", str(seed)], check=True)
-        try:
-            partial.rename(folder)
-        except OSError:  # another process was faster
-            if not (folder / "tokenizer.json").exists():
-                raise
-    return folder
+from local import tiny_model as make_tiny_model
 
 
 @pytest.fixture(scope="session")
