@@ -134,14 +134,7 @@ class EngineHttp:
         if self._session is None or self._session.closed:
             raise EngineUnavailable("The engine's client is closed.")
         loop = asyncio.get_running_loop()
-        sending = self._session.request(
-            request.method,
-            f"{self.url}{request.path}",
-            data=request.body,
-            headers=request.headers,
-            allow_redirects=False,
-        )
-        task = asyncio.ensure_future(_await_response(sending))
+        task = asyncio.ensure_future(_head(self._session, f"{self.url}{request.path}", request))
         try:
             while (left := deadline.left(loop.time())) > 0:
                 done, _ = await asyncio.wait({task}, timeout=left)
@@ -206,8 +199,10 @@ class Reply:
             self._response.close()
 
 
-async def _await_response(request: aiohttp.client._RequestContextManager) -> aiohttp.ClientResponse:
-    return await request
+async def _head(session: aiohttp.ClientSession, url: str, request: _Request) -> aiohttp.ClientResponse:
+    return await session.request(
+        request.method, url, data=request.body, headers=request.headers, allow_redirects=False
+    )
 
 
 def _close_late_response(task: asyncio.Future[aiohttp.ClientResponse]) -> None:

@@ -1,0 +1,131 @@
+"""Loading a Hugging Face causal model on CPU in float32, and its forwards over the rows of a cache.
+
+What must hold: no weight is ever made up (a folder that lacks one cannot be loaded), and the model's cached
+forward equals its plain forward; both are checked at load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from turnstile_server.engines.embedded.kv_rows import KvRows
+
+SELF_CHECK_TOLERANCE: Final = 1e-3
+
+
+class ModelError(Exception):
+    """The folder cannot be served; the message says why."""
+
+
+class LoadedModel:
+    """One set of weights. ``version`` names it; ``window`` is the model's context length."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        self.folder = folder
+        self.version = version
+        self._model, config = _load(folder)
+        self.vocab_size: int = config["vocab_size"]
+        self.window: int = config["max_position_embeddings"]
+        generation = self._model.generation_config.eos_token_id if self._model.generation_config else None
+        self.eos_ids = frozenset(_as_list(config.get("eos_token_id")) + _as_list(generation))
+
+    @torch.inference_mode()
+    def prefill(self, cache: KvRows, row: int, ids: list[int], *, all_logits: bool) -> Tensor:
+        """Appends ``ids`` to ``row``. Gives logits float32 [len(ids), V], or [1, V] of the last one."""
+        positions, mask = cache.aim_at_row(row, len(ids))
+        logits = self._forward(torch.tensor([ids]), positions, mask, cache, keep=0 if all_logits else 1)
+        cache.held[row] = cache.held[row] + ids
+        return logits[0]
+
+    @torch.inference_mode()
+    def decode(self, cache: KvRows, last_ids: list[int]) -> Tensor:
+        """Appends one id to each of the first rows. Gives logits float32 [rows, V]."""
+        positions, mask = cache.aim_at_first(len(last_ids))
+        logits = self._forward(torch.tensor(last_ids)[:, None], positions, mask, cache, keep=1)
+        for row, token in enumerate(last_ids):
+            cache.held[row].append(token)
+        return logits[:, -1]
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: KvRows, *, keep: int) -> Tensor:
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        logits: Tensor = output.logits.float()
+        return logits
+
+    @torch.inference_mode()
+    def check_cache(self) -> None:
+        """Raises ModelError when the cached forward, alone or in a batch, differs from the plain one."""
+        ids = [i % self.vocab_size for i in range(3, 12)]
+        try:
+            plain = self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+            cache = KvRows(2, self.window)
+            first = self.prefill(cache, 0, ids[:5], all_logits=True)
+            second = self.prefill(cache, 1, ids[:3], all_logits=True)
+            both = self.decode(cache, [ids[5], ids[3]])
+            rest = self.prefill(cache, 0, ids[6:], all_logits=True)
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError) as error:
+            raise ModelError(
+                f"its attention cache cannot be used in rows ({type(error).__name__}: {error})"
+            ) from error
+        pairs = ((first, plain[:5]), (second, plain[:3]), (both, plain[[5, 3]]), (rest, plain[6:]))
+        worst = max(float((a - b).abs().max()) for a, b in pairs)
+        if not worst < SELF_CHECK_TOLERANCE:
+            raise ModelError(
+                f"its cached and plain logits differ by {worst:g}; this architecture is not supported"
+            )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Raises ModelError."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        raise ModelError(f"its tokenizer cannot be loaded ({error})") from error
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    if not (folder / "config.json").is_file():
+        raise ModelError("it is no model folder (no config.json)")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        _check_attention(config.to_dict())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"{type(error).__name__}: {error}") from error
+    model, report = loaded
+    lacking = [*report["missing_keys"], *report["mismatched_keys"]]
+    if lacking:
+        raise ModelError(f"{len(lacking)} weights are missing or have another shape, the first is {lacking[0]}")
+    model.eval()
+    values = config.to_dict()
+    for name in ("vocab_size", "max_position_embeddings"):
+        if not isinstance(values.get(name), int):
+            raise ModelError(f"its config.json has no {name}")
+    return model, values
+
+
+def _check_attention(config: dict[str, Any]) -> None:
+    kinds = set(config.get("layer_types") or ["full_attention"])
+    if kinds - {"full_attention"}:
+        raise ModelError(f"the embedded engine serves full attention only, this model has {sorted(kinds)}")
+    if "layer_types" not in config and config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise ModelError("the embedded engine serves full attention only, this model has a sliding window")
+
+
+def _as_list(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [int(i) for i in value] if isinstance(value, list | tuple) else [int(value)]

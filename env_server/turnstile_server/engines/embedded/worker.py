@@ -1,0 +1,132 @@
+"""The embedded engine's process: ``python -m turnstile_server.engines.embedded.worker``. Started by its parent.
+
+What must hold: it writes exactly one JSON line to stdout, ``{"ready": true}`` or ``{"error": "…"}``; it never
+outlives its parent (the kernel's parent-death signal, and the end of stdin, which the parent holds open); it
+removes the folder of its socket when the parent could not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import orjson
+import torch
+from aiohttp import web
+
+from turnstile_server.engines.embedded.app import EngineApp
+from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer
+from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimits
+
+PR_SET_PDEATHSIG: Final = 1
+EXIT_CRASHED: Final = 70
+MAX_BODY_BYTES: Final = 1 << 30
+"""The parent's own gate has the real limit."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    status = _take_stdout()
+    _die_with_parent(arguments.socket)
+    torch.set_num_threads(arguments.threads)
+    try:
+        model = LoadedModel(arguments.model, arguments.version)
+        tokenizer = load_tokenizer(arguments.model)
+        model.check_cache()
+    except ModelError as error:
+        _tell(status, {"error": f"The model folder {arguments.model} cannot be served: {error}."})
+        sys.exit(2)
+    window = min(model.window, arguments.context_length or model.window)
+
+    def encode(text: str, special: bool) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special)
+        return ids
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    own_eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    app = EngineApp(
+        vocab_size=model.vocab_size,
+        window=window,
+        eos_ids=model.eos_ids | frozenset(own_eos),
+        encode=encode,
+        incremental=arguments.incremental_streaming_output,
+    )
+    limits = SchedulerLimits(max_batch=arguments.max_batch, prefill_chunk=arguments.prefill_chunk, window=window)
+    scheduler = Scheduler(
+        model, limits, decode, app.post, crash=lambda: _exit(arguments.socket, EXIT_CRASHED), seed=arguments.seed
+    )
+    asyncio.run(_serve(app, scheduler, arguments.socket, status))
+
+
+async def _serve(app: EngineApp, scheduler: Scheduler, socket: Path, status: int) -> None:
+    loop = asyncio.get_running_loop()
+    app.attach(scheduler, loop)
+    scheduler.start()
+    server = web.Application(client_max_size=MAX_BODY_BYTES)
+    server.add_routes(app.routes())
+    runner = web.AppRunner(server, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    _tell(status, {"ready": True})
+    await stopped.wait()
+    # No orderly shutdown: callers learn of it by the broken connection, and torch may be in a long step.
+    _exit(socket, 0)
+
+
+def _die_with_parent(socket: Path) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        _exit(socket, 0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _exit(socket: Path, code: int) -> None:
+    shutil.rmtree(socket.parent, ignore_errors=True)
+    os._exit(code)
+
+
+def _take_stdout() -> int:
+    """Keeps stdout for the one line; what libraries print goes to stderr."""
+    status = os.dup(1)
+    os.dup2(2, 1)
+    return status
+
+
+def _tell(status: int, message: dict[str, object]) -> None:
+    os.write(status, orjson.dumps(message) + b"\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The embedded engine's process; started by Turnstile.")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket, alone in its folder")
+    parser.add_argument("--version", default="default", help="name of the first weights")
+    parser.add_argument("--max-batch", type=int, default=16)
+    parser.add_argument("--prefill-chunk", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--context-length", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--incremental-streaming-output", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
