@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import Message, Tool
+from turnstile_server.errors import InvalidRequest
 
 Key = bytes
 _DIGEST_BYTES = 16
@@ -64,7 +65,9 @@ def chain(previous: Key, message: Message) -> Key:
 
 
 def tools_key(tools: Sequence[Tool], template_hash: str) -> str:
-    """Hash of the offered tools, as a set by name with sorted keys, and of the template with its options."""
+    """Hash of the offered tools, as a set by name with sorted keys, and of the template with its options.
+
+    Raises InvalidRequest for a tool that is nested deeper than the interpreter's stack."""
     specs = sorted((tool.name, _canonical_json(tool.spec)) for tool in tools)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     _feed(digest, template_hash, *(text for pair in specs for text in pair))
@@ -77,7 +80,9 @@ def request_key(
     tools: str,
     asked_sampling: Mapping[str, Any],
 ) -> str:
-    """Retry identity: equal for two calls that ask for the same thing at the same place of the tree."""
+    """Retry identity: equal for two calls that ask for the same thing at the same place of the tree.
+
+    Raises InvalidRequest for options nested deeper than the interpreter's stack."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     _feed(digest, parent_id or "", tools, _canonical_json(asked_sampling))
     for message in new_messages:
@@ -96,4 +101,7 @@ def _feed(digest: hashlib.blake2b, *texts: str) -> None:
 
 
 def _canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+    except RecursionError:
+        raise InvalidRequest("tools or sampling options are nested too deeply") from None
