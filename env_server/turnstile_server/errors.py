@@ -65,6 +65,13 @@ class Gone(TurnstileError):
     type = "episode_ended"
 
 
+class EpisodeOverdue(TurnstileError):
+    """A limit of time ended the episode."""
+
+    status = 410
+    type = "time_limit"
+
+
 class BodyTooLarge(TurnstileError):
     status = 413
     type = "body_too_large"

@@ -88,6 +88,14 @@ class EpisodeSettings(Section):
     max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
     wall_s: float = Field(14_400.0, gt=0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
     idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    watch_interval_s: float = Field(1.0, gt=0, description="How often wall and idle limits are looked at.")
+    max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more is 429.")
+    subscriber_queue: int = Field(1000, ge=1, description="Changes a reader of `/events` may lag behind; then it is cut.")
+    retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
+    export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
+    audit_tolerance: float = Field(
+        1e-4, gt=0, description="Largest |recorded − re-scored logprob| in nats that passes an audit."
+    )
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
     trained_share_alert: float = Field(
         0.9,

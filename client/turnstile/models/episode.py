@@ -133,6 +133,7 @@ class Episode(Model):
     group_id: str | None = None
     rollout_id: str
     attempt: int = 0
+    seed: int | None = None
     reward: float | None = None
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
     error: ErrorInfo | None = None

@@ -31,6 +31,8 @@ from turnstile_server.errors import (
 
 logger = logging.getLogger(__name__)
 
+_INTERNAL = TurnstileError("The server failed on this request; its log says why.")
+
 _BY_STATUS: dict[int, type[TurnstileError]] = {
     400: InvalidRequest,
     404: NotFound,
@@ -66,6 +68,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(Exception, _unforeseen)
 
 
 class ErrorBoundary:
@@ -92,7 +95,7 @@ class ErrorBoundary:
             response = error_response(error)
         except Exception:
             logger.exception("unhandled error in %s %s", scope["method"], scope["path"])
-            response = error_response(TurnstileError("The server failed on this request; its log says why."))
+            response = error_response(_INTERNAL)
         if response is not None and not started:
             await response(scope, receive, send)
 
@@ -127,3 +130,8 @@ async def _validation_error(_request: Request, error: Exception) -> Response:
 async def _disconnected(_request: Request, _error: Exception) -> Response:
     """The caller left while sending its body; nobody reads this answer."""
     return Response(status_code=400)
+
+
+async def _unforeseen(_request: Request, _error: Exception) -> Response:
+    """Starlette sends this and raises the error on; the ErrorBoundary logs it."""
+    return error_response(_INTERNAL)

@@ -26,12 +26,11 @@ class Answer:
 
 
 class Call:
-    """``call_id`` names the call on the engine. ``parent`` and ``request_key`` are fixed before generation."""
+    """``call_id`` names the call on the engine; ``request_key`` is its retry identity."""
 
-    def __init__(self, call_id: str, request_key: str, idempotency_key: str | None = None) -> None:
+    def __init__(self, call_id: str, request_key: str) -> None:
         self.call_id = call_id
         self.request_key = request_key
-        self.idempotency_key = idempotency_key
         self.created = int(time.time())
         self.events: list[Event] = []
         self.answer: Answer | None = None
@@ -74,10 +73,14 @@ class Call:
         while not self.engine_spoke and not self.done:
             await self._changed.wait()
 
-    async def outcome(self) -> Answer:
-        """The answer; raises the call's error."""
+    async def ended(self) -> None:
+        """Returns when the outcome is there."""
         while not self.done:
             await self._changed.wait()
+
+    async def outcome(self) -> Answer:
+        """The answer; raises the call's error."""
+        await self.ended()
         if self.error is not None:
             raise self.error
         assert self.answer is not None

@@ -11,6 +11,7 @@ group, not to a caller: callers come, join and go.
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import aclosing
 
@@ -39,6 +40,8 @@ from turnstile_server.journal.records import delivery_record, discard_record, tu
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, Renderer, TextDelta
 from turnstile_server.settings import GateSettings
+
+_LOG = logging.getLogger(__name__)
 
 
 class Conductor:
@@ -114,13 +117,13 @@ class Conductor:
             self._tasks.start_soon(self._abort, call)
 
     async def _abort(self, call: Call) -> None:
+        """Asks the engine first: it then ends the call with what it sampled. Cuts the call off after that."""
         with anyio.move_on_after(self._settings.abort_grace_s):
             try:
                 await self._engine.abort(call.call_id)
-            except TurnstileError:
-                call.scope.cancel()
-            while not call.done:
-                await call.changed(len(call.events))
+                await call.ended()
+            except TurnstileError as error:
+                _LOG.warning("the engine did not take an abort: %s", error.message)
         call.scope.cancel()
 
     def delivered(self, episode: EpisodeCalls, call: Call, *, written: bool) -> None:
@@ -164,6 +167,9 @@ class Conductor:
         except TurnstileError as error:
             episode.refused(error)
             call.fail(error)
+        except Exception:  # noqa: BLE001 - a bug in one call must not end the others in this task group
+            _LOG.exception("a generation failed", extra={"episode_id": episode.episode_id})
+            call.fail(TurnstileError("the gate failed; the server's log says why"))
         finally:
             if not call.done:
                 call.fail(_ended(call))

@@ -60,6 +60,11 @@ class Journal(Protocol):
         """Marks the episode deleted (durable) and frees its space as soon as segments allow. Unknown: no-op."""
         ...
 
+    async def apply_retention(self, now: float) -> list[str]:
+        """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first;
+        returns their ids."""
+        ...
+
     async def close(self) -> None:
         """Flushes, syncs, releases the directory's lock; safe to call twice."""
         ...

@@ -62,14 +62,14 @@ class Synthetic:
         # Random, so that no caller's text contains it.
         self._marker = f"marker{secrets.token_hex(12)}"
         self._thought = f"thought{secrets.token_hex(12)}"
-        self._needs_tools = self._depends_on_tools()
+        self.needs_tools = self._depends_on_tools()
         self.close = self._bare_close()
         self.turn_close_id = self._first_control(encoder)
         self.thinking_close = self._find_thinking_close()
 
     def endings(self, reply: Message, new_messages: Sequence[Message], tools: Sequence[Tool]) -> Endings:
         """Raises Unbridgeable; InvalidRequest is turned into it (a full render will repeat the refusal)."""
-        used = tools if self._needs_tools else ()
+        used = tools if self.needs_tools else ()
         calls = tuple(ToolCall(call.name, "{}", call.id) for call in reply.tool_calls)
         head = [Message("user", "Hello"), Message("assistant", self._marker, tool_calls=calls)]
         prepared = self._template.prepare(self._template.stock([*head, *new_messages]), used)

@@ -1,0 +1,52 @@
+"""Changes of status to any number of readers, none of whom can hold the server up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from turnstile.models import Episode
+from turnstile_server.errors import TooManyCalls
+
+
+class Broadcast:
+    """A reader that lags ``queue`` changes behind is cut off: its iterator ends."""
+
+    def __init__(self, readers: int, queue: int) -> None:
+        self._readers = readers
+        self._queue = queue
+        self._streams: set[MemoryObjectSendStream[Episode]] = set()
+
+    def publish(self, episode: Episode) -> None:
+        for stream in list(self._streams):
+            try:
+                stream.send_nowait(episode)
+            except (anyio.WouldBlock, anyio.BrokenResourceError):
+                self._drop(stream)
+
+    def subscribe(self) -> AsyncIterator[Episode]:
+        """Every change from now on. Raises TooManyCalls when all places are taken."""
+        if len(self._streams) >= self._readers:
+            raise TooManyCalls(f"{self._readers} readers follow the events already (episodes.max_subscribers)")
+        send, receive = anyio.create_memory_object_stream[Episode](self._queue)
+        self._streams.add(send)
+
+        async def changes() -> AsyncIterator[Episode]:
+            try:
+                async for episode in receive:
+                    yield episode
+            finally:
+                receive.close()
+                self._drop(send)
+
+        return changes()
+
+    def close(self) -> None:
+        for stream in list(self._streams):
+            self._drop(stream)
+
+    def _drop(self, stream: MemoryObjectSendStream[Episode]) -> None:
+        self._streams.discard(stream)
+        stream.close()

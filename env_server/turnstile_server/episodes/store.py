@@ -1,0 +1,54 @@
+"""What is kept of episodes on disk, and how it comes back.
+
+The last EPISODE record is the episode; TURN, DELIVERY and DISCARD records rebuild its tree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from turnstile.models import Episode
+from turnstile_server.capture import TokenTree
+from turnstile_server.journal.protocol import Record, RecordType
+from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An episode as it is journaled, with what recognises a repeated creation."""
+
+    episode: Episode
+    idempotency_key: str | None
+    request_digest: str
+
+    def record(self) -> Record:
+        """The episode's own fields, so that the journal's retention finds status and timings."""
+        meta = self.episode.model_dump(mode="json")
+        meta["creation"] = {"idempotency_key": self.idempotency_key, "request_digest": self.request_digest}
+        return episode_record(self.episode.episode_id, meta)
+
+
+def stored_of(record: Record) -> Stored:
+    """Raises pydantic.ValidationError or KeyError for a record this version cannot read."""
+    fields = dict(record.meta)
+    creation = fields.pop("creation")
+    return Stored(Episode.model_validate(fields), creation["idempotency_key"], creation["request_digest"])
+
+
+def rebuild(records: Iterable[Record]) -> tuple[TokenTree, Counter[str]]:
+    """The tree and the discarded tokens by reason, from an episode's records in order."""
+    tree = TokenTree()
+    discarded: Counter[str] = Counter()
+    for record in records:
+        match record.type:
+            case RecordType.TURN:
+                tree.add(turn_of(record))
+            case RecordType.DELIVERY:
+                delivery = delivery_of(record)
+                tree[delivery.turn_id].delivery = delivery.state
+            case RecordType.DISCARD:
+                discard = discard_of(record)
+                discarded[discard.reason] += discard.tokens
+    return tree, discarded
