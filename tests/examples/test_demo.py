@@ -1,0 +1,76 @@
+"""`make demo` itself: the script as a process, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from local import descendants, running
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+
+
+def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, DEMO, *options],
+        env={**os.environ, "COLUMNS": "160", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_it_passes_and_says_what_it_recorded() -> None:
+    done = run_demo("--episodes", "2", "--turns", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if "ep_" in line and "│" in line]
+    assert [row[3] for row in rows] == ["3", "3"], done.stdout  # turns
+    assert "Passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "no-such-folder"), "no-such-folder"),
+        (("--agent", "mini-swe"), "TURNSTILE_MINI_SWE_PYTHON"),
+    ],
+)
+def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], said: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TURNSTILE_MINI_SWE_PYTHON"}
+    done = subprocess.run(
+        [sys.executable, DEMO, "--episodes", "1", "--turns", "1", *options],
+        env={**environment, "COLUMNS": "500"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Failed:" in done.stdout
+    assert said in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_demo_leaves_nothing_running() -> None:
+    process = subprocess.Popen([sys.executable, DEMO, "--turns", "40"], stdout=subprocess.DEVNULL)
+    family: set[tuple[int, str]] = set()
+    try:
+        deadline = time.monotonic() + 90
+        while len(family) < 4 and time.monotonic() < deadline:  # server, engine, two agents
+            time.sleep(0.2)
+            family = descendants(process.pid)
+        assert len(family) >= 4
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not family & running()
