@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from control_support import Door, running_door
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    with running_door(heartbeat_s=0.05) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(door: Door) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {door.key}"}
+    async with httpx.AsyncClient(base_url=door.url, headers=headers, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def stranger(door: Door) -> AsyncIterator[httpx.AsyncClient]:
+    """Without the key."""
+    async with httpx.AsyncClient(base_url=door.url, timeout=20) as client:
+        yield client

@@ -1,0 +1,468 @@
+"""The control door on a real server: routes, statuses, bodies, keys, limits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from control_support import Door, running_door
+from turnstile.models import AuditReport, EngineInfo, Episode, EpisodeCreated, EpisodePage, Turn
+from turnstile.models.wire import MEDIA_TYPE, decode_samples
+
+pytestmark = pytest.mark.anyio
+
+TASK: dict[str, Any] = {"task": {"instruction": "say hello"}}
+
+
+async def create(http: httpx.AsyncClient, **fields: Any) -> EpisodeCreated:
+    response = await http.post("/episodes", json={**TASK, **fields})
+    assert response.status_code == 201, response.text
+    return EpisodeCreated.model_validate_json(response.content)
+
+
+def error_of(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() <= {"type", "message", "detail"}
+    assert error["type"] == kind
+    assert error["message"]
+    return error
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not holds():  # noqa: ASYNC110 - the other side is a server in another thread
+            await anyio.sleep(0.01)
+
+
+# Episodes
+
+
+async def test_an_episode_is_created_shown_finished_and_deleted(http: httpx.AsyncClient) -> None:
+    created = await create(http, metadata={"split": "train"}, group_id="g1")
+    path = f"/episodes/{created.episode_id}"
+    assert created.model_url.endswith(f"/e/{created.episode_id}")
+    assert created.episode_key
+    shown = Episode.model_validate_json((await http.get(path)).content)
+    assert (shown.status, shown.metadata, shown.reward) == ("running", {"split": "train"}, None)
+    finished = await http.post(f"{path}/finish")
+    assert finished.json()["status"] == "completed"
+    assert (await http.delete(path)).status_code == 204
+    error_of(await http.get(path), 404, "not_found")
+
+
+async def test_cancel_ends_an_episode_once(http: httpx.AsyncClient) -> None:
+    path = f"/episodes/{(await create(http)).episode_id}"
+    assert (await http.post(f"{path}/cancel")).json()["status"] == "cancelled"
+    assert (await http.post(f"{path}/cancel")).json()["status"] == "cancelled"
+
+
+async def test_a_repeated_idempotency_key_gives_the_same_episode_with_200(http: httpx.AsyncClient) -> None:
+    first = await create(http, idempotency_key="once")
+    again = await http.post("/episodes", json={**TASK, "idempotency_key": "once"})
+    assert again.status_code == 200
+    assert EpisodeCreated.model_validate_json(again.content) == first
+
+
+async def test_a_reused_id_is_409(http: httpx.AsyncClient) -> None:
+    await create(http, episode_id="mine")
+    error_of(await http.post("/episodes", json={**TASK, "episode_id": "mine"}), 409, "conflict")
+
+
+async def test_wait_answers_at_the_next_change_of_status(http: httpx.AsyncClient) -> None:
+    path = f"/episodes/{(await create(http)).episode_id}"
+    seen: list[str] = []
+
+    async def wait() -> None:
+        seen.append((await http.get(path, params={"wait": 15})).json()["status"])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.sleep(0.1)
+        assert seen == []
+        await http.post(f"{path}/finish")
+    assert seen == ["completed"]
+
+
+async def test_wait_is_cut_to_the_servers_ceiling() -> None:
+    with running_door(max_wait_s=0.05) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=20) as http:
+            path = f"/episodes/{(await create(http)).episode_id}"
+            assert (await http.get(path, params={"wait": 3600})).json()["status"] == "running"
+
+
+async def test_a_caller_that_hangs_up_is_not_waited_for(http: httpx.AsyncClient, door: Door) -> None:
+    path = f"/episodes/{(await create(http)).episode_id}"
+    with pytest.raises(httpx.ReadTimeout):
+        await http.get(path, params={"wait": 50}, timeout=0.2)
+    await until(lambda: door.call(lambda: door.episodes.waiting == 0))
+
+
+async def test_pages_walk_all_episodes_newest_first(http: httpx.AsyncClient) -> None:
+    made = [(await create(http, group_id="paged")).episode_id for _ in range(5)]
+    seen: list[str] = []
+    params: dict[str, Any] = {"group_id": "paged", "limit": 2}
+    while True:
+        page = EpisodePage.model_validate_json((await http.get("/episodes", params=params)).content)
+        assert len(page.episodes) <= 2
+        seen += [episode.episode_id for episode in page.episodes]
+        if page.cursor is None:
+            break
+        params["cursor"] = page.cursor
+    assert seen == made[::-1]
+
+
+async def test_a_page_can_be_filtered_by_status(http: httpx.AsyncClient) -> None:
+    kept = await create(http, group_id="filtered")
+    ended = await create(http, group_id="filtered")
+    await http.post(f"/episodes/{ended.episode_id}/cancel")
+    page = await http.get("/episodes", params={"group_id": "filtered", "status": "running"})
+    assert [e["episode_id"] for e in page.json()["episodes"]] == [kept.episode_id]
+
+
+# Results
+
+
+async def test_turns_come_as_json_in_commit_order(http: httpx.AsyncClient, door: Door) -> None:
+    episode_id = (await create(http)).episode_id
+    ids = [door.add_turn(episode_id) for _ in range(2)]
+    body = (await http.get(f"/episodes/{episode_id}/turns")).json()
+    turns = [Turn.model_validate(turn) for turn in body["turns"]]
+    assert [turn.turn_id for turn in turns] == ids
+    assert len(turns[0].logprobs) == len(turns[0].completion_ids) > 0
+
+
+async def test_samples_come_as_safetensors_unless_json_is_asked_for(http: httpx.AsyncClient, door: Door) -> None:
+    episode_id = (await create(http)).episode_id
+    door.add_turn(episode_id)
+    path = f"/episodes/{episode_id}/samples"
+    binary = await http.get(path)
+    assert binary.headers["content-type"] == MEDIA_TYPE
+    [row] = decode_samples(binary.content).samples
+    asked = await http.get(path, headers={"accept": "application/json"})
+    assert asked.headers["content-type"] == "application/json"
+    assert asked.json().keys() >= {"samples", "untrained", "stats"}
+    [json_row] = asked.json()["samples"]
+    assert json_row["input_ids"] == row.input_ids.tolist()
+    assert json_row["weight_version"] == [
+        None if index < 0 else row.weight_version_names[index] for index in row.weight_version
+    ]
+
+
+async def test_untrained_rows_are_added_on_request(http: httpx.AsyncClient, door: Door) -> None:
+    episode_id = (await create(http)).episode_id
+    door.add_turn(episode_id)
+    path = f"/episodes/{episode_id}/samples"
+    trained = decode_samples((await http.get(path)).content).samples
+    every = decode_samples((await http.get(path, params={"include_untrained": "true"})).content).samples
+    assert len(every) > len(trained)
+
+
+async def test_audit_gives_the_report(http: httpx.AsyncClient, door: Door) -> None:
+    episode_id = (await create(http)).episode_id
+    door.add_turn(episode_id)
+    report = AuditReport.model_validate_json((await http.post(f"/episodes/{episode_id}/audit")).content)
+    assert report.passed
+    assert len(report.turns) == 1
+
+
+# The engine, watching
+
+
+async def test_the_engine_is_shown_paused_resumed_and_given_weights(http: httpx.AsyncClient) -> None:
+    before = EngineInfo.model_validate_json((await http.get("/engine")).content)
+    assert before.ok
+    assert before.paused is False
+    assert (await http.post("/engine/pause", json={"mode": "in_place"})).json()["paused"] is True
+    assert (await http.post("/engine/resume")).json()["paused"] is False
+    after = await http.post("/engine/weights", json={"path": "/weights", "version": "v2"})
+    assert after.json()["weight_version"] == "v2"
+
+
+async def test_refused_weights_and_bad_pause_modes_are_named(http: httpx.AsyncClient) -> None:
+    refused = await http.post("/engine/weights", json={"path": "/nowhere", "version": "v3"})
+    error_of(refused, 400, "engine_refused")
+    error = error_of(await http.post("/engine/pause", json={"mode": "nap"}), 422, "invalid_value")
+    assert error["detail"][0]["field"] == "mode"
+
+
+async def test_an_engine_that_is_down_is_503_with_the_time_to_retry(http: httpx.AsyncClient, door: Door) -> None:
+    door.engine.down = True
+    try:
+        response = await http.post("/engine/pause")
+    finally:
+        door.engine.down = False
+    error_of(response, 503, "engine_unavailable")
+    assert response.headers["retry-after"] == "2"
+
+
+async def test_events_tell_each_change_of_status(http: httpx.AsyncClient) -> None:
+    async with http.stream("GET", "/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.aiter_lines()
+        assert await anext(lines) == ": open"
+        created = await create(http)
+        await http.post(f"/episodes/{created.episode_id}/finish")
+        seen = [event async for event in _events(lines, created.episode_id, 2)]
+    assert [event["status"] for event in seen] == ["running", "completed"]
+
+
+async def test_a_silent_event_stream_has_a_heartbeat(http: httpx.AsyncClient) -> None:
+    async with http.stream("GET", "/events") as stream:
+        comments = [line async for line in _first(stream.aiter_lines(), 5)]
+    assert comments.count(": ") + comments.count(":") >= 2
+
+
+async def _first(lines: AsyncIterator[str], count: int) -> AsyncIterator[str]:
+    for _ in range(count):
+        yield await anext(lines)
+
+
+async def _events(lines: AsyncIterator[str], episode_id: str, count: int) -> AsyncIterator[dict[str, Any]]:
+    while count:
+        line = await anext(lines)
+        if line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            if event["episode_id"] == episode_id:
+                count -= 1
+                yield event
+
+
+async def test_the_subscription_ends_when_the_reader_of_events_leaves(http: httpx.AsyncClient, door: Door) -> None:
+    async with http.stream("GET", "/events") as stream:
+        await anext(stream.aiter_lines())
+    await until(lambda: door.call(lambda: not door.episodes.readers))
+
+
+async def test_metrics_are_in_the_prometheus_format(http: httpx.AsyncClient) -> None:
+    await http.get("/episodes/unknown")
+    text = (await http.get("/metrics")).text
+    assert 'turnstile_control_requests_total{route="/episodes/{episode_id}",status="404"}' in text
+    assert "turnstile_calls_in_flight 0.0" in text
+
+
+# Keys
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_health_and_ready_are_open_and_constant(stranger: httpx.AsyncClient, path: str) -> None:
+    first, second = await stranger.get(path), await stranger.get(path)
+    assert first.status_code == 200
+    assert first.content == second.content
+
+
+@pytest.mark.parametrize("path", ["/episodes", "/metrics", "/engine", "/events", "/nowhere", "/openapi.json"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer test-control-key-012345678"},
+        {"authorization": "Basic test-control-key-0123456789"},
+        {"authorization": "Bearer schl\u00fcssel".encode("latin-1")},
+    ],
+)
+async def test_without_the_key_everything_else_is_401_and_says_where_the_key_is(
+    stranger: httpx.AsyncClient, path: str, headers: dict[str, Any]
+) -> None:
+    response = await stranger.get(path, headers=headers)
+    error = error_of(response, 401, "unauthorized")
+    assert "control.key" in error["message"]
+    assert "TURNSTILE_CONTROL_KEY" in error["message"]
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_key_may_be_in_the_path(stranger: httpx.AsyncClient, door: Door) -> None:
+    assert (await stranger.get(f"/k/{door.key}/episodes")).status_code == 200
+    assert (await stranger.get(f"/k/{door.key}/health")).status_code == 200
+    error_of(await stranger.get(f"/k/{door.key}"), 404, "not_found")
+    error_of(await stranger.get("/k/wrong-key-of-somebody/episodes"), 401, "unauthorized")
+    error_of(await stranger.get("/k/"), 401, "unauthorized")
+
+
+async def test_a_wrong_key_in_the_path_is_not_mended_by_the_right_header(http: httpx.AsyncClient) -> None:
+    error_of(await http.get("/k/wrong-key-of-somebody/episodes"), 401, "unauthorized")
+
+
+async def test_no_key_is_ever_logged(
+    stranger: httpx.AsyncClient, door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await stranger.get(f"/k/{door.key}/episodes?limit=1")
+    await stranger.get(f"/k/{door.key}/nowhere")
+    await stranger.get("/k/guess-of-somebody/episodes")
+    door.episodes.fail_with = RuntimeError("boom")
+    try:
+        await stranger.post(f"/k/{door.key}/episodes", json=TASK)
+    finally:
+        door.episodes.fail_with = None
+    server_side = [
+        record for record in caplog.records if record.name.split(".")[0] in ("uvicorn", "turnstile_server")
+    ]
+    texts = [record.getMessage() + (record.exc_text or "") for record in server_side]
+    assert any('"GET /episodes?limit=1 HTTP/1.1" 200' in text for text in texts)
+    assert any("boom" in text or "/episodes" in text for text in texts)
+    assert not any(door.key in text or "guess-of-somebody" in text for text in texts)
+
+
+async def test_authentication_can_be_switched_off_by_name() -> None:
+    with running_door(auth=False) as door:
+        async with httpx.AsyncClient(base_url=door.url) as anyone:
+            assert (await anyone.get("/episodes")).status_code == 200
+            assert (await anyone.get("/k/whatever/episodes")).status_code == 200
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_an_unknown_episode_is_404(http: httpx.AsyncClient, method: str) -> None:
+    error_of(await http.request(method, "/episodes/ep_unknown"), 404, "not_found")
+
+
+@pytest.mark.parametrize("action", ["finish", "cancel", "audit"])
+async def test_an_action_on_an_unknown_episode_is_404(http: httpx.AsyncClient, action: str) -> None:
+    error_of(await http.post(f"/episodes/ep_unknown/{action}"), 404, "not_found")
+
+
+@pytest.mark.parametrize("what", ["turns", "samples"])
+async def test_results_of_an_unknown_episode_are_404(http: httpx.AsyncClient, what: str) -> None:
+    error_of(await http.get(f"/episodes/ep_unknown/{what}"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/episodes/", "/episodes/a/b/c", "/e/ep_1/v1/models", "/docs"])
+async def test_an_unknown_route_is_404(http: httpx.AsyncClient, path: str) -> None:
+    error_of(await http.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/episodes"), ("GET", "/engine/pause"), ("POST", "/health")])
+async def test_a_wrong_method_is_405_and_names_the_right_ones(
+    http: httpx.AsyncClient, method: str, path: str
+) -> None:
+    response = await http.request(method, path)
+    error_of(response, 405, "method_not_allowed")
+    assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"hello", b'{"task": NaN}', b"\xff\xfe", b'{"task": "\\ud800"}', b"[" * 5000, b"{}{}"]
+)
+async def test_malformed_json_is_400(http: httpx.AsyncClient, body: bytes) -> None:
+    error = error_of(await http.post("/episodes", content=body), 400, "invalid_request")
+    assert "JSON" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"limits": {"max_turns": 0}}, "limits.max_turns"),
+        ({"limits": {"max_turns": 10**9}}, "limits.max_turns"),
+        ({"limits": {"wall_s": -1}}, "limits.wall_s"),
+        ({"limits": {"max_tokens": 5}}, "limits.max_tokens"),
+        ({"sampling": {"temperature": 99}}, "sampling.temperature"),
+        ({"episode_id": "a/b"}, "episode_id"),
+        ({"episode_id": "x" * 65}, "episode_id"),
+        ({"env": {"A": 1}}, "env.A"),
+        ({"taks": {}}, "taks"),
+        ({"task": "hello"}, "task"),
+        ({"task": None}, "task"),
+    ],
+)
+async def test_an_impossible_value_is_422_and_names_its_field(
+    http: httpx.AsyncClient, fields: dict[str, Any], named: str
+) -> None:
+    error = error_of(await http.post("/episodes", json={**TASK, **fields}), 422, "invalid_value")
+    assert named in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"3", b"null"])
+async def test_a_body_that_is_no_episode_is_422(http: httpx.AsyncClient, body: bytes) -> None:
+    error_of(await http.post("/episodes", content=body), 422, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/episodes?status=sleeping", "status"),
+        ("/episodes?limit=0", "limit"),
+        ("/episodes?limit=1001", "limit"),
+        ("/episodes/x?wait=-1", "wait"),
+        ("/episodes/x?wait=nan", "wait"),
+        ("/episodes/x?wait=soon", "wait"),
+        ("/episodes/x/samples?include_untrained=perhaps", "include_untrained"),
+    ],
+)
+async def test_an_impossible_query_is_422_and_names_its_field(
+    http: httpx.AsyncClient, path: str, named: str
+) -> None:
+    assert named in error_of(await http.get(path), 422, "invalid_value")["message"]
+
+
+async def test_a_foreign_cursor_is_400(http: httpx.AsyncClient) -> None:
+    error_of(await http.get("/episodes?cursor=nonsense"), 400, "invalid_request")
+
+
+async def test_a_full_server_is_429_with_the_time_to_retry() -> None:
+    with running_door(max_open=1) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+            await create(http)
+            response = await http.post("/episodes", json=TASK)
+    error_of(response, 429, "too_many_calls")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_a_body_over_the_limit_is_413_by_its_declared_length() -> None:
+    with running_door(max_body_bytes=1024) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+            response = await http.post("/episodes", content=b" " * 1025)
+            error = error_of(response, 413, "body_too_large")
+            assert "control.max_body_bytes" in error["message"]
+            assert (await http.post("/episodes", content=json.dumps(TASK))).status_code == 201
+
+
+async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks() -> None:
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 512
+            yield b" " * 512
+
+    with running_door(max_body_bytes=1024) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+            error_of(await http.post("/episodes", content=chunks()), 413, "body_too_large")
+
+
+async def test_an_unforeseen_error_is_a_500_that_tells_nothing_and_is_logged_once(
+    http: httpx.AsyncClient, door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    door.episodes.fail_with = RuntimeError("secret internals")
+    try:
+        response = await http.post("/episodes", json=TASK)
+    finally:
+        door.episodes.fail_with = None
+    error_of(response, 500, "internal_error")
+    assert "secret internals" not in response.text
+    logged = [record for record in caplog.records if record.levelno >= logging.ERROR and record.exc_info]
+    assert len(logged) == 1
+    assert "secret internals" in str(logged[0].exc_info)
+
+
+async def test_the_door_goes_on_after_every_bad_request(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/health")).json() == {"status": "healthy"}
+    assert (
+        time.time()
+        - (await http.get(f"/episodes/{(await create(http)).episode_id}")).json()["timings"]["created_at"]
+        < 60
+    )
