@@ -13,6 +13,8 @@ import pytest
 
 from local import descendants, running
 
+pytestmark = pytest.mark.timeout(180)
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
@@ -34,6 +36,20 @@ def test_it_passes_and_says_what_it_recorded() -> None:
     rows = [line.split() for line in done.stdout.splitlines() if "ep_" in line and "│" in line]
     assert [row[3] for row in rows] == ["3", "3"], done.stdout  # turns
     assert "Passed" in done.stdout
+
+
+@pytest.mark.agents
+def test_it_passes_with_the_real_mini_swe_agent() -> None:
+    done = run_demo("--agent", "mini-swe", "--episodes", "2", "--turns", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("agent", ["bash", pytest.param("mini-swe", marks=pytest.mark.agents)])
+def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, agent: str) -> None:
+    engine = ("--engine-url", sglang_url, "--model", str(tiny_model))
+    done = run_demo(*engine, "--agent", agent, "--episodes", "2", "--turns", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
