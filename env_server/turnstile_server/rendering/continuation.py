@@ -208,7 +208,7 @@ class Continuation:
             raise Unbridgeable("the completion ended with a token that is no control token")
         if literal in endings.close:
             return endings.close.rpartition(literal)[2] + endings.new
-        if not endings.close.strip() and endings.new.lstrip().startswith(literal):
+        if not self._synthetic.close.strip() and endings.new.lstrip().startswith(literal):
             return endings.new.lstrip()[len(literal) :]
         raise Unbridgeable(f"the template does not go on after {literal}")
 
