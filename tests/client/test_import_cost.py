@@ -1,0 +1,68 @@
+"""The thin client is thin: what an import costs, measured in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+MAX_SECONDS = 0.5
+MAX_MEGABYTES = 60
+
+PROBE = """
+import json, re, sys, time
+start = time.process_time()
+{statement}
+seconds = time.process_time() - start
+print(json.dumps({{
+    "seconds": seconds,
+    "megabytes": int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024,
+    "modules": sorted({{name.split(".")[0] for name in sys.modules}} | set(sys.modules) & {{"turnstile.cli"}}),
+}}))
+"""
+
+
+def cost_of(statement: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(statement=statement)], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import turnstile",
+        "from turnstile import AsyncClient, Client",
+        "from turnstile.models.wire import decode_samples",
+    ],
+)
+def test_an_import_stays_under_half_a_second_of_cpu_and_60_megabytes(statement: str) -> None:
+    costs = [cost_of(statement) for _ in range(5)]  # the best of several: other processes only add
+    assert min(cost["seconds"] for cost in costs) < MAX_SECONDS
+    assert max(cost["megabytes"] for cost in costs) < MAX_MEGABYTES
+
+
+def test_the_client_loads_no_part_of_the_server_and_no_command_line() -> None:
+    modules = set(
+        cost_of("from turnstile import AsyncClient, Client; AsyncClient('http://h'); Client('http://h')")[
+            "modules"
+        ]
+    )
+    heavy = {
+        "typer",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "transformers",
+        "tokenizers",
+        "torch",
+        "pydantic_settings",
+    }
+    assert modules.isdisjoint(
+        {*heavy, "starlette", "turnstile_server", "turnstile.cli", "prometheus_client", "aiohttp"}
+    )
