@@ -136,8 +136,6 @@ def _index_segment(segment: Segment, start: int, last: bool, index: Index, stats
     batch: list[Journaled] = []
     damage: list[Damaged] = []
     end = start
-    if segment.nonce is None and start == 0:
-        damage.append(Damaged(0, 0))
     with segment.path.open("rb", buffering=1 << 20) as file:
         for piece in scan(file, start, segment.size, str(segment.path)):
             if isinstance(piece, Damaged):
@@ -154,8 +152,7 @@ def _index_segment(segment: Segment, start: int, last: bool, index: Index, stats
     for piece in damage:
         stats.corrupt_records += 1
         logger.error("Damage in %s, bytes %d to %d: kept, skipped", segment.path, piece.offset, piece.end)
-    # A damaged header counts as its own bytes, so that such a segment is never removed.
-    damaged = sum(max(piece.end - piece.offset, 1) for piece in damage)
+    damaged = sum(piece.end - piece.offset for piece in damage)
     batch.append(Mark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged))
     index.apply(batch)
     return end
