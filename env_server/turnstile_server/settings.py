@@ -90,7 +90,9 @@ class EpisodeSettings(Section):
     idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
     watch_interval_s: float = Field(1.0, gt=0, description="How often wall and idle limits are looked at.")
     max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more is 429.")
-    subscriber_queue: int = Field(1000, ge=1, description="Changes a reader of `/events` may lag behind; then it is cut.")
+    subscriber_queue: int = Field(
+        1000, ge=1, description="Changes a reader of `/events` may lag behind; then it is cut."
+    )
     retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
     export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
     audit_tolerance: float = Field(
@@ -190,6 +192,8 @@ class _ShortControlKey(PydanticBaseSettingsSource):
 
 
 class Settings(BaseSettings):
+    """All of it; ``docs/settings.md`` lists every field."""
+
     model_config = SettingsConfigDict(
         env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
     )
@@ -199,6 +203,9 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(Path("turnstile-data"), description="Journal, index, keys. One server per directory.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    shutdown_grace_s: float = Field(
+        10.0, ge=0, description="At shutdown, requests in progress get this long; then they are cut off."
+    )
     sampling: Sampling = Field(Sampling(), description="Training sampling where task and episode say nothing.")
     control: ControlSettings = ControlSettings()
     gate: GateSettings = GateSettings()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from turnstile.models import EpisodeStatus, Turn
 
@@ -48,14 +49,13 @@ class Metrics:
         )
         self._episodes = self._gauge("episodes", "Episodes that are not ended, by status.", "status")
         self._ended = self._counter("episodes_ended", "Episodes that ended, by final status.", "status")
-        self._appends = self._counter("journal_appends", "Records made durable.")
-        self._append_bytes = self._counter("journal_bytes", "Bytes made durable.")
-        self._commits = self._histogram("journal_commit_seconds", "One group commit: write and, if set, fsync.")
-        self._append_failures = self._counter("journal_failures", "Group commits that failed.")
-        self._queue_bytes = self._gauge("journal_queue_bytes", "Bytes waiting for the disk.")
         self._control = self._counter(
             "control_requests", "Requests to the control door, by route and HTTP status.", "route", "status"
         )
+
+    def watch(self, collector: Collector) -> None:
+        """Adds what another part counts by itself."""
+        self._registry.register(collector)
 
     # The gate
 
@@ -103,19 +103,6 @@ class Metrics:
 
     def low_trained_share(self) -> None:
         self._low_share.inc()
-
-    # The journal
-
-    def journal_committed(self, records: int, size: int, seconds: float) -> None:
-        self._appends.inc(records)
-        self._append_bytes.inc(size)
-        self._commits.observe(seconds)
-
-    def journal_failed(self) -> None:
-        self._append_failures.inc()
-
-    def journal_queue(self, size: int) -> None:
-        self._queue_bytes.set(size)
 
     # The control door
 

@@ -1,0 +1,221 @@
+"""The composition root: builds every part from the settings, in the order in which they need each other.
+
+Start: sockets → journal (locks the directory) → renderer → engine → conductor → episodes (restore) → listeners.
+Stop is the reverse. Whatever fails on the way up releases what was built before it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from starlette.types import ASGIApp
+
+from turnstile_server.control.app import build_control_app
+from turnstile_server.control.auth import load_control_key, load_secret
+from turnstile_server.control.rest import ControlParts, build_router
+from turnstile_server.engines.factory import create_engine
+from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
+from turnstile_server.episodes.auditor import Auditor
+from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.episodes.service import Episodes
+from turnstile_server.errors import StartupError
+from turnstile_server.gate.dialects.chat import ChatDialect
+from turnstile_server.gate.routes import Gate
+from turnstile_server.gate.turn import Conductor
+from turnstile_server.journal.journal import FileJournal
+from turnstile_server.listeners import Listener, bind, url_of
+from turnstile_server.observability.journal_collector import JournalCollector
+from turnstile_server.observability.metrics import Metrics
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
+from turnstile_server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A started server: everything is up but the listeners' loops."""
+
+    control: Listener
+    agent: Listener
+    control_url: str
+    agent_url: str
+
+    async def serve(self, stop: anyio.Event) -> None:
+        """Serves both doors until ``stop``."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.control.serve)
+            tasks.start_soon(self.agent.serve)
+            await stop.wait()
+            self.control.stop()
+            self.agent.stop()
+
+
+async def start(settings: Settings, stack: AsyncExitStack) -> Server:
+    """Builds and starts everything; ``stack`` owns what was started. Raises StartupError."""
+    model_dir = _model_dir(settings)
+    control_socket = bind("control", settings.control.host, settings.control.port)
+    stack.callback(control_socket.close)
+    agent_socket = bind("agent", settings.gate.host, settings.gate.port)
+    stack.callback(agent_socket.close)
+    control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
+
+    journal = await FileJournal.open(settings.data_dir / "journal", settings.journal)
+    stack.push_async_callback(journal.close)
+    key = load_control_key(settings) if settings.control.auth else None
+    keys = EpisodeKeys(load_secret(settings.data_dir))
+    metrics = Metrics()
+    metrics.watch(JournalCollector(journal.stats))
+
+    vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model_dir)
+    renderer = await anyio.to_thread.run_sync(create_renderer, model_dir, settings.rendering)
+    engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    doors = await assemble(Parts(settings, journal, renderer, engine, keys, metrics), agent_url, key, stack)
+    idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
+    return Server(
+        control=Listener(doors.control, control_socket, idle_s=idle_s, grace_s=grace_s, access_log=True),
+        agent=Listener(doors.gate, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
+        control_url=control_url,
+        agent_url=agent_url,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What touches the outside world, already started."""
+
+    settings: Settings
+    journal: FileJournal
+    renderer: Renderer
+    engine: Engine
+    keys: EpisodeKeys
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The two doors as ASGI applications."""
+
+    control: ASGIApp
+    gate: ASGIApp
+
+
+async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
+    """Joins the parts to the two doors; ``control_key`` None switches the control door's authentication off."""
+    settings, engine, metrics = parts.settings, parts.engine, parts.metrics
+    context_length = _context_length(settings, engine)
+    conductor = await stack.enter_async_context(
+        Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
+    )
+    episodes = await stack.enter_async_context(
+        Episodes(
+            parts.journal,
+            conductor,
+            Auditor(engine, settings.episodes.audit_tolerance),
+            parts.keys,
+            agent_url,
+            settings.sampling,
+            settings.episodes,
+            settings.gate,
+            metrics,
+        )
+    )
+    chat = ChatDialect()
+    gate = Gate(
+        conductor,
+        episodes,
+        dialects={"/v1/chat/completions": chat},
+        model_lists={"/v1/models": chat},
+        model_name=engine.capabilities.model_name,
+        settings=settings.gate,
+        metrics=metrics,
+        fallback=chat,
+    )
+    workers = anyio.CapacityLimiter(settings.episodes.export_threads)
+    router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers))
+    control = build_control_app([router], key=control_key, metrics=metrics, settings=settings.control)
+    return Doors(control, gate)
+
+
+async def serve(settings: Settings) -> None:
+    """Runs a server until SIGINT or SIGTERM. Prints one line of JSON when both doors are open."""
+    stop = anyio.Event()
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        tasks.start_soon(_stop_on_signal, stop)
+        server = await start(settings, stack)
+        ready = {
+            "event": "ready",
+            "control_url": server.control_url,
+            "agent_url": server.agent_url,
+            "data_dir": str(settings.data_dir),
+        }
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+        await server.serve(stop)
+        tasks.cancel_scope.cancel()
+
+
+async def _stop_on_signal(stop: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            stop.set()
+
+
+def run(settings: Settings) -> int:
+    """Serves, and returns the exit code: 0 after a stop that was asked for, 2 when it could not start."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    code = 0
+    try:
+        anyio.run(serve, settings, backend_options={"use_uvloop": True})
+    except* StartupError as group:
+        for error in _leaves(group):
+            sys.stderr.write(f"turnstile: {error}\n")
+        code = 2
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
+    found: list[StartupError] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def _model_dir(settings: Settings) -> Path:
+    if settings.model is None:
+        raise StartupError("no model: --model DIR names the Hugging Face folder with tokenizer and chat template")
+    return settings.model
+
+
+def _probe(vocabulary: Vocabulary) -> TokenizerProbe:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return make_probe(encode, [token.text for token in vocabulary.control], vocabulary.size)
+
+
+def _context_length(settings: Settings, engine: Engine) -> int:
+    """The engine's context window, or less if the settings say so."""
+    theirs, ours = engine.capabilities.context_length, settings.engine.context_length
+    if ours is not None and ours > theirs:
+        raise StartupError(
+            f"engine.context_length is {ours}, but the engine's context is {theirs}; set at most that"
+        )
+    return ours if ours is not None else theirs

@@ -1,0 +1,74 @@
+"""The two listeners: sockets bound before anything is announced, uvicorn behind them, one shutdown for both."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from turnstile_server.errors import StartupError
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the process that holds both listeners, not to each of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Listener:
+    """Serves ``app`` on a socket from ``bind``; owns both."""
+
+    def __init__(
+        self, app: ASGIApp, bound: socket.socket, *, idle_s: float, grace_s: float, access_log: bool
+    ) -> None:
+        self._socket = bound
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=access_log,
+                server_header=False,
+                timeout_keep_alive=int(idle_s),
+                timeout_graceful_shutdown=int(grace_s),
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serves until ``stop``; then lets requests in progress end within the grace."""
+        await self._server.serve(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def bind(name: str, host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises StartupError for a port in use or an address that is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"the {name} listener cannot use {host}:{port}: {error.strerror}. "
+            f"Choose another port (--{name}-port), or 0 for a free one."
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(bound: socket.socket) -> str:
+    """``http://HOST:PORT`` of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
