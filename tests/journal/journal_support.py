@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,20 @@ def pieces(directory: Path) -> list[Found | Damaged]:
         with segment.path.open("rb") as file:
             found += scan(file, 24, segment.size, segment.path.name)
     return found
+
+
+def drop_index(directory: Path) -> None:
+    for path in directory.glob("index.sqlite3*"):
+        path.unlink()
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Waits until ``holds``; fails after half a minute."""
+    for _ in range(6000):
+        if await holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
 
 
 def indexed_segments(directory: Path) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
-from journal_support import FaultyFiles, numbers, pieces, segment_files, small, state, turn
+from journal_support import FaultyFiles, eventually, numbers, pieces, segment_files, small, state, turn
 
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal import FileJournal, Journal, Record, RecordType
@@ -87,9 +87,11 @@ async def test_append_soon_keeps_its_place_and_is_stored_within_its_window(tmp_p
     await journal.close()
     journal = await FileJournal.open(tmp_path, small(soon_window_s=0.01))
     journal.append_soon(turn("e", 2))
-    async with asyncio.timeout(30):
-        while len(await journal.read("e")) < 3:
-            await asyncio.sleep(0.005)
+
+    async def stored() -> bool:
+        return numbers(await journal.read("e")) == [0, 1, 2]
+
+    await eventually(stored)
     journal.append_soon(turn("e", 3))
     await journal.flush()
     assert numbers(await journal.read("e")) == [0, 1, 2, 3]
@@ -205,15 +207,11 @@ async def test_a_second_writer_is_refused_with_the_directory_and_the_pid_of_the_
         await FileJournal.open(tmp_path, small())
     assert str(tmp_path) in refusal.value.message
     assert f"process {os.getpid()}." in refusal.value.message
-    other = subprocess.run(
-        [sys.executable, Path(__file__).with_name("journal_child.py"), tmp_path, "power", "x", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    child = str(Path(__file__).with_name("journal_child.py"))
+    with anyio.fail_after(60):
+        other = await anyio.run_process([sys.executable, child, str(tmp_path), "power", "x", "1"], check=False)
     assert other.returncode == 2
-    assert f"{tmp_path} is in use by process {os.getpid()}" in other.stderr
+    assert f"{tmp_path} is in use by process {os.getpid()}" in other.stderr.decode()
     await journal.append(turn("e", 0))
     await journal.close()
     journal = await FileJournal.open(tmp_path, small())

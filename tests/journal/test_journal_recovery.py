@@ -8,7 +8,17 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from journal_support import indexed_segments, numbers, pieces, segment_files, small, state, turn
+from journal_support import (
+    drop_index,
+    eventually,
+    indexed_segments,
+    numbers,
+    pieces,
+    segment_files,
+    small,
+    state,
+    turn,
+)
 
 from turnstile_server.errors import StartupError
 from turnstile_server.journal import FileJournal, JournalStats, Record, RecordType
@@ -26,11 +36,6 @@ async def written(directory: Path, count: int, items: int = 4, **settings: objec
     found = pieces(directory)
     assert all(isinstance(piece, Found) for piece in found)
     return [piece for piece in found if isinstance(piece, Found)]
-
-
-def drop_index(directory: Path) -> None:
-    for path in directory.glob("index.sqlite3*"):
-        path.unlink()
 
 
 async def reopened(directory: Path) -> tuple[list[int], JournalStats]:
@@ -243,7 +248,8 @@ def damage(directory: Path, how: str) -> None:
     elif how == "another journal's":
         with sqlite3.connect(index) as db:
             db.execute(
-                "UPDATE segments SET nonce = '00000000000000aa' WHERE segment = (SELECT max(segment) FROM segments)"
+                "UPDATE segments SET nonce = '00000000000000aa' "
+                "WHERE segment = (SELECT max(segment) FROM segments)"
             )
             db.execute("DELETE FROM records")
     else:
@@ -298,8 +304,11 @@ async def test_under_process_durability_the_unsynced_segment_is_scanned_again(tm
     journal = await FileJournal.open(directory, small(durability="process"))
     for number in range(8):
         await journal.append(turn("e", number, items=3000))
-    while len(indexed_segments(directory)) < 2:
-        await asyncio.sleep(0.01)
+
+    async def rotation_is_indexed() -> bool:
+        return len(indexed_segments(directory)) == 2
+
+    await eventually(rotation_is_indexed)
     await asyncio.sleep(0.05)
     cut = tmp_path / "cut"
     shutil.copytree(directory, cut)

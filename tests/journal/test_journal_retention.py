@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from journal_support import numbers, segment_files, small, state, turn
+from journal_support import drop_index, numbers, segment_files, small, state, turn
 
 from turnstile_server.journal import FileJournal
 from turnstile_server.journal.entries import UNKNOWN_END
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.anyio
 
 async def lost_index(journal: FileJournal, directory: Path, **settings: object) -> FileJournal:
     await journal.close()
-    for path in directory.glob("index.sqlite3*"):
-        path.unlink()
+    drop_index(directory)
     return await FileJournal.open(directory, small(**settings))
 
 

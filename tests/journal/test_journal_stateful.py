@@ -1,4 +1,4 @@
-"""The journal against a plain list: any order of appends, deletions, retention, reopenings, crashes, lost indices."""
+"""The journal against a plain list: any order of appends, deletions, retention, reopenings and crashes."""
 
 from __future__ import annotations
 
