@@ -254,7 +254,7 @@ def call_ids(message: Message) -> list[str | None]:
     return [call.id for call in message.tool_calls]
 
 
-# The tolerance table ---------------------------------------------------------------------------------------------
+# The tolerance table ----------------------------------------------------
 
 
 def difference(said: Said, heard: Message, schemas: dict[str, Any]) -> str | None:

@@ -1,0 +1,123 @@
+"""Trees of thousands of turns: no recursion, and work that grows with the call and not with its square."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from capture.play import FACTS, broken
+from capture.turns import make_turn
+from turnstile.models import Message, ToolCall
+from turnstile_server.capture import Match, TokenTree, compare, export_samples, match
+from turnstile_server.capture.compare import Schemas, Verdict
+from turnstile_server.capture.keys import tools_key
+
+TURNS = 5_000
+KEY = tools_key([], "t")
+TOOL = Message("tool", "t")
+
+
+def answer(index: int) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall("run", f'{{"i": {index}}}', f"c{index}"),))
+
+
+def conversation(turns: int) -> list[Message]:
+    messages = [Message("user", "u")]
+    for index in range(turns):
+        messages += [answer(index), TOOL]
+    return messages
+
+
+@pytest.fixture(scope="module")
+def deep() -> TokenTree:
+    """One path of 5,000 turns: every reply a call that differs in its argument only."""
+    tree = TokenTree()
+    parent = None
+    for index in range(TURNS):
+        new = (Message("user", "u"),) if parent is None else (TOOL,)
+        place = Match(parent=parent, new_messages=new, echo=(), broken=None)
+        parent = tree.add(
+            make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7, 8], context_ids=[index])
+        )
+    return tree
+
+
+class Comparisons(Counter[str]):
+    """Counts the comparisons of messages that a match makes."""
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
+    counts = Comparisons()
+
+    def reply(stored: Message, incoming: Message, schemas: Schemas) -> Verdict:
+        counts["reply"] += 1
+        return compare.compare_reply(stored, incoming, schemas)
+
+    def foreign(stored: Message, incoming: Message) -> Verdict:
+        counts["foreign"] += 1
+        return compare.compare_foreign(stored, incoming)
+
+    monkeypatch.setattr(match, "compare_reply", reply)
+    monkeypatch.setattr(match, "compare_foreign", foreign)
+    return counts
+
+
+def test_a_deep_path_is_continued_with_one_comparison_per_message(deep: TokenTree, compared: Comparisons) -> None:
+    found = deep.match(conversation(TURNS), [], KEY)
+    assert found.parent is deep[f"turn_{TURNS - 1}"]
+    assert found.new_messages == (TOOL,)
+    assert found.broken is None
+    assert compared == {"reply": TURNS, "foreign": TURNS}
+
+
+@pytest.mark.parametrize("at", [0, 1, TURNS // 2, TURNS - 1])
+def test_an_edit_anywhere_in_a_deep_path_costs_no_more_than_the_path(
+    deep: TokenTree, compared: Comparisons, at: int
+) -> None:
+    """The keys do not hold arguments, so every deeper turn is a candidate; each is compared at most twice, once
+    to find the parent and once to explain the break."""
+    call = conversation(TURNS)
+    edited = replace(answer(at), tool_calls=(ToolCall("run", '{"i": -1}'),))
+    call[1 + 2 * at] = edited
+    found = deep.match(call, [], KEY)
+    assert found.parent is (deep[f"turn_{at - 1}"] if at else None)
+    assert broken(found) == ("reply_edited", 1 + 2 * at, "tool_calls[0].arguments")
+    assert max(compared.values()) <= 2 * TURNS
+
+
+def test_many_twins_share_the_comparison_of_their_path(compared: Comparisons) -> None:
+    """A thousand resamplings at the end of a path of a thousand turns."""
+    tree, count = TokenTree(), 1_000
+    parent = None
+    for index in range(count):
+        new = (Message("user", "u"),) if parent is None else (TOOL,)
+        place = Match(parent=parent, new_messages=new, echo=(), broken=None)
+        parent = tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
+    place = Match(parent=parent, new_messages=(TOOL,), echo=(), broken=None)
+    for index in range(count, 2 * count):
+        last = tree.add(make_turn(place, answer(0), seq=index, tools_key=KEY, completion_ids=[7]))
+    found = tree.match([*conversation(count), answer(0), TOOL], [], KEY)
+    assert found.parent is last
+    assert compared == {"reply": 2 * count, "foreign": 2 * count}
+
+
+def test_a_deep_path_is_exported_as_one_row(deep: TokenTree) -> None:
+    out = export_samples(deep, FACTS)
+    (sample,) = out.samples
+    assert len(sample.input_ids) == 3 * TURNS
+    assert sample.loss_mask.tolist() == [0, 1, 1] * TURNS
+    assert [span.turn_id for span in sample.turn_spans] == [f"turn_{i}" for i in range(TURNS)]
+    assert (out.stats.turns, out.stats.roots, out.stats.branches) == (TURNS, 1, 0)
+
+
+def test_a_wide_forest_is_exported_row_by_row() -> None:
+    tree = TokenTree()
+    place = Match(parent=None, new_messages=(Message("user", "u"),), echo=(), broken=None)
+    for index in range(TURNS):
+        tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
+    out = export_samples(tree, FACTS)
+    assert len(out.samples) == TURNS
+    assert out.stats.trained_tokens == TURNS

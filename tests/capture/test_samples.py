@@ -1,0 +1,283 @@
+"""What a trainer gets: who trains a completion, what kind a row is, and where the rest is accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from capture.play import FACTS, Play, reply
+from capture.turns import make_tool
+from turnstile.models import EpisodeStatus, Message
+from turnstile_server.capture import TokenTree, export_samples
+
+RUN = make_tool("run")
+
+
+def forked() -> Play:
+    """<user:u1> [a1] and two ways on."""
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1 assistant:a1 user:x", "bx")
+    play.turn("user:u1 assistant:a1 user:y", "by")
+    return play
+
+
+def retried(**first: Any) -> Play:
+    """[a1], asked for again as [a2], and the agent went on from a2."""
+    play = Play()
+    play.turn("user:u1", "a1", **first)
+    play.turn("user:u1", "a2")
+    play.turn("user:u1 assistant:a2 user:u2", "b")
+    return play
+
+
+def test_an_episode_without_turns_has_no_rows() -> None:
+    out = export_samples(TokenTree(), FACTS, include_untrained=True)
+    assert (out.samples, out.untrained, out.stats.turns, out.stats.trained_share) == ((), (), 0, 1.0)
+
+
+# Who trains what ----------------------------------------------------
+
+
+def test_a_shared_completion_is_trained_in_the_earliest_row_only() -> None:
+    play = forked()
+    assert play.rows() == ["<user:u1> [a1] <user:x> [bx]", "<user:u1> {a1} <user:y> [by]"]
+    assert play.untrained() == {}
+    assert play.export().stats.branches == 1
+
+
+def test_where_the_earliest_leaf_is_not_exported_the_next_one_trains_the_shared_part() -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1 assistant:a1 user:x", "bx", finish_reason="abort")
+    play.turn("user:u1 assistant:a1 user:y", "by")
+    assert play.rows() == ["<user:u1> [a1] <user:y> [by]"]
+    assert play.rows(include_untrained=True) == ["<user:u1> {a1} <user:x> {bx}", "<user:u1> [a1] <user:y> [by]"]
+    assert play.untrained() == {"turn_1": "interrupted"}
+
+
+def test_a_row_that_ends_in_an_untrained_reply_still_trains_what_only_it_holds() -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1 assistant:a1 user:x", "bx", finish_reason="abort")
+    assert play.rows() == ["<user:u1> [a1] <user:x> {bx}"]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"finish_reason": "abort"}, "interrupted"),
+        ({"constrained": True}, "constrained"),
+        ({"temperature": 0.0}, "greedy"),
+    ],
+)
+def test_completions_with_no_honest_logprobs_are_context(how: dict[str, Any], reason: str) -> None:
+    play = Play()
+    play.turn("user:u1", "a1", **how)
+    play.turn("user:u1 assistant:a1 user:u2", "a2")
+    assert play.rows() == ["<user:u1> {a1} <user:u2> [a2]"]
+    assert play.untrained() == {"turn_0": reason}
+    stats = play.export().stats
+    assert (stats.sampled_tokens, stats.trained_tokens, stats.untrained) == (4, 2, {reason: 2})
+    assert stats.trained_share == 0.5
+
+
+def test_a_length_stopped_completion_is_trained() -> None:
+    play = Play()
+    play.turn("user:u1", "a1", finish_reason="length")
+    assert play.rows() == ["<user:u1> [a1]"]
+    assert play.export().samples[0].status == "truncated"
+
+
+# Superseded retries ----------------------------------------------------
+
+
+def test_a_childless_turn_whose_later_twin_goes_on_is_a_superseded_retry() -> None:
+    play = retried()
+    assert play.rows() == ["<user:u1> [a2] <user:u2> [b]"]
+    assert play.kinds() == [("<user:u1> {a1}", "retry"), ("<user:u1> [a2] <user:u2> [b]", "main")]
+    assert play.untrained() == {"turn_0": "superseded"}
+
+
+def test_being_superseded_is_named_before_any_other_reason() -> None:
+    assert retried(finish_reason="abort").untrained() == {"turn_0": "superseded"}
+
+
+def test_twins_that_both_end_there_are_both_trained() -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1", "a2")
+    assert play.rows() == ["<user:u1> [a1]", "<user:u1> [a2]"]
+
+
+def test_an_earlier_twin_that_goes_on_supersedes_nothing() -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1", "a2")
+    play.turn("user:u1 assistant:a1 user:u2", "b")
+    assert play.rows() == ["<user:u1> [a2]", "<user:u1> [a1] <user:u2> [b]"]
+
+
+def test_a_sibling_that_asked_for_something_else_is_no_retry() -> None:
+    play = Play()
+    play.turn("user:u1", "a1", asked={"temperature": 0.5})
+    play.turn("user:u1", "a2")
+    play.turn("user:u1 assistant:a2 user:u2", "b")
+    assert play.rows() == ["<user:u1> [a1]", "<user:u1> [a2] <user:u2> [b]"]
+
+
+def test_a_superseded_retry_never_trains_what_lies_before_it() -> None:
+    """Even where the way on ends untrained: the row of kind retry would carry the shared part."""
+    play = Play()
+    play.turn("user:u1", "a1")
+    head = "user:u1 assistant:a1 user:u2"
+    play.turn(head, "b1")
+    play.turn(head, "b2")
+    play.turn(f"{head} assistant:b2 user:u3", "c", finish_reason="abort")
+    assert play.rows() == ["<user:u1> [a1] <user:u2> [b2] <user:u3> {c}"]
+    assert play.untrained() == {"turn_1": "superseded", "turn_3": "interrupted"}
+
+
+# Kinds ----------------------------------------------------
+
+
+def test_a_new_conversation_with_the_same_system_and_tools_is_a_compaction() -> None:
+    play = Play()
+    play.turn("system:s user:u1", "a1", tools=[RUN])
+    play.turn("system:s user:summary", "a2", tools=[RUN])
+    assert [kind for _, kind in play.kinds()] == ["main", "compaction"]
+
+
+@pytest.mark.parametrize(("system", "tools"), [("other", [RUN]), ("s", []), ("s", [make_tool("other")])])
+def test_a_new_conversation_with_another_system_or_other_tools_is_a_subagent(
+    system: str, tools: list[object]
+) -> None:
+    play = Play()
+    play.turn("system:s user:u1", "a1", tools=[RUN])
+    play.turn(f"system:{system} user:task", "a2", tools=tools)  # type: ignore[arg-type]
+    assert [kind for _, kind in play.kinds()] == ["main", "subagent"]
+
+
+def test_a_compaction_request_without_tools_goes_on_with_the_main_conversation() -> None:
+    """Codex and OpenCode ask for the summary with no tools: re-rendered, but the same conversation."""
+    play = Play()
+    play.turn("system:s user:u1", "a1", tools=[RUN])
+    node = play.turn("system:s user:u1 assistant:a1 user:summarise", "a2")
+    assert node.turn.break_ is not None
+    assert node.turn.break_.reason == "tools_changed"
+    assert play.kinds() == [
+        ("<system:s> <user:u1> [a1]", "main"),
+        ("<system:s> <user:u1> <assistant:a1> <user:summarise> [a2]", "main"),
+    ]
+    assert play.export().stats.rerendered_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["user:u1 assistant:edited user:u2", "user:u1 user:u2"],
+    ids=["edited reply", "dropped reply"],
+)
+def test_an_edited_history_goes_on_with_the_main_conversation(call: str) -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn(call, "a2")
+    assert [kind for _, kind in play.kinds()] == ["main", "main"]
+
+
+def test_an_echoed_reply_that_was_edited_is_context_and_never_trained() -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1 assistant:a1 user:u2", "a2")
+    play.turn("user:u1 assistant:a1 user:u2 assistant:edited user:u3", "a3")
+    assert play.rows() == [
+        "<user:u1> [a1] <user:u2> [a2]",
+        "<user:u1> {a1} <user:u2> <assistant:edited> <user:u3> [a3]",
+    ]
+    assert play.export().stats.breaks == {"reply_edited": 1}
+
+
+# Status ----------------------------------------------------
+
+STATUS = [
+    (EpisodeStatus.COMPLETED, "stop", "completed"),
+    (EpisodeStatus.COMPLETED, "length", "truncated"),
+    (EpisodeStatus.COMPLETED, "abort", "aborted"),
+    (EpisodeStatus.FAILED, "stop", "failed"),
+    (EpisodeStatus.FAILED, "abort", "failed"),
+    (EpisodeStatus.CANCELLED, "stop", "aborted"),
+    (EpisodeStatus.CANCELLED, "length", "aborted"),
+    (EpisodeStatus.TRUNCATED, "stop", "truncated"),
+    (EpisodeStatus.TRUNCATED, "abort", "aborted"),
+    (EpisodeStatus.TIMED_OUT, "stop", "truncated"),
+]
+
+
+@pytest.mark.parametrize(("episode", "finish", "status"), STATUS)
+def test_a_row_has_the_status_of_its_episode_and_its_last_reply(
+    episode: EpisodeStatus, finish: str, status: str
+) -> None:
+    play = Play()
+    play.turn("user:u1", "a1")
+    play.turn("user:u1 assistant:a1 user:u2", "a2", finish_reason=finish)
+    (sample,) = play.export(replace(FACTS, status=episode)).samples
+    assert (sample.status, sample.finish_reason) == (status, finish)
+
+
+# Arrays and facts ----------------------------------------------------
+
+
+def test_the_arrays_of_a_row_say_the_same_thing() -> None:
+    play = Play()
+    play.turn("user:u1 user:u2", "a1", logprobs=[-0.25, -0.5], versions=("w2", "w1"))
+    play.turn("user:u1 user:u2 assistant:a1 user:x", "bx", logprobs=[-1, -2], versions=("w1",))
+    play.turn("user:u1 user:u2 assistant:a1 user:y", "by", logprobs=[-3, -4], versions=("w3",))
+    first, second = play.export().samples
+    assert first.weight_version_names == ("w2", "w1")
+    assert first.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1]
+    assert first.logprobs.tolist() == [0, 0, -0.25, -0.5, 0, -1, -2]
+    assert first.weight_version.tolist() == [-1, -1, 0, 1, -1, 1, 1]
+    assert [(s.context_start, s.start, s.end, s.trained) for s in first.turn_spans] == [
+        (0, 2, 4, True),
+        (4, 5, 7, True),
+    ]
+    # The shared completion: sampled here too (a version), but not trained here (no mask, no logprob).
+    assert second.loss_mask.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert second.logprobs.tolist() == [0, 0, 0, 0, 0, -3, -4]
+    assert second.weight_version.tolist() == [-1, -1, 0, 1, -1, 2, 2]
+    assert second.weight_version_names == ("w2", "w1", "w3")
+    assert [span.trained for span in second.turn_spans] == [False, True]
+    for sample in (first, second):
+        arrays = (sample.input_ids, sample.loss_mask, sample.logprobs, sample.weight_version)
+        assert [array.dtype.name for array in arrays] == ["int32", "uint8", "float32", "int32"]
+
+
+def test_every_row_carries_the_facts_of_its_episode() -> None:
+    facts = replace(FACTS, rollout_id="r", group_id="g", attempt=2, reward=0.5, metadata={"k": 1})
+    for sample in forked().export(facts).samples:
+        assert (sample.rollout_id, sample.group_id, sample.attempt) == ("r", "g", 2)
+        assert (sample.reward, sample.metadata) == (0.5, {"k": 1})
+
+
+def test_ungraded_rows_have_no_reward() -> None:
+    assert [sample.reward for sample in forked().export().samples] == [None, None]
+
+
+def test_statistics_are_those_of_the_forest() -> None:
+    play = forked()
+    play.turn([Message("user", "u1"), reply(" a1 ", reasoning="r"), Message("user", "z")], "bz")
+    play.turn("user:other", "c")
+    stats = play.export(replace(FACTS, discarded={"engine_error": 3})).stats
+    assert stats.model_dump() == {
+        "sampled_tokens": 10,
+        "trained_tokens": 10,
+        "untrained": {},
+        "discarded": {"engine_error": 3},
+        "rerendered_tokens": 0,
+        "turns": 5,
+        "roots": 2,
+        "branches": 2,
+        "breaks": {"new_conversation": 1},
+        "cosmetic": {"text_trimmed": 1, "reasoning_changed": 1},
+    }
