@@ -1,0 +1,69 @@
+"""``turnstile audit``: have the server re-score recorded tokens on its engine and check every invariant.
+
+It only asks a server, so it is part of the thin client and works wherever a trainer runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
+from turnstile.cli.output import FAILED, USAGE, fail, reported, show_table, table
+from turnstile.models import AuditReport
+
+
+def audit(
+    episode_ids: Annotated[list[str] | None, typer.Argument(help="Episodes to audit.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every episode of the server.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Re-score recorded tokens on the engine and check every invariant. Exit 1 if an episode does not pass."""
+    if bool(episode_ids) == every:
+        fail("name episodes or give --all, one of the two", USAGE)
+    with reported(), connect(url, key, data_dir) as client:
+        wanted = list(episode_ids or (episode.episode_id for episode in client.episodes()))
+        reports = []
+        for episode_id in wanted:
+            reports.append(client.audit(episode_id))
+            if as_json:
+                typer.echo(reports[-1].model_dump_json())
+    if not as_json:
+        _show(reports)
+    if not all(report.passed for report in reports):
+        raise typer.Exit(FAILED)
+
+
+def _show(reports: list[AuditReport]) -> None:
+    rows = table("episode", "#turns", "#re-scored", "#tokens", "#max |Δlogprob|", "skipped", "passed")
+    for report in reports:
+        scored = [turn for turn in report.turns if turn.max_abs_delta is not None]
+        skipped = Counter(turn.skipped for turn in report.turns if turn.skipped is not None)
+        rows.add_row(
+            report.episode_id,
+            str(len(report.turns)),
+            str(len(scored)),
+            str(sum(turn.tokens for turn in scored)),
+            _distance(report.max_abs_delta),
+            ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
+            "yes" if report.passed else "NO",
+        )
+    show_table(rows)
+    for report in reports:
+        for check in report.invariants:
+            for failure in check.failures:
+                typer.echo(f"{report.episode_id}: {check.name}: {failure}")
+    distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
+    passed = sum(report.passed for report in reports)
+    typer.echo(
+        f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {_distance(max(distances, default=None))}"
+    )
+
+
+def _distance(nats: float | None) -> str:
+    return "-" if nats is None else f"{nats:.2e}"

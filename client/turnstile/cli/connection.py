@@ -1,0 +1,49 @@
+"""Which server a command talks to, and with which key: flags, then the environment, then a data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnstile.cli.output import USAGE, fail
+from turnstile.sync import Client
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_DATA_DIR = Path("turnstile-data")
+KEY_FILE = "control.key"
+
+UrlOption = Annotated[
+    list[str] | None,
+    typer.Option("--url", envvar="TURNSTILE_URL", help=f"Server URL; repeat for several. Default {DEFAULT_URL}."),
+]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", envvar="TURNSTILE_CONTROL_KEY", help="Control key.", show_default=False)
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help=f"The server's data directory, to read its {KEY_FILE}. Default ./{DEFAULT_DATA_DIR}."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")]
+
+
+def connect(urls: Sequence[str] | None, key: str | None, data_dir: Path | None) -> Client:
+    """The client for a command's options; nothing is sent yet."""
+    return Client(list(urls or (DEFAULT_URL,)), key=key or _key_from(data_dir))
+
+
+def _key_from(data_dir: Path | None) -> str | None:
+    """The key in the data directory. Only a directory that was named must have one: the server may be open,
+    and the URL may carry the key."""
+    path = (data_dir or DEFAULT_DATA_DIR) / KEY_FILE
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        if data_dir is not None:
+            reason = error.strerror if isinstance(error, OSError) else "not a key"
+            fail(f"cannot read the control key in {path}: {reason}", USAGE)
+        return None

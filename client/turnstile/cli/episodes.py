@@ -1,0 +1,196 @@
+"""``turnstile episodes``: list, show and export what a server has recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
+from turnstile.cli.output import USAGE, fail, reported, show_table, table
+from turnstile.models import Episode, EpisodeStatus, Turn
+from turnstile.models.wire import encode_samples, sample_as_json
+from turnstile.sync import Client
+
+app = typer.Typer(no_args_is_help=True, help="List, show and export recorded episodes.")
+
+StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="Only episodes of this status.")]
+GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    SAFETENSORS = "safetensors"
+
+
+@app.command("list")
+def list_episodes(
+    status: StatusOption = None,
+    group_id: GroupOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0 for all.")] = 50,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Episodes, newest first."""
+    with reported(), connect(url, key, data_dir) as client:
+        found = islice(client.episodes(status=status, group_id=group_id), limit or None)
+        if as_json:
+            for episode in found:
+                typer.echo(episode.model_dump_json())
+            return
+        rows = table("episode", "status", "agent", "group", "#reward", "#turns", "#trained/sampled", "created")
+        for episode in found:
+            rows.add_row(*_row(episode))
+        show_table(rows)
+
+
+@app.command("show")
+def show_episode(
+    episode_id: str,
+    turns: Annotated[bool, typer.Option("--turns", help="Its turns too.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """One episode: its state, its token accounting and, with --turns, every model call."""
+    with reported(), connect(url, key, data_dir) as client:
+        handle = client.episode(episode_id)
+        episode = handle.status()
+        recorded = handle.turns() if turns else ()
+        if as_json:
+            typer.echo(episode.model_dump_json())
+            for turn in recorded:
+                typer.echo(turn.model_dump_json())
+            return
+        facts = table("field", "value")
+        for name, value in episode.model_dump(mode="json", exclude={"schema_version", "stats"}).items():
+            facts.add_row(name, _cell(value))
+        for name, value in episode.stats.model_dump(mode="json").items():
+            facts.add_row(f"stats.{name}", _cell(value))
+        show_table(facts)
+        if turns:
+            calls = table("#seq", "turn", "parent", "dialect", "#context", "#completion", "finish", "break")
+            for turn in recorded:
+                calls.add_row(*_turn_row(turn))
+            show_table(calls)
+
+
+@app.command("export")
+def export_episodes(
+    episode_ids: Annotated[
+        list[str] | None, typer.Argument(help="Episodes; none: all that the filters leave.")
+    ] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="One JSON line per sample, or safetensors.")
+    ] = Format.JSONL,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="jsonl: a file (default stdout); safetensors: a folder, one file per episode."),
+    ] = None,
+    include_untrained: Annotated[
+        bool, typer.Option("--include-untrained", help="Rows whose mask is 0 too.")
+    ] = False,
+    status: StatusOption = None,
+    group_id: GroupOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """The samples of episodes, for a trainer."""
+    if format_ is Format.SAFETENSORS and out is None:
+        fail("--format safetensors needs --out FOLDER", USAGE)
+    with reported(), connect(url, key, data_dir) as client:
+        wanted = episode_ids or _ids(client, status, group_id)
+        if format_ is Format.SAFETENSORS and out is not None:
+            count = _export_safetensors(client, wanted, out, include_untrained)
+        else:
+            count = _export_jsonl(client, wanted, out, include_untrained)
+    typer.echo(f"{count} samples exported", err=True)
+
+
+def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> Iterator[str]:
+    return (episode.episode_id for episode in client.episodes(status=status, group_id=group_id))
+
+
+def _export_jsonl(client: Client, episode_ids: Iterable[str], out: Path | None, include_untrained: bool) -> int:
+    count = 0
+    with _text_output(out) as file:
+        for episode_id in episode_ids:
+            for sample in client.episode(episode_id).samples(include_untrained=include_untrained).samples:
+                file.write(json.dumps(sample_as_json(sample)) + "\n")
+                count += 1
+    return count
+
+
+def _export_safetensors(client: Client, episode_ids: Iterable[str], out: Path, include_untrained: bool) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for episode_id in episode_ids:
+        found = client.episode(episode_id).samples(include_untrained=include_untrained)
+        with _whole(out / f"{episode_id}.safetensors") as partial:
+            partial.write_bytes(encode_samples(found))
+        count += len(found.samples)
+    return count
+
+
+@contextmanager
+def _text_output(out: Path | None) -> Iterator[TextIO]:
+    if out is None or str(out) == "-":
+        yield sys.stdout
+        return
+    with _whole(out) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` that takes its place when the block ends well: no export is ever half there."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _row(episode: Episode) -> tuple[str, ...]:
+    stats = episode.stats
+    return (
+        episode.episode_id,
+        episode.status.value,
+        episode.agent,
+        episode.group_id or "",
+        "" if episode.reward is None else f"{episode.reward:.3g}",
+        str(stats.turns),
+        f"{stats.trained_tokens}/{stats.sampled_tokens}",
+        datetime.fromtimestamp(episode.timings.created_at).strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def _turn_row(turn: Turn) -> tuple[str, ...]:
+    return (
+        str(turn.seq),
+        turn.turn_id,
+        turn.parent_id or "(root)",
+        turn.dialect,
+        str(len(turn.context_ids)),
+        str(len(turn.completion_ids)),
+        turn.finish_reason,
+        turn.break_.reason.value if turn.break_ is not None else "",
+    )
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,156 @@
+"""``turnstile serve``: flags to settings, settings to a running server.
+
+Flags set only what people change from run to run; everything else is in the settings' file and environment.
+A configuration that cannot be is told setting by setting, with exit code 2, before anything is started.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from turnstile_server.app import run
+from turnstile_server.settings import Settings, load_settings
+
+USAGE = 2
+
+
+class EngineKind(StrEnum):
+    EMBEDDED = "embedded"
+    SGLANG = "sglang"
+
+
+class Durability(StrEnum):
+    POWER = "power"
+    PROCESS = "process"
+
+
+class RendererBackend(StrEnum):
+    AUTO = "auto"
+    TEMPLATE = "template"
+    RENDERERS = "renderers"
+
+
+class ToolFormat(StrEnum):
+    AUTO = "auto"
+    HERMES = "hermes"
+    NONE = "none"
+
+
+class ThinkingHistory(StrEnum):
+    KEEP = "keep"
+    TEMPLATE = "template"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def serve(
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Hugging Face folder: tokenizer, chat template, weights.")
+    ] = None,
+    engine: Annotated[EngineKind | None, typer.Option("--engine", help="Which engine samples.")] = None,
+    engine_url: Annotated[str | None, typer.Option("--engine-url", help="Base URL of a running engine.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings file (TOML), below flags and environment.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Journal, index, keys. One server per directory.")
+    ] = None,
+    control_host: Annotated[
+        str | None, typer.Option("--control-host", help="Its address; control door.")
+    ] = None,
+    control_port: Annotated[
+        int | None, typer.Option("--control-port", help="Port of the control door; 0 takes a free one.")
+    ] = None,
+    agent_host: Annotated[str | None, typer.Option("--agent-host", help="Address of the agent door.")] = None,
+    agent_port: Annotated[
+        int | None, typer.Option("--agent-port", help="Port of the agent door; 0 takes a free one.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option("--public-url", help="URL that agents reach the agent door by.")
+    ] = None,
+    durability: Annotated[
+        Durability | None, typer.Option("--durability", help="What an acknowledged turn survives.")
+    ] = None,
+    renderer: Annotated[RendererBackend | None, typer.Option("--renderer", help="Who renders prompts.")] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", help="Model family of `--renderer renderers`, e.g. qwen3.")
+    ] = None,
+    tool_format: Annotated[
+        ToolFormat | None, typer.Option("--tool-format", help="Call format of the template backend.")
+    ] = None,
+    thinking_history: Annotated[
+        ThinkingHistory | None, typer.Option("--thinking-history", help="Whether earlier thinking stays.")
+    ] = None,
+    log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="How much is logged.")] = None,
+) -> None:
+    """Run a server: the control door for trainers, the agent door for agents, an engine behind them."""
+    flags = {
+        "model": model,
+        "data_dir": data_dir,
+        "log_level": log_level,
+        "engine.kind": engine,
+        "engine.url": engine_url,
+        "control.host": control_host,
+        "control.port": control_port,
+        "gate.host": agent_host,
+        "gate.port": agent_port,
+        "gate.public_url": public_url,
+        "journal.durability": durability,
+        "rendering.backend": renderer,
+        "rendering.family": family,
+        "rendering.tool_format": tool_format,
+        "rendering.thinking_history": thinking_history,
+    }
+    raise typer.Exit(run(_settings(nested(flags), config)))
+
+
+def nested(flags: dict[str, Any]) -> dict[str, Any]:
+    """``{"gate.port": 1, "model": None}`` as ``{"gate": {"port": 1}}``: flags that were not given are absent."""
+    out: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        section, _, field = name.rpartition(".")
+        target = out.setdefault(section, {}) if section else out
+        target[field] = value.value if isinstance(value, StrEnum) else value
+    return out
+
+
+def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
+    try:
+        if config is not None and not config.is_file():
+            _refuse(f"--config {config}: no such file")
+        return load_settings(flags, config)
+    except tomllib.TOMLDecodeError as error:
+        _refuse(f"--config {config}: not TOML: {error}")
+    except OSError as error:
+        _refuse(f"--config {config}: {error.strerror}")
+    except ValidationError as error:
+        _refuse(*(_fault(dict(item)) for item in error.errors(include_url=False)))
+    raise AssertionError("unreachable")
+
+
+def _fault(item: dict[str, Any]) -> str:
+    """One wrong setting as a line: its name, what it was set to, why that cannot be."""
+    name = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"setting {name}: there is no such setting"
+    value = "(a key)" if name == "control.key" else repr(item["input"])
+    return f"setting {name} = {value}: {item['msg']}"
+
+
+def _refuse(*lines: str) -> None:
+    for line in lines:
+        typer.echo(f"turnstile: {line}", err=True)
+    raise typer.Exit(USAGE)
