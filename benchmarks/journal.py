@@ -1,0 +1,136 @@
+"""What the journal adds to a turn: encoding, append latency, records per second; time in fdatasync apart.
+
+    python benchmarks/journal.py [--dir DIR] [--seconds S] [--context TOKENS]
+
+Each row is one open journal. ``appenders`` tasks append turns as fast as they are acknowledged. ``fsync`` is the p50
+of one fdatasync, which is the disk's; with one appender ``rest`` is the append's p50 without it, the journal's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from turnstile.models import Message, SamplingUsed, Turn, TurnTimings, WeightSpan
+from turnstile_server.journal import FileJournal, turn_of, turn_record
+from turnstile_server.journal.files import RealFiles
+from turnstile_server.journal.segments import encode, record_header
+from turnstile_server.settings import JournalSettings
+
+
+def example_turn(context: int, completion: int = 150) -> Turn:
+    """A turn of an agent that read a file: ``context`` new tokens, about four characters each."""
+    return Turn(
+        turn_id="turn_0199",
+        episode_id="ep_0199",
+        parent_id="turn_0198",
+        seq=7,
+        dialect="chat",
+        context_ids=np.arange(context, dtype=np.int32),
+        completion_ids=np.arange(completion, dtype=np.int32),
+        logprobs=np.full(completion, -0.5, np.float32),
+        weight_spans=(WeightSpan(start=0, end=completion, version="w1"),),
+        finish_reason="stop",
+        sampling=SamplingUsed(max_new_tokens=1024),
+        asked_sampling={"temperature": 0.0, "max_tokens": 1024},
+        template_hash="0" * 64,
+        tools_key="1" * 64,
+        request_key="2" * 64,
+        new_messages=(Message("tool", "word " * (context * 4 // 5), tool_call_id="call_1"),),
+        reply=Message("assistant", "x" * completion * 4),
+        timings=TurnTimings(started_at=1.0),
+    )
+
+
+def milliseconds(values: list[float], share: float) -> float:
+    return 1e3 * float(np.quantile(values, share))
+
+
+def encoding(context: int) -> None:
+    turn = example_turn(context)
+    steps = {
+        "turn to record": lambda: turn_record(turn),
+        "record to bytes": lambda: encode(turn_record(turn)),
+        "with checksum": lambda: record_header(encode(turn_record(turn))),
+        "record to turn": lambda: turn_of(turn_record(turn)),
+    }
+    size = encode(turn_record(turn)).size
+    for name, step in steps.items():
+        times = []
+        for _ in range(300):
+            started = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - started)
+        p50, p99 = milliseconds(times, 0.5), milliseconds(times, 0.99)
+        print(f"encode  context={context:<7} {size:>8} bytes  {name:16} p50 {p50:7.3f} ms  p99 {p99:7.3f} ms")
+
+
+class TimedFiles(RealFiles):
+    """Real files that remember how long each fdatasync took."""
+
+    def __init__(self) -> None:
+        self.syncs: list[float] = []
+
+    def sync(self, fd: int) -> None:
+        started = time.perf_counter()
+        super().sync(fd)
+        self.syncs.append(time.perf_counter() - started)
+
+
+async def appending(directory: Path, durability: str, appenders: int, seconds: float, context: int) -> None:
+    settings = JournalSettings.model_validate({"durability": durability})
+    files = TimedFiles()
+    journal = await FileJournal.open(directory, settings, files)
+    turn = example_turn(context)
+    latencies: list[float] = []
+    began, cpu = time.perf_counter(), time.process_time()
+
+    async def appender() -> None:
+        while time.perf_counter() - began < seconds:
+            started = time.perf_counter()
+            await journal.append(turn_record(turn))
+            latencies.append(time.perf_counter() - started)
+
+    await asyncio.gather(*(appender() for _ in range(appenders)))
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    stats = journal.stats
+    fsync = milliseconds(files.syncs, 0.5) if durability == "power" else 0.0
+    p50 = milliseconds(latencies, 0.5)
+    print(
+        f"append  context={context:<7} {durability:8} appenders={appenders:<3} "
+        f"p50 {p50:7.3f} ms  p99 {milliseconds(latencies, 0.99):7.3f} ms  fsync {fsync:6.3f} ms  "
+        f"rest {f'{p50 - fsync:6.3f} ms' if appenders == 1 else '-':9}  {len(latencies) / wall:8.0f} records/s  "
+        f"{stats.appended_records / max(stats.commits, 1):5.1f} per commit  "
+        f"{1e6 * cpu / len(latencies):6.0f} us cpu/record"
+    )
+    await journal.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, default=None, help="where to write (default: a temporary folder)")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--context", type=int, nargs="*", default=[300, 8_000])
+    options = parser.parse_args()
+    print(f"{platform.platform()}, Python {platform.python_version()}")
+    for context in options.context:
+        encoding(context)
+    for context in options.context:
+        for durability in ("power", "process"):
+            for appenders in (1, 64):
+                directory = Path(tempfile.mkdtemp(prefix="journal-benchmark-", dir=options.dir))
+                try:
+                    asyncio.run(appending(directory, durability, appenders, options.seconds, context))
+                finally:
+                    shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()
