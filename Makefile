@@ -27,6 +27,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/demo.py examples/local.py scripts/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
+	$(BIN)/python scripts/settings_doc.py --check
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py

@@ -41,23 +41,24 @@ _ENDED = frozenset(
 class Sampling(Model):
     """Training sampling, pinned by the trainer. What an agent asks for is recorded, not obeyed."""
 
-    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=-1, ge=-1)
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    temperature: float = Field(
+        default=1.0, ge=0.0, le=10.0, description="Softmax temperature; 0 is greedy, and untrained by default."
+    )
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus; recorded logprobs are untruncated.")
+    top_k: int = Field(default=-1, ge=-1, description="The k likeliest tokens only; -1 is all.")
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="Least share of the likeliest token's chance.")
 
 
 class Limits(Model):
     """Budgets of an episode. None means the server's ceiling; more than the ceiling is refused with 422."""
 
-    max_turns: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Per model call."""
-    max_sampled_tokens: int | None = Field(default=None, ge=1)
-    """Per episode."""
-    wall_s: float | None = Field(default=None, gt=0)
-    idle_s: float | None = Field(default=None, gt=0)
-    """Longest time without a model call in flight."""
+    max_turns: int | None = Field(default=None, ge=1, description="Model calls.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="Sampled tokens per model call.")
+    max_sampled_tokens: int | None = Field(default=None, ge=1, description="Sampled tokens per episode.")
+    wall_s: float | None = Field(default=None, gt=0, description="Seconds from creation; then `timed_out`.")
+    idle_s: float | None = Field(
+        default=None, gt=0, description="Seconds without a model call in flight; then `timed_out`."
+    )
 
 
 class TaskRef(Model):
