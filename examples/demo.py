@@ -23,12 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from agents import AGENTS, AgentError, Job, make_repository, run_agent
-from local import LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
+from local import TURNSTILE, LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
 from turnstile import AsyncClient, TurnstileError
 from turnstile.models import Episode, EpisodeStatus, SampleSet
 
@@ -55,7 +56,7 @@ async def run_episode(
     started = time.monotonic()
     repo = make_repository(work / f"repo-{index}")
     limits = {"max_completion_tokens": COMPLETION_TOKENS}
-    async with await client.create_episode(TASK, limits=limits, group_id="demo") as episode:
+    async with await client.create_episode(TASK, episode_id=f"demo-{index + 1}", limits=limits) as episode:
         assert episode.episode_key is not None
         job = Job(TASK, repo, episode.model_url, episode.episode_key, arguments.turns, stream=index % 2 == 1)
         async with asyncio.TaskGroup() as group:
@@ -83,24 +84,23 @@ def check(outcome: Outcome) -> None:
 
 
 def table_of(outcomes: list[Outcome]) -> Table:
-    table = Table(title="Episodes")
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("episode", no_wrap=True)
-    for column in ("turns", "sampled", "trained", "samples"):
-        table.add_column(column, justify="right")
+    for column in ("turns", "sampled", "trained", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("breaks")
-    table.add_column("seconds", justify="right")
     for outcome in outcomes:
         stats = outcome.samples.stats
         breaks = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.breaks.items())) or "none"
-        counts = (stats.turns, stats.sampled_tokens, stats.trained_tokens, len(outcome.samples.samples))
-        table.add_row(outcome.episode.episode_id, *map(str, counts), breaks, f"{outcome.seconds:.1f}")
+        counts = (stats.turns, stats.sampled_tokens, stats.trained_tokens)
+        table.add_row(outcome.episode.episode_id, *map(str, counts), f"{outcome.seconds:.1f}", breaks)
     return table
 
 
 async def audit(server: LocalServer) -> None:
     """`turnstile audit --all`, the command that a person would type; its output is shown as it comes."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "turnstile", "audit", "--all"),
+        *(TURNSTILE, "audit", "--all"),
         env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
     )
     async with stopped_at_exit(process):
@@ -133,7 +133,7 @@ async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> N
         for outcome in outcomes:
             check(outcome)
         await audit(server)
-    console.print("Passed: every sampled token is accounted for, the audit holds, nothing is left running.")
+    console.print("Passed: every token accounted for, audit passed, nothing left running.")
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TURNSTILE = str(Path(sys.executable).with_name("turnstile"))
+"""The installed command."""
 MAKER = ROOT / "examples" / "make_tiny_model.py"
 START_S = 180.0
 STOP_S = 30.0
@@ -71,7 +73,7 @@ async def serve(
     log = data_dir.parent / "server.log"
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "turnstile", "serve", *engine, *ports, *folders, *options),
+            *(TURNSTILE, "serve", *engine, *ports, *folders, *options),
             env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -33,8 +33,9 @@ def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_it_passes_and_says_what_it_recorded() -> None:
     done = run_demo("--episodes", "2", "--turns", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if "ep_" in line and "│" in line]
-    assert [row[3] for row in rows] == ["3", "3"], done.stdout  # turns
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  demo-")]
+    assert [row[:2] for row in rows] == [["demo-1", "3"], ["demo-2", "3"]], done.stdout  # turns
+    assert done.stdout.count("yes") == 2, done.stdout  # audited
     assert "Passed" in done.stdout
 
 
