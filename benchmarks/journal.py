@@ -2,8 +2,8 @@
 
     python benchmarks/journal.py [--dir DIR] [--seconds S] [--context TOKENS]
 
-Each row is one open journal. ``appenders`` tasks append turns as fast as they are acknowledged. ``fsync`` is the p50
-of one fdatasync, which is the disk's; with one appender ``rest`` is the append's p50 without it, the journal's own.
+Each row is one open journal. ``appenders`` tasks append turns as fast as they are acknowledged. ``fsync`` is the
+p50 of one fdatasync, which is the disk's; with one appender ``rest`` is the append's p50 without it: the journal.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +51,12 @@ def example_turn(context: int, completion: int = 150) -> Turn:
 
 
 def milliseconds(values: list[float], share: float) -> float:
-    return 1e3 * float(np.quantile(values, share))
+    return 1e3 * float(np.quantile(np.asarray(values), share))
 
 
 def encoding(context: int) -> None:
     turn = example_turn(context)
-    steps = {
+    steps: dict[str, Callable[[], object]] = {
         "turn to record": lambda: turn_record(turn),
         "record to bytes": lambda: encode(turn_record(turn)),
         "with checksum": lambda: record_header(encode(turn_record(turn))),
@@ -63,7 +64,7 @@ def encoding(context: int) -> None:
     }
     size = encode(turn_record(turn)).size
     for name, step in steps.items():
-        times = []
+        times: list[float] = []
         for _ in range(300):
             started = time.perf_counter()
             step()
