@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from pathlib import Path
 
 import anyio
@@ -242,15 +243,18 @@ async def test_an_abandoned_open_gives_the_directory_back(tmp_path: Path) -> Non
 
 
 async def test_close_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
-    def held() -> tuple[set[str], int]:
+    def held() -> tuple[set[str], set[str]]:
         links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
         targets = {os.readlink(link) for link in links if os.path.lexists(link)}
-        return {target for target in targets if str(tmp_path) in target}, len(os.listdir("/proc/self/task"))
+        threads = {thread.name for thread in threading.enumerate()}
+        return (
+            {target for target in targets if str(tmp_path) in target},
+            {name for name in threads if name.startswith("journal-")},
+        )
 
-    _, threads = held()
     journal = await FileJournal.open(tmp_path, small())
     await asyncio.gather(*(journal.append(turn("e", number, items=5000)) for number in range(20)))
     await journal.read("e")
-    assert held()[0]
+    assert all(held())
     await journal.close()
-    assert held() == (set(), threads)
+    assert held() == (set(), set())
