@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from turnstile_server.errors import StartupError
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.rendering.vocabulary import load_vocabulary, tokenizer_fingerprint
@@ -15,4 +16,11 @@ __all__ = ["create_renderer", "tokenizer_fingerprint"]
 def create_renderer(model_dir: Path, settings: RenderingSettings) -> Renderer:
     """The renderer for a Hugging Face folder. Raises StartupError, saying what is missing and what to do."""
     vocabulary = load_vocabulary(model_dir)
-    return TemplateRenderer(vocabulary, settings)
+    if settings.backend != "renderers":
+        return TemplateRenderer(vocabulary, settings)
+    # An optional and heavy dependency (over a second), needed by this backend only.
+    try:
+        from turnstile_server.rendering.family import FamilyRenderer  # noqa: PLC0415
+    except ImportError as error:
+        raise StartupError(f"rendering.backend = renderers: the package cannot be imported: {error}") from error
+    return FamilyRenderer(vocabulary, settings)

@@ -1,0 +1,259 @@
+"""The `renderers` backend: hand-written renderers of model families, behind our own contract.
+
+The package (pinned, see `pyproject.toml`) knows each family's template and call format. What it does not keep
+is kept here: content never becomes control (`ShieldedTokenizer`), `developer` is not dropped, a continuation
+is accepted only if it begins with exactly the prompt and completion, and a call that did not parse is text.
+The package is imported here only, and this module only when the backend is chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import renderers
+from renderers.base import ParsedResponse
+from renderers.configs import config_from_name
+
+from turnstile.models import Int32Array, Message, Tool, ToolCall
+from turnstile_server.errors import InvalidRequest, StartupError
+from turnstile_server.rendering.conventions import find_tags
+from turnstile_server.rendering.detokenizer import Detokenizer, TokenBytes
+from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder
+from turnstile_server.rendering.family_parser import FamilyReplyParser
+from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
+from turnstile_server.rendering.thinking import mentions_thinking, opened_by
+from turnstile_server.rendering.vocabulary import Vocabulary
+from turnstile_server.settings import RenderingSettings
+
+_TAIL = 64
+"""Prompt ids that a continuation looks at: the generation prompt."""
+
+_BRACKETS = ("<", "</", "<|", "<｜", "[", ">", "|>", "｜>", "]")
+"""What the families' code may write around a caller's string."""
+
+_NAMES_RESULTS = frozenset({"gpt-oss"})
+"""Families that write the called tool's name into its result, and cannot look it up in a continuation."""
+
+
+class ShieldedTokenizer:
+    """The tokenizer that the package is given. Encodes stand-ins as the ordinary text they stand for.
+
+    Also counts the bytes it tokenizes. State of a call is in context variables: safe in several threads.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encoder: TextEncoder) -> None:
+        self.name_or_path = str(vocabulary.path)
+        self.unk_token_id = None
+        eos = vocabulary.special_names.get("eos_token")
+        self.eos_token_id = None if eos is None else vocabulary.tokenizer.token_to_id(eos)
+        self._tokenizer = vocabulary.tokenizer
+        self._encoder = encoder
+        self._shield: ContextVar[Shield] = ContextVar("shield", default=NO_SHIELD)
+        self._bytes: ContextVar[int] = ContextVar("bytes", default=0)
+
+    def begin(self, shield: Shield) -> None:
+        self._shield.set(shield)
+        self._bytes.set(0)
+
+    @property
+    def tokenized_bytes(self) -> int:
+        return self._bytes.get()
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        shield = self._shield.get()
+        encoded = self._encoder.encode(shield.unescape(text), shield)
+        self._bytes.set(self._bytes.get() + encoded.tokenized_bytes)
+        return encoded.ids
+
+    def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else [int(index) for index in token_ids]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+
+class FamilyRenderer:
+    """`Renderer` over the package. Raises StartupError for an unknown family or one that does not fit."""
+
+    def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings) -> None:
+        family = settings.family
+        if family is None:
+            raise StartupError("rendering.backend = renderers needs rendering.family, e.g. qwen3")
+        self._family = family
+        self._vocabulary = vocabulary
+        self._encoder = TextEncoder(vocabulary)
+        self._glued = self._encoder.control.glued(_BRACKETS)
+        self._table = TokenBytes(vocabulary)
+        self._tags = find_tags(vocabulary, calls=True)
+        self._tokenizer = ShieldedTokenizer(vocabulary, self._encoder)
+        self._keep = settings.thinking_history == "keep"
+        self._renderer = self._make(family, settings, keep=self._keep)
+        # Only tells why a continuation is refused.
+        self._keeping = self._renderer if self._keep else self._make(family, settings, keep=True)
+        self._stop_ids = tuple(dict.fromkeys([*self._renderer.get_stop_token_ids(), *vocabulary.stop_ids]))
+        try:
+            self.render([Message("user", "Hello")], [])
+        except InvalidRequest as error:
+            raise StartupError(f"family {family} cannot render one user message: {error}") from error
+        self._streams = self._calls_begin_with_control()
+        parts = (
+            f"renderers/{version('renderers')}",
+            family,
+            settings.template_kwargs,
+            settings.thinking_history,
+            vocabulary.fingerprint,
+        )
+        self._hash = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _make(self, family: str, settings: RenderingSettings, *, keep: bool) -> Any:
+        try:
+            config = config_from_name(family)
+        except ValueError as error:
+            raise StartupError(f"rendering.family = {family!r} is unknown: {error}") from error
+        if config is None or family == "default":
+            raise StartupError(f"rendering.family = {family!r} names no family; it is never guessed")
+        try:
+            if keep:
+                config = type(config)(thinking_retention="all")
+            return renderers.create_renderer(
+                self._tokenizer, config, chat_template_kwargs=settings.template_kwargs or None
+            )
+        except Exception as error:
+            raise StartupError(f"family {family} does not fit {self._vocabulary.path}: {error}") from error
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    @property
+    def template_hash(self) -> str:
+        return self._hash
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.size
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """Every family has its call format."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+        if not messages:
+            raise InvalidRequest("a call needs at least one message")
+        prepared = self._prepare(self._stock(messages), tools)
+        ids = self._render(prepared)
+        tokenized = self._tokenizer.tokenized_bytes
+        if prepared.fenced is not None:
+            fenced = self._render(prepared.fenced)
+            if self._tokenizer.decode(fenced) == self._tokenizer.decode(ids):
+                ids = fenced
+        return Rendered(np.array(ids, dtype=np.int32), tokenized)
+
+    def bridge(
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Bridge | CannotBridge:
+        stock = self._stock(new_messages)
+        if self._family in _NAMES_RESULTS:
+            names = {call.id: call.name for call in end.reply.tool_calls}
+            for message in stock:
+                name = names.get(message.get("tool_call_id"))
+                if message["role"] == "tool" and name is not None:
+                    message.setdefault("name", name)
+        prepared = self._prepare(stock, tools)
+        suffix = self._suffix(self._renderer, end, prepared)
+        if suffix is None:
+            if not self._keep and self._thought(end) and self._suffix(self._keeping, end, prepared) is not None:
+                return CannotBridge("thinking_stripped", f"{self._family} drops earlier thinking here")
+            return CannotBridge("renderer_cannot_continue", f"{self._family} has no continuation here")
+        tokenized = self._tokenizer.tokenized_bytes
+        if prepared.fenced is not None:
+            fenced = self._suffix(self._renderer, end, prepared.fenced)
+            if fenced is not None and self._tokenizer.decode(fenced) == self._tokenizer.decode(suffix):
+                suffix = fenced
+        return Bridge(np.array(suffix, dtype=np.int32), tokenized)
+
+    def parser(
+        self, tools: Sequence[Tool], *, prompt_tail: Int32Array, stop: Sequence[str] = (), parse_calls: bool = True
+    ) -> FamilyReplyParser:
+        specs = [dict(tool.spec) for tool in tools]
+        prompt = prompt_tail[-_TAIL:].tolist()
+
+        def whole(ids: list[int]) -> ParsedResponse:
+            self._tokenizer.begin(NO_SHIELD)
+            return self._renderer.parse_response(ids, tools=specs or None, prompt_ids=prompt)
+
+        return FamilyReplyParser(
+            whole,
+            self._table,
+            self._tags,
+            known_tools=frozenset(tool.name for tool in tools),
+            stop_ids=frozenset(self._stop_ids),
+            thinking=opened_by(prompt_tail, self._tags, self._table),
+            stop=stop,
+            parse_calls=parse_calls and bool(tools),
+            streams=self._streams,
+        )
+
+    def decode(self, ids: Sequence[int] | Int32Array) -> str:
+        return self._tokenizer.decode(ids)
+
+    def _stock(self, messages: Sequence[Message]) -> list[Stock]:
+        return [stock_message(message, knows_developer=False) for message in messages]
+
+    def _prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
+        return prepare(messages, tools, self._encoder.control, glued=self._glued)
+
+    def _render(self, prepared: Prepared) -> list[int]:
+        self._tokenizer.begin(prepared.shield)
+        try:
+            ids = self._renderer.render_ids(
+                prepared.messages, tools=prepared.tools or None, add_generation_prompt=True
+            )
+        except Exception as error:
+            raise InvalidRequest(f"{self._family} refuses these messages: {error}") from error
+        return list(ids)
+
+    def _suffix(self, renderer: Any, end: PathEnd, prepared: Prepared) -> list[int] | None:
+        """What the package appends; None where it refuses, or where it changed what is there."""
+        tail = end.prompt_tail[-_TAIL:].tolist()
+        completion = end.completion_ids.tolist()
+        self._tokenizer.begin(prepared.shield)
+        try:
+            result = renderer.bridge_to_next_turn(
+                tail, completion, prepared.messages, tools=prepared.tools or None
+            )
+        except (ValueError, TypeError, LookupError, AssertionError):
+            return None  # a full render repeats the refusal, with its words
+        held = tail + completion
+        if result is None or result.token_ids[: len(held)] != held:
+            return None
+        return list(result.token_ids[len(held) :])
+
+    def _calls_begin_with_control(self) -> bool:
+        """True when a control token stands between a reply's text and its call, as this family writes it."""
+        call = ToolCall("turnstile_probe", "{}", "call_0")
+        reply = Message("assistant", "turnstile text", tool_calls=(call,))
+        try:
+            ids = self._render(self._prepare(self._stock([Message("user", "Hello"), reply]), []))
+        except InvalidRequest:
+            return False
+        detokenizer = Detokenizer(self._table)
+        text = "".join(
+            "\0" if piece.control is not None else piece.text for index in ids for piece in detokenizer.feed(index)
+        )
+        behind = text.partition("turnstile text")[2]
+        return "\0" in behind.partition("turnstile_probe")[0]
+
+    def _thought(self, end: PathEnd) -> bool:
+        return bool(end.reply.reasoning) or any(
+            mentions_thinking(ids, self._tags, self._table) for ids in (end.prompt_tail, end.completion_ids)
+        )
