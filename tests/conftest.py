@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from local import tiny_model as make_tiny_model
+from sglang_server import sglang_server
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,13 @@ def tiny_model() -> Path:
 def other_tiny_model() -> Path:
     """Same tokenizer and shape, other weights: what a weight update loads."""
     return make_tiny_model(2)
+
+
+@pytest.fixture(scope="session")
+def sglang_url(tiny_model: Path) -> Iterator[str]:
+    """A real SGLang server for the tiny model (needs TURNSTILE_SGLANG_PYTHON; for tests marked `sglang`).
+
+    It is shared by all suites: a test that pauses it or changes its weights puts it back.
+    """
+    with sglang_server(tiny_model) as url:
+        yield url

@@ -5,7 +5,7 @@ SGLang server); every call that ends otherwise than by its finish is aborted on 
 only in the order pause (retract), update, continue, which leaves no stale attention cache. It never
 tokenizes: at start it asks the server to, and compares.
 
-Rids must not be prefixes of each other: SGLang's scheduler aborts by prefix.
+Rids are used once and must not be prefixes of each other: SGLang's scheduler aborts by prefix.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ from turnstile_server.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+ABORT_INTERVAL_S: Final = 0.2
+ABORT_REPEATS: Final = 10
+"""SGLang forgets an abort that comes before it has registered the call (which it does not do while paused), and
+ignores one that repeats another."""
+
 SCORE_PARALLEL: Final = 8
 """Calls in flight while one score is made position by position."""
 
@@ -70,7 +75,8 @@ class SGLangEngine:
         self._facts: ServerFacts | None = None
         self._control = asyncio.Lock()
         self._paused: bool = False
-        self._aborted_in_pause: set[str] = set()
+        self._live: dict[str, object] = {}
+        self._insisting: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -90,6 +96,8 @@ class SGLangEngine:
         )
 
     async def close(self) -> None:
+        for task in self._insisting:
+            task.cancel()
         tasks = list(self._background)
         if tasks:
             await asyncio.wait(tasks, timeout=self._settings.stop_grace_s)
@@ -111,6 +119,7 @@ class SGLangEngine:
             raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
         body = generate_body(input_ids, sampling, rid=rid, stream=stream)
         settled = False
+        call = self._live[rid] = object()
         try:
             async with self._http.call("/generate", body, {"X-SMG-Routing-Key": routing_key}) as reply:
                 if reply.status != 200:
@@ -124,8 +133,10 @@ class SGLangEngine:
             settled = True
             raise
         finally:
+            if self._live.get(rid) is call:
+                del self._live[rid]
             if not settled:
-                self._later(self._abort_quietly(rid))
+                self._later(self._quietly(self.abort(rid)))
 
     async def _unstreamed(self, reply: Reply) -> AsyncGenerator[EngineChunk]:
         reader = ReplyReader()
@@ -158,9 +169,27 @@ class SGLangEngine:
     async def abort(self, rid: str) -> None:
         if not rid:
             raise ValueError("an empty rid would abort every call")
-        if self._paused:
-            # SGLang answers 200 and forgets: calls that arrived in a pause are not yet known to it.
-            self._aborted_in_pause.add(rid)
+        await self._post_abort(rid)
+        if rid in self._live or self._paused:
+            self._insist(rid)
+
+    def _insist(self, rid: str) -> None:
+        """Repeats an abort until the call has ended or, when its caller is gone, for a moment after the pause."""
+        call = self._live.get(rid)
+
+        async def repeat() -> None:
+            left = ABORT_REPEATS
+            while left and self._live.get(rid) is call:
+                await asyncio.sleep(ABORT_INTERVAL_S)
+                if not self._paused and self._live.get(rid) is call:
+                    left -= 1
+                    await self._quietly(self._post_abort(rid))
+
+        task = asyncio.get_running_loop().create_task(repeat())
+        self._insisting.add(task)
+        task.add_done_callback(self._insisting.discard)
+
+    async def _post_abort(self, rid: str) -> None:
         await self._post("/abort_request", {"rid": rid}, self._settings.control_timeout_s)
 
     async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
@@ -205,7 +234,7 @@ class SGLangEngine:
             return parse_json(answer, "The engine's answer")
         finally:
             if not settled:
-                self._later(self._abort_quietly(rid))
+                self._later(self._quietly(self.abort(rid)))
 
     async def state(self) -> EngineState:
         try:
@@ -249,9 +278,6 @@ class SGLangEngine:
         await self._post("/continue_generation", {}, self._settings.control_timeout_s)
         self._paused = False
         self._release_hold()
-        forgotten, self._aborted_in_pause = self._aborted_in_pause, set()
-        for rid in forgotten:
-            await self._post("/abort_request", {"rid": rid}, self._settings.control_timeout_s)
 
     def _release_hold(self) -> None:
         if self._http.hold.held and not self._paused:
@@ -263,11 +289,11 @@ class SGLangEngine:
         if status != 200:
             raise error_for_status(status, answer)
 
-    async def _abort_quietly(self, rid: str) -> None:
+    async def _quietly(self, abort: Coroutine[Any, Any, None]) -> None:
         try:
-            await self.abort(rid)
+            await abort
         except TurnstileError as error:
-            log.warning("call %s could not be aborted on the engine: %s", rid, error.message)
+            log.warning("a call could not be aborted on the engine: %s", error.message)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs ``work`` beyond the caller's cancellation; ``close`` waits for it."""

@@ -1,0 +1,124 @@
+"""Helpers of the engine tests: collecting a call, and an independent forward to compare with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnstile.models import Float32Array, Int32Array
+from turnstile_server.engines.embedded.engine import EmbeddedEngine
+from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
+from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
+from turnstile_server.settings import EngineSettings
+
+TOLERANCE = 1e-4
+"""Largest difference of a logprob from the independent forward, in nats."""
+
+LONG = EngineSampling(max_new_tokens=3900, temperature=0.0)
+"""A call that takes seconds; greedy, because the tiny model then never happens to sample its end token."""
+
+CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of engine and the model it serves; ``url`` when it is attached to."""
+
+    model: Path
+    url: str | None = None
+    incremental: bool = True
+
+    def engine(self, probe: TokenizerProbe) -> Engine:
+        if self.url is not None:
+            return SGLangEngine(self.url, EngineSettings(kind="sglang"), expected_tokenizer=probe)
+        settings = EngineSettings(context_length=CONTEXT, prefill_chunk=64)
+        return EmbeddedEngine(self.model, settings, expected_tokenizer=probe, seed=7, incremental=self.incremental)
+
+
+@dataclass(frozen=True)
+class Result:
+    ids: Int32Array
+    logprobs: Float32Array
+    finish: EngineFinish
+    chunks: int
+
+
+async def collect(
+    engine: Engine,
+    prompt: Int32Array,
+    sampling: EngineSampling,
+    *,
+    rid: str,
+    stream: bool = True,
+    started: asyncio.Event | None = None,
+    start_after: int = 1,
+) -> Result:
+    """Runs one call and checks the laws of its chunks. ``started`` is set at ``start_after`` tokens."""
+    ids: list[Int32Array] = []
+    logprobs: list[Float32Array] = []
+    finishes: list[EngineFinish] = []
+    async for chunk in engine.generate(prompt, sampling, rid=rid, routing_key="test", stream=stream):
+        assert not finishes, "a chunk after the finish"
+        assert chunk.ids.dtype == np.int32
+        assert chunk.logprobs.dtype == np.float32
+        assert len(chunk.ids) == len(chunk.logprobs)
+        assert len(chunk.ids) > 0 or chunk.finish is not None
+        ids.append(chunk.ids)
+        logprobs.append(chunk.logprobs)
+        if chunk.finish is not None:
+            finishes.append(chunk.finish)
+        if started is not None and sum(map(len, ids)) >= start_after:
+            started.set()
+    assert len(finishes) == 1
+    spans = finishes[0].weight_spans
+    total = sum(map(len, ids))
+    assert [span.start for span in spans] == [0, *[span.end for span in spans]][: len(spans)]
+    assert (spans[-1].end if spans else 0) == total
+    return Result(np.concatenate(ids), np.concatenate(logprobs), finishes[0], len(ids))
+
+
+@cache
+def _reference_model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def reference_logprobs(folder: Path, ids: Int32Array, start: int, temperature: float) -> Float32Array:
+    """float32[len - start] of a plain forward without any cache; temperature 0 is raw."""
+    with torch.inference_mode():
+        logits = _reference_model(folder)(input_ids=torch.tensor([ids.tolist()])).logits[0, start - 1 : -1]
+        table = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+        chosen = table.gather(1, torch.tensor(ids[start:].tolist())[:, None])[:, 0]
+    return chosen.numpy()
+
+
+def assert_true_logprobs(folder: Path, prompt: Int32Array, result: Result, temperature: float) -> None:
+    """What the engine recorded is what an independent forward gives for the same ids."""
+    ids = np.concatenate([prompt, result.ids])
+    expected = reference_logprobs(folder, ids, len(prompt), temperature)
+    assert len(result.logprobs) > 0
+    np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=0)
+
+
+@cache
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def probe_of(folder: Path) -> TokenizerProbe:
+    ours = tokenizer(folder)
+    return make_probe(
+        lambda text: ours.encode(text, add_special_tokens=False), list(ours.get_added_vocab()), len(ours)
+    )
+
+
+def prompt_of(seed: int, length: int) -> Int32Array:
+    """Ids of ordinary tokens (the tiny model has 4096 of them)."""
+    return np.random.default_rng(seed).integers(0, 4096, length, dtype=np.int32)

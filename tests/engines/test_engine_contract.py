@@ -1,0 +1,363 @@
+"""What every engine promises, tested on the embedded one (both chunk styles) and on a real SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines_support import (
+    CONTEXT,
+    LONG,
+    TOLERANCE,
+    Target,
+    assert_true_logprobs,
+    collect,
+    probe_of,
+    prompt_of,
+    reference_logprobs,
+    tokenizer,
+)
+
+from turnstile.models import new_id
+from turnstile_server.engines.protocol import Engine, EngineSampling
+from turnstile_server.errors import EngineRefused, StartupError
+
+pytestmark = pytest.mark.anyio
+
+FIRST_VERSION = "default"
+
+
+def rid() -> str:
+    return new_id("rid")
+
+
+async def test_the_capabilities_are_those_of_the_model(engine: Engine) -> None:
+    assert engine.capabilities.context_length == CONTEXT
+    assert engine.capabilities.vocab_size == 4160
+    assert engine.capabilities.scores
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_logprobs_are_those_of_an_independent_forward(
+    engine: Engine, tiny_model: Path, temperature: float, stream: bool
+) -> None:
+    prompt = prompt_of(1, 150)
+    sampling = EngineSampling(max_new_tokens=48, temperature=temperature)
+    result = await collect(engine, prompt, sampling, rid=rid(), stream=stream)
+    assert_true_logprobs(tiny_model, prompt, result, temperature)
+    assert stream or result.chunks == 1
+
+
+async def test_truncated_sampling_keeps_logprobs_of_the_full_distribution(
+    engine: Engine, tiny_model: Path
+) -> None:
+    prompt = prompt_of(2, 20)
+    sampling = EngineSampling(max_new_tokens=40, temperature=0.9, top_p=0.8, top_k=20, min_p=0.02)
+    result = await collect(engine, prompt, sampling, rid=rid())
+    assert_true_logprobs(tiny_model, prompt, result, 0.9)
+
+
+async def test_top_k_of_one_is_greedy(engine: Engine) -> None:
+    prompt = prompt_of(3, 12)
+    greedy = await collect(engine, prompt, EngineSampling(max_new_tokens=16, temperature=0.0), rid=rid())
+    top_one = await collect(engine, prompt, EngineSampling(max_new_tokens=16, temperature=1.0, top_k=1), rid=rid())
+    assert top_one.ids.tolist() == greedy.ids.tolist()
+
+
+async def test_a_streamed_call_gives_what_an_unstreamed_one_gives(engine: Engine) -> None:
+    prompt = prompt_of(4, 30)
+    sampling = EngineSampling(max_new_tokens=24, temperature=0.0)
+    streamed = await collect(engine, prompt, sampling, rid=rid(), stream=True)
+    whole = await collect(engine, prompt, sampling, rid=rid(), stream=False)
+    assert streamed.ids.tolist() == whole.ids.tolist()
+    np.testing.assert_allclose(streamed.logprobs, whole.logprobs, atol=TOLERANCE, rtol=0)
+    assert streamed.finish.reason == whole.finish.reason
+    assert streamed.chunks > 1
+
+
+async def test_calls_that_join_and_leave_a_batch_do_not_disturb_each_other(
+    engine: Engine, tiny_model: Path
+) -> None:
+    shared = prompt_of(5, 60)
+    prompts = [
+        np.concatenate([shared[: 60 - 7 * (i % 5)], prompt_of(100 + i, 3 + 11 * (i % 7))]) for i in range(20)
+    ]
+    samplings = [
+        EngineSampling(max_new_tokens=5 + 9 * (i % 4), temperature=(0.0, 0.7, 1.0)[i % 3]) for i in range(20)
+    ]
+    results = await asyncio.gather(
+        *[
+            collect(engine, prompt, sampling, rid=rid(), stream=i % 2 == 0)
+            for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+        ]
+    )
+    for prompt, sampling, result in zip(prompts, samplings, results, strict=True):
+        assert_true_logprobs(tiny_model, prompt, result, sampling.temperature)
+
+
+async def test_the_next_turn_reuses_its_prefix_and_stays_exact(engine: Engine, tiny_model: Path) -> None:
+    prompt = prompt_of(6, 120)
+    first = await collect(engine, prompt, EngineSampling(max_new_tokens=30), rid=rid())
+    longer = np.concatenate([prompt, first.ids, prompt_of(7, 10)])
+    second = await collect(engine, longer, EngineSampling(max_new_tokens=20), rid=rid())
+    assert second.finish.cached_tokens is not None
+    assert second.finish.cached_tokens >= 120
+    assert_true_logprobs(tiny_model, longer, second, 1.0)
+
+
+async def test_a_stop_token_ends_the_call_and_stays_in_the_output(engine: Engine) -> None:
+    prompt = prompt_of(8, 10)
+    free = await collect(engine, prompt, EngineSampling(max_new_tokens=30, temperature=0.0), rid=rid())
+    wanted = int(free.ids[9])
+    end = free.ids.tolist().index(wanted) + 1
+    sampling = EngineSampling(max_new_tokens=30, temperature=0.0, stop_token_ids=(wanted,))
+    result = await collect(engine, prompt, sampling, rid=rid())
+    assert result.ids.tolist() == free.ids[:end].tolist()
+    assert (result.finish.reason, result.finish.matched) == ("stop", wanted)
+
+
+async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, tiny_model: Path) -> None:
+    ours = tokenizer(tiny_model)
+    prompt = prompt_of(9, 10)
+    free = await collect(engine, prompt, EngineSampling(max_new_tokens=40, temperature=0.0), rid=rid())
+    texts = [ours.decode(free.ids[: n + 1].tolist()) for n in range(len(free.ids))]
+    stop = texts[12][-4:]  # spans what the 13th token adds
+    assert stop.isascii()
+    end = next(n + 1 for n, text in enumerate(texts) if stop in text)
+    sampling = EngineSampling(max_new_tokens=40, temperature=0.0, stop=("never sampled text", stop))
+    result = await collect(engine, prompt, sampling, rid=rid())
+    assert result.ids.tolist() == free.ids[:end].tolist()
+    assert (result.finish.reason, result.finish.matched) == ("stop", stop)
+
+
+async def test_the_length_limit_ends_the_call(engine: Engine) -> None:
+    result = await collect(engine, prompt_of(10, 5), EngineSampling(max_new_tokens=7, temperature=0.0), rid=rid())
+    assert (result.finish.reason, len(result.ids)) == ("length", 7)
+    assert [(span.start, span.end, span.version) for span in result.finish.weight_spans] == [(0, 7, FIRST_VERSION)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, tiny_model: Path, stream: bool) -> None:
+    prompt, name = prompt_of(11, 10), rid()
+    call = asyncio.create_task(collect(engine, prompt, LONG, rid=name, stream=stream))
+    await wait_until_known(engine, name)
+    while not call.done():
+        await engine.abort(name)
+        await asyncio.wait({call}, timeout=0.2)
+    result = call.result()
+    assert result.finish.reason == "abort"
+    assert len(result.ids) < LONG.max_new_tokens
+    if len(result.ids):
+        assert_true_logprobs(tiny_model, prompt, result, LONG.temperature)
+
+
+async def wait_until_known(engine: Engine, name: str) -> None:
+    """Waits until the engine has the call ``name``: until then it would take another of that name."""
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.05)
+            try:
+                await collect(engine, prompt_of(12, 3), EngineSampling(max_new_tokens=1), rid=name)
+            except EngineRefused:
+                return
+
+
+async def test_aborting_an_unknown_call_is_no_error(engine: Engine) -> None:
+    await engine.abort(rid())
+
+
+async def test_closing_the_iterator_early_frees_the_engine(engine: Engine) -> None:
+    name = rid()
+    calls = engine.generate(prompt_of(13, 10), LONG, rid=name, routing_key="test", stream=True)
+    async with aclosing(calls):
+        async for _ in calls:
+            break
+    async with asyncio.timeout(8):  # the call itself takes longer than this
+        while True:
+            try:
+                await collect(engine, prompt_of(13, 3), EngineSampling(max_new_tokens=1), rid=name)
+            except EngineRefused:  # still in use
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def test_a_cancelled_caller_frees_the_engine(engine: Engine) -> None:
+    name, started = rid(), asyncio.Event()
+    call = asyncio.create_task(collect(engine, prompt_of(14, 10), LONG, rid=name, started=started))
+    await started.wait()
+    call.cancel()
+    async with asyncio.timeout(8):
+        while True:
+            try:
+                await collect(engine, prompt_of(14, 3), EngineSampling(max_new_tokens=1), rid=name)
+            except EngineRefused:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+async def test_scores_equal_the_recorded_logprobs(engine: Engine, tiny_model: Path, temperature: float) -> None:
+    prompt = prompt_of(15, 90)
+    result = await collect(engine, prompt, EngineSampling(max_new_tokens=25, temperature=temperature), rid=rid())
+    ids = np.concatenate([prompt, result.ids])
+    scores = await engine.score(ids, len(prompt), temperature)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, result.logprobs, atol=TOLERANCE, rtol=0)
+    everything = await engine.score(ids, 1, temperature)
+    expected = reference_logprobs(tiny_model, ids, 1, temperature)
+    np.testing.assert_allclose(everything, expected, atol=TOLERANCE, rtol=0)
+
+
+async def test_scoring_nothing_gives_nothing(engine: Engine) -> None:
+    assert len(await engine.score(prompt_of(16, 4), 4, 1.0)) == 0
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_with_the_engines_words(engine: Engine) -> None:
+    with pytest.raises(EngineRefused, match="context length"):
+        await collect(engine, prompt_of(17, CONTEXT), EngineSampling(max_new_tokens=1), rid=rid())
+    await collect(engine, prompt_of(17, 4), EngineSampling(max_new_tokens=1), rid=rid())
+
+
+@pytest.mark.parametrize("outside", [-1, 4160, 2**31 - 1])
+async def test_an_id_outside_the_vocabulary_is_refused_and_the_engine_lives(engine: Engine, outside: int) -> None:
+    ids = np.array([1, outside, 3], np.int32)
+    with pytest.raises(EngineRefused, match="outside the vocabulary"):
+        await collect(engine, ids, EngineSampling(max_new_tokens=1), rid=rid())
+    with pytest.raises(EngineRefused, match="outside the vocabulary"):
+        await engine.score(ids, 1, 1.0)
+    await collect(engine, prompt_of(18, 4), EngineSampling(max_new_tokens=1), rid=rid())
+
+
+async def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    with pytest.raises(EngineRefused, match="non-empty"):
+        await collect(engine, np.empty(0, np.int32), EngineSampling(max_new_tokens=1), rid=rid())
+
+
+async def test_new_weights_are_served_under_their_version(
+    engine: Engine, tiny_model: Path, other_tiny_model: Path
+) -> None:
+    prompt = prompt_of(19, 40)
+    sampling = EngineSampling(max_new_tokens=20, temperature=0.0)
+    before = await collect(engine, prompt, sampling, rid=rid())
+    try:
+        await engine.update_weights(str(other_tiny_model), "v2")
+        state = await engine.state()
+        assert (state.ok, state.weight_version, state.paused) == (True, "v2", False)
+        after = await collect(engine, prompt, sampling, rid=rid())
+        assert after.ids.tolist() != before.ids.tolist()
+        assert {span.version for span in after.finish.weight_spans} == {"v2"}
+        assert_true_logprobs(other_tiny_model, prompt, after, 0.0)
+    finally:
+        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+    again = await collect(engine, prompt, sampling, rid=rid())
+    assert again.ids.tolist() == before.ids.tolist()
+
+
+async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
+    engine: Engine, tiny_model: Path, other_tiny_model: Path
+) -> None:
+    prompt, started = prompt_of(20, 40), asyncio.Event()
+    sampling = EngineSampling(max_new_tokens=600, temperature=0.0)
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started, start_after=30))
+    await started.wait()
+    try:
+        await engine.update_weights(str(other_tiny_model), "v2")
+        result = await call
+    finally:
+        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+    old, new = result.finish.weight_spans
+    assert (old.version, new.version) == (FIRST_VERSION, "v2")
+    assert old.end >= 30
+    ids = np.concatenate([prompt, result.ids])
+    for span, folder in ((old, tiny_model), (new, other_tiny_model)):
+        expected = reference_logprobs(folder, ids, len(prompt), 0.0)[span.start : span.end]
+        np.testing.assert_allclose(result.logprobs[span.start : span.end], expected, atol=TOLERANCE, rtol=0)
+
+
+async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
+    engine: Engine, tiny_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineRefused):
+        await engine.update_weights(str(tmp_path / "nothing"), "v9")
+    state = await engine.state()
+    assert (state.weight_version, state.paused) == (FIRST_VERSION, False)
+    prompt = prompt_of(21, 10)
+    result = await collect(engine, prompt, EngineSampling(max_new_tokens=10, temperature=0.0), rid=rid())
+    assert_true_logprobs(tiny_model, prompt, result, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_paused_call_goes_on_after_resume(engine: Engine, tiny_model: Path, mode: str) -> None:
+    prompt, started = prompt_of(22, 20), asyncio.Event()
+    sampling = EngineSampling(max_new_tokens=400, temperature=0.0)
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
+    await started.wait()
+    await engine.pause(mode)  # type: ignore[arg-type]
+    try:
+        assert (await engine.state()).paused is True
+        arrived = asyncio.create_task(collect(engine, prompt, replace(sampling, max_new_tokens=4), rid=rid()))
+        done, _ = await asyncio.wait({call, arrived}, timeout=1.0)
+        assert not done
+    finally:
+        await engine.resume()
+    assert (await engine.state()).paused is False
+    result = await call
+    assert result.finish.reason == "length"
+    assert_true_logprobs(tiny_model, prompt, result, 0.0)
+    await arrived
+
+
+async def test_pause_abort_ends_running_calls_with_what_they_have(engine: Engine) -> None:
+    started = asyncio.Event()
+    call = asyncio.create_task(collect(engine, prompt_of(23, 20), LONG, rid=rid(), started=started))
+    await started.wait()
+    await engine.pause("abort")
+    try:
+        result = await call
+    finally:
+        await engine.resume()
+    assert result.finish.reason == "abort"
+    assert len(result.ids) > 0
+
+
+async def test_weights_loaded_while_paused_leave_it_paused(engine: Engine, tiny_model: Path) -> None:
+    await engine.pause("retract")
+    try:
+        await engine.update_weights(str(tiny_model), "v3")
+        state = await engine.state()
+        assert (state.weight_version, state.paused) == ("v3", True)
+    finally:
+        await engine.resume()
+        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+    await collect(engine, prompt_of(24, 4), EngineSampling(max_new_tokens=2), rid=rid())
+
+
+async def test_a_call_aborted_during_a_pause_never_goes_on(engine: Engine) -> None:
+    name = rid()
+    await engine.pause("retract")
+    try:
+        call = asyncio.create_task(collect(engine, prompt_of(25, 5), LONG, rid=name))
+        await asyncio.wait({call}, timeout=0.5)
+        await engine.abort(name)
+    finally:
+        await engine.resume()
+    result = await call
+    assert result.finish.reason == "abort"
+
+
+async def test_another_tokenizer_is_refused_at_start(target: Target, tiny_model: Path) -> None:
+    probe = probe_of(tiny_model)
+    changed = replace(probe, ids=(*probe.ids[:2], (*probe.ids[2][:-1], 17), *probe.ids[3:]))
+    engine = target.engine(changed)
+    try:
+        with pytest.raises(StartupError, match="leading and trailing spaces"):
+            await engine.start()
+    finally:
+        await engine.close()
