@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_support import FaultyFiles, QuotaFiles, numbers, pieces, segment_files, small, state, turn
+from journal_support import FaultyFiles, QuotaFiles, eventually, numbers, pieces, segment_files, small, state, turn
 
 from turnstile_server.errors import JournalUnavailable
-from turnstile_server.journal import FileJournal
+from turnstile_server.journal import FileJournal, Record, RecordType
 from turnstile_server.journal.files import FileOps, RealFiles
 from turnstile_server.journal.segments import Found
 
@@ -258,4 +260,46 @@ async def test_a_bug_in_the_file_layer_refuses_the_batch_and_the_writer_lives_on
     files.broken = False
     await journal.append(turn("e", 2))
     assert numbers(await journal.read("e")) == [0, 2]
+    await journal.close()
+
+
+async def test_a_segment_that_could_not_be_removed_is_removed_by_the_next_deletion(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = await FileJournal.open(tmp_path, small(), files)
+    for number in range(12):
+        await journal.append(turn("e", number, items=3000))
+    files.faults["remove"] = [fault()]
+    with pytest.raises(JournalUnavailable):
+        await journal.delete("e")
+    assert await journal.read("e") == [], "the deletion itself is durable"
+    segment_files(tmp_path)[0].unlink()  # as when a removal fails after the name is gone
+    await journal.delete("e")
+    assert len(segment_files(tmp_path)) == 1
+    await journal.close()
+
+
+async def test_while_the_index_cannot_be_written_reads_and_appends_go_on(tmp_path: Path) -> None:
+    journal = await FileJournal.open(tmp_path, small())
+    for number in range(3):
+        await journal.append(turn("e", number))
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite3")) as other:
+        other.execute("CREATE TRIGGER stop BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'no'); END")
+        other.execute("CREATE TRIGGER stop_marks BEFORE INSERT ON segments BEGIN SELECT RAISE(FAIL, 'no'); END")
+        await journal.append(turn("gone", 0))
+        await journal.append(Record(RecordType.EPISODE_DELETED, "gone", {}))
+        await journal.append(turn("gone", 1))
+
+        async def index_failed() -> bool:
+            return journal.stats.index_failures > 0
+
+        await eventually(index_failed)
+        await journal.append(turn("e", 3))
+        assert numbers(await journal.read("e")) == [0, 1, 2, 3]
+        assert numbers(await journal.read("gone")) == [1]
+        other.execute("DROP TRIGGER stop")
+        other.execute("DROP TRIGGER stop_marks")
+    await journal.append(turn("e", 4))
+    assert [record async for record in journal.episodes()] == []
+    assert numbers(await journal.read("e")) == [0, 1, 2, 3, 4]
+    assert numbers(await journal.read("gone")) == [1]
     await journal.close()

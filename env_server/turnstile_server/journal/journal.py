@@ -9,6 +9,7 @@ and after a crash; nothing is removed but segments in which every episode was de
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -200,7 +201,8 @@ class FileJournal:
         return None if segment is None else (segment, self._index.tombstones_needed(segment))
 
     def _remove(self, segment: int) -> None:
-        self._files.remove(segment_path(self._directory, segment))
+        with contextlib.suppress(FileNotFoundError):  # an earlier attempt failed after this step
+            self._files.remove(segment_path(self._directory, segment))
         self._files.sync_directory(self._directory)
         self._index.forget_segment(segment)
         self.stats.segments_removed += 1
