@@ -1,4 +1,4 @@
-"""Ids to text, one id at a time, exact to the byte.
+"""Ids to text, as they come, exact to the byte.
 
 A token of a byte-level vocabulary is a run of bytes, not text: a character may be split over several tokens.
 `Detokenizer` holds an incomplete UTF-8 sequence until it is decided; bytes that can never become a character
@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class TokenBytes:
         return self._bytes[index] if 0 <= index < len(self._bytes) else b""
 
 
-def _converter(decoder: dict[str, Any] | None) -> Any:
+def _converter(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     parts = decoder.get("decoders", [decoder]) if decoder else []
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
@@ -81,16 +82,28 @@ class Detokenizer:
 
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
+        self._control = table.control
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def feed(self, index: int) -> list[Piece]:
-        control = self._table.control.get(index)
-        if control is None:
-            text = self._utf8.decode(self._table[index])
-            return [Piece(text)] if text else []
-        cut = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return ([Piece(cut)] if cut else []) + [Piece(control.text, index)]
+    def feed(self, ids: Iterable[int]) -> list[Piece]:
+        """Text between two control tokens is one piece, however many ids it has."""
+        pieces: list[Piece] = []
+        run: list[bytes] = []
+        for index in ids:
+            control = self._control.get(index)
+            if control is None:
+                run.append(self._table[index])
+                continue
+            text = self._utf8.decode(b"".join(run), final=True)
+            self._utf8.reset()
+            run = []
+            if text:
+                pieces.append(Piece(text))
+            pieces.append(Piece(control.text, index))
+        text = self._utf8.decode(b"".join(run))
+        if text:
+            pieces.append(Piece(text))
+        return pieces
 
     def finish(self) -> list[Piece]:
         text = self._utf8.decode(b"", final=True)

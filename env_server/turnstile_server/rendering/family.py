@@ -247,9 +247,7 @@ class FamilyRenderer:
         except InvalidRequest:
             return False
         detokenizer = Detokenizer(self._table)
-        text = "".join(
-            "\0" if piece.control is not None else piece.text for index in ids for piece in detokenizer.feed(index)
-        )
+        text = "".join("\0" if piece.control is not None else piece.text for piece in detokenizer.feed(ids))
         behind = text.partition("turnstile text")[2]
         return "\0" in behind.partition("turnstile_probe")[0]
 

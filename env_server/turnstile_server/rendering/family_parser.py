@@ -21,7 +21,7 @@ from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenBytes
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.reply_parser import StopFilter, Tags, merged
+from turnstile_server.rendering.reply_parser import StopFilter, Tags, as_ints, merged
 
 _STATUS = {
     ToolCallParseStatus.OK: ParseStatus.OK,
@@ -36,9 +36,17 @@ _STATUS = {
 class Trim:
     """Text without whitespace at both ends, as the package trims it."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: str = "") -> None:
         self._space: list[str] = []
-        self.text = ""
+        self._parts = [before] if before else []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    @property
+    def started(self) -> bool:
+        return bool(self._parts)
 
     def feed(self, text: str) -> str:
         visible = text.rstrip()
@@ -46,9 +54,9 @@ class Trim:
             self._space.append(text)
             return ""
         shown = "".join(self._space) + visible
-        shown = shown if self.text else shown.lstrip()
+        shown = shown if self._parts else shown.lstrip()
         self._space = [text[len(visible) :]]
-        self.text += shown
+        self._parts.append(shown)
         return shown
 
 
@@ -93,16 +101,15 @@ class FamilyReplyParser:
         self._ended = False
 
     def feed(self, ids: Sequence[int] | Int32Array) -> list[Delta]:
-        pieces: list[Piece] = []
-        for value in ids:
-            index = int(value)
+        fresh: list[int] = []
+        for index in as_ints(ids):
             if index in self._stop_ids:
                 self._ended = True
             if self._ended:
                 break
-            self._ids.append(index)
-            pieces += self._detokenizer.feed(index)
-        return merged(self._stream(self._stop.feed(pieces)))
+            fresh.append(index)
+        self._ids += fresh
+        return merged(self._stream(self._stop.feed(self._detokenizer.feed(fresh))))
 
     def finish(self) -> tuple[list[Delta], ParsedReply]:
         deltas = self._stream(self._stop.feed(self._detokenizer.finish()) + self._stop.finish())
@@ -115,8 +122,9 @@ class FamilyReplyParser:
             and message.content.startswith(self._content.text)
         ):
             message, status = self._as_text(), ()
-        rest_reasoning = (message.reasoning or "")[len(self._reasoning.text) :]
-        rest_content = message.content[len(self._content.text) :]
+        streamed_reasoning, streamed_content = self._reasoning.text, self._content.text
+        rest_reasoning = (message.reasoning or "")[len(streamed_reasoning) :]
+        rest_content = message.content[len(streamed_content) :]
         deltas += [ReasoningDelta(rest_reasoning)] if rest_reasoning else []
         deltas += [TextDelta(rest_content)] if rest_content else []
         deltas += [CallDelta(i, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
@@ -136,7 +144,7 @@ class FamilyReplyParser:
                 deltas += [ReasoningDelta(shown)] if shown else []
             else:
                 shown = self._content.feed(piece.text)
-                if self._content.text and self._state == "start":
+                if self._content.started and self._state == "start":
                     self._state = "content"
                 deltas += [TextDelta(shown)] if shown else []
         return deltas
@@ -161,7 +169,7 @@ class FamilyReplyParser:
         ends: list[int] = []
         text = 0
         for index in self._ids:
-            pieces = detokenizer.feed(index)
+            pieces = detokenizer.feed([index])
             text += sum(len(piece.text) for piece in pieces)
             ends.append(text)
             shown += sum(len(piece.text) for piece in view.feed(pieces))
@@ -173,7 +181,7 @@ class FamilyReplyParser:
 
     def _text(self, ids: Sequence[int]) -> str:
         detokenizer = Detokenizer(self._table)
-        pieces = [piece for index in ids for piece in detokenizer.feed(index)] + detokenizer.finish()
+        pieces = detokenizer.feed(ids) + detokenizer.finish()
         return "".join(piece.text for piece in pieces)
 
     def _reply(self, cut: _Cut) -> tuple[Message, tuple[ParseStatus, ...]]:
@@ -242,7 +250,6 @@ class FamilyReplyParser:
     def _as_text(self) -> Message:
         """What left already, and the rest of the raw text behind it."""
         content = self._content.text
-        tail = Trim()
-        tail.text = content
+        tail = Trim(content)
         rest = "".join(tail.feed(piece.text) for piece in self._held)
         return Message("assistant", content + rest, reasoning=self._reasoning.text or None)

@@ -275,9 +275,7 @@ class TagReplyParser:
         return self._tags.thinking
 
     def feed(self, ids: Sequence[int] | Int32Array) -> list[Delta]:
-        pieces: list[Piece] = []
-        for index in ids.tolist() if isinstance(ids, np.ndarray) else ids:
-            pieces += self._detokenizer.feed(int(index))
+        pieces = self._detokenizer.feed(as_ints(ids))
         return merged(self._tags.feed(self._stop.feed(self._shown(pieces))))
 
     def finish(self) -> tuple[list[Delta], ParsedReply]:
@@ -300,6 +298,10 @@ class TagReplyParser:
             or not self._table.control[piece.control].special
             or piece.control in self._visible
         ]
+
+
+def as_ints(ids: Sequence[int] | Int32Array) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else [int(index) for index in ids]
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:
