@@ -1,109 +1,204 @@
-"""A control door on a real uvicorn server and a free port, in a thread, for tests of the door and the clients."""
+"""Whole servers with both doors on free ports, for tests of the control door and of the clients.
+
+Everything is real. Doors of one session share one embedded engine (a process of its own), because loading torch
+once is enough; each door has its own client of it, its own journal and its own keys.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import json
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import anyio
-import uvicorn
+import httpx
+import pytest
 from starlette.types import ASGIApp
 
-from control_memory import MemoryEngine, MemoryEpisodes
-from turnstile_server.control.app import build_control_app
-from turnstile_server.control.rest import ControlParts, build_router
+from turnstile_server.app import Parts, assemble
+from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.journal.journal import FileJournal
+from turnstile_server.listeners import Listener, bind, url_of
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.settings import ControlSettings
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.settings import RenderingSettings, Settings
 
 KEY = "test-control-key-0123456789"
+KEYS = EpisodeKeys(b"s" * 32)
+START_S = 60
 
 
-@dataclass
+@dataclass(frozen=True)
 class Door:
-    """A running control door. ``call``: runs a function on the server's loop, for what HTTP cannot do."""
+    """A running server. ``other_model``: a folder of weights that its engine can load."""
 
     url: str
     key: str
-    episodes: MemoryEpisodes
-    engine: MemoryEngine
-    call: Callable[[Callable[[], Any]], Any] = field(repr=False)
+    agent_url: str
+    other_model: Path
 
     def add_turn(self, episode_id: str) -> str:
-        """Records one turn of the episode and returns its id."""
-        turn_id: str = self.call(lambda: self.episodes.add_turn(episode_id))
+        """Makes one model call for the episode, as its agent would, and returns the turn's id."""
+        shown = httpx.get(f"{self.url}/k/{KEY}/episodes/{episode_id}/turns").json()["turns"]
+        answer = httpx.post(
+            f"{self.agent_url}/e/{episode_id}/v1/chat/completions",
+            headers={"authorization": f"Bearer {KEYS.key(episode_id)}"},
+            json={"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": f"call {len(shown)}"}]},
+            timeout=START_S,
+        )
+        assert answer.status_code == 200, answer.text
+        turns = httpx.get(f"{self.url}/k/{KEY}/episodes/{episode_id}/turns").json()["turns"]
+        assert len(turns) == len(shown) + 1
+        turn_id: str = turns[-1]["turn_id"]
         return turn_id
 
 
-class Parts(Protocol):
-    episodes: MemoryEpisodes
-    engine: MemoryEngine
+@dataclass(frozen=True)
+class EngineProcess:
+    """The session's engine. ``process`` ends with its stdin."""
 
-
-def door_app(settings: ControlSettings, episodes: MemoryEpisodes, engine: MemoryEngine) -> ASGIApp:
-    metrics = Metrics()
-    parts = ControlParts(episodes, engine, metrics, settings, anyio.CapacityLimiter(2))
-    return build_control_app(
-        [build_router(parts)], key=KEY if settings.auth else None, metrics=metrics, settings=settings
-    )
-
-
-def free_socket(port: int = 0) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    return listener
-
-
-@asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
-    config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        if task.done():
-            await task
-        await asyncio.sleep(0.005)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
+    socket: Path
+    model: Path
+    other_model: Path
+    process: subprocess.Popen[bytes]
 
 
 @contextmanager
-def running_door(*, port: int = 0, max_open: int = 100, **settings: Any) -> Iterator[Door]:
-    """A door in a thread of its own; ``settings`` are ControlSettings."""
-    ready, stop, found = threading.Event(), asyncio.Event(), {}
-    listener = free_socket(port)
+def engine_process(model: Path, other_model: Path) -> Iterator[EngineProcess]:
+    with tempfile.TemporaryDirectory(prefix="turnstile-test-") as folder:
+        socket = Path(folder, "s", "engine.sock")
+        socket.parent.mkdir(mode=0o700)
+        command = [sys.executable, "-m", "turnstile_server.engines.embedded.worker", "--model", str(model)]
+        command += ["--socket", str(socket), "--max-batch", "8", "--threads", "1", "--prefill-chunk", "512"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert json.loads(process.stdout.readline()) == {"ready": True}
+            yield EngineProcess(socket, model, other_model, process)
+        finally:
+            process.stdin.close()
+            process.wait(START_S)
+            process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model: Path, other_tiny_model: Path) -> Iterator[EngineProcess]:
+    with engine_process(tiny_model, other_tiny_model) as process:
+        yield process
+
+
+OpenDoor = Callable[..., Any]
+"""``open_door(control={…}, episodes={…})``: a context manager that gives a Door."""
+
+
+@pytest.fixture(scope="session")
+def open_door(engine: EngineProcess, tmp_path_factory: pytest.TempPathFactory) -> OpenDoor:
+    def open_one(**settings: Any) -> Any:
+        return running_door(engine, tmp_path_factory.mktemp("data"), **settings)
+
+    return open_one
+
+
+@cache
+def _renderer(model: Path) -> Renderer:
+    return create_renderer(model, RenderingSettings())
+
+
+@contextmanager
+def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iterator[Door]:
+    """A server in a thread of its own; ``settings`` are nested like the settings file."""
+    wanted = Settings(
+        **{"model": engine.model, "data_dir": data_dir, "journal": {"durability": "process"}, **settings}
+    )
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[Door]:
+        async with AsyncExitStack() as stack:
+            control, agent = bind("control", "127.0.0.1", 0), bind("agent", "127.0.0.1", 0)
+            stack.callback(control.close)
+            stack.callback(agent.close)
+            journal = await FileJournal.open(data_dir / "journal", wanted.journal)
+            stack.push_async_callback(journal.close)
+            client = SGLangEngine("http://embedded", wanted.engine, unix_socket=engine.socket)
+            stack.push_async_callback(client.close)
+            await client.start()
+            parts = Parts(wanted, journal, _renderer(engine.model), client, KEYS, Metrics())
+            doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
+            await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER)))
+            await stack.enter_async_context(_listening(Listener(doors.gate, agent, **_LISTENER)))
+            yield Door(url_of(control), KEY, url_of(agent), engine.other_model)
+
+    with _in_thread(serving) as door:
+        yield door
+
+
+@contextmanager
+def running_app(app: ASGIApp) -> Iterator[str]:
+    """Any ASGI application behind the server's own listener; its URL."""
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[str]:
+        listener = bind("control", "127.0.0.1", 0)
+        async with _listening(Listener(app, listener, **_LISTENER)):
+            yield url_of(listener)
+        listener.close()
+
+    with _in_thread(serving) as url:
+        yield url
+
+
+_LISTENER: dict[str, Any] = {"idle_s": 5, "grace_s": 1, "access_log": True}
+
+
+@asynccontextmanager
+async def _listening(listener: Listener) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve)
+        try:
+            yield
+        finally:
+            listener.stop()
+
+
+@contextmanager
+def _in_thread(serving: Callable[[], Any]) -> Iterator[Any]:
+    """Runs an async context manager on a loop in a thread, so that blocking clients can be tested too."""
+    found: Future[tuple[Any, Callable[[], None]]] = Future()
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def call(function: Callable[[], Any]) -> Any:
-            async def run() -> Any:
-                return function()
-
-            return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
-
-        episodes, engine = MemoryEpisodes(max_open=max_open), MemoryEngine()
-        async with serving(door_app(ControlSettings(**settings), episodes, engine), listener):
-            found["loop"] = loop
-            found["door"] = Door(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY, episodes, engine, call)
-            ready.set()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        async with serving() as value:
+            found.set_result((value, lambda: loop.call_soon_threadsafe(stop.set) and None))
             await stop.wait()
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            if found.done():
+                raise
+            found.set_exception(error)
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert ready.wait(20)
-        yield found["door"]
+        value, stop = found.result(START_S)
+        try:
+            yield value
+        finally:
+            stop()
     finally:
-        found["loop"].call_soon_threadsafe(stop.set)
         thread.join()
-        listener.close()

@@ -10,8 +10,10 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from control_support import Door, running_door
+from control_support import Door, OpenDoor, engine, open_door
 from turnstile import AsyncClient, Client, ClientSettings
+
+__all__ = ["engine", "open_door"]
 
 QUICK = ClientSettings(retries=1, retry_delay_s=0.05, poll_s=0.2, connect_s=2.0, down_s=60.0)
 
@@ -63,9 +65,9 @@ def make(request: pytest.FixtureRequest) -> Make:
     return partial(kind, settings=QUICK)
 
 
-@pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    with running_door() as running:
+@pytest.fixture(scope="session")
+def door(open_door: OpenDoor) -> Iterator[Door]:
+    with open_door() as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import turnstile
-from control_support import Door, free_socket, running_door
+from control_support import Door, OpenDoor, engine_process, running_door
 from turnstile import (
     AsyncClient,
     AuthError,
@@ -35,6 +36,13 @@ Make = Callable[..., Any]
 """Makes a client of either kind (see conftest)."""
 
 
+def free_socket() -> socket.socket:
+    """Bound, not listening: connections to it are refused."""
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    return bound
+
+
 # One server
 
 
@@ -53,7 +61,7 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     assert row.input_ids.dtype == np.int32
     assert row.logprobs.dtype == np.float32
     assert row.loss_mask.sum() == len(turn.completion_ids)
-    assert len((await episode.samples(include_untrained=True)).samples) > 1
+    assert len((await episode.samples(include_untrained=True)).samples) == 1
     assert (await episode.audit()).passed
     assert (await client.audit(episode.episode_id)).episode_id == episode.episode_id
     await episode.delete()
@@ -125,7 +133,7 @@ async def test_the_engine_is_shown_paused_resumed_and_given_weights(client: Any,
     assert (await client.engine())[door.url].ok
     assert (await client.pause())[door.url].paused is True
     assert (await client.resume())[door.url].paused is False
-    assert (await client.update_weights("/weights", "v7"))[door.url].weight_version == "v7"
+    assert (await client.update_weights(str(door.other_model), "v7"))[door.url].weight_version == "v7"
     assert await client.health() == {door.url: None}
 
 
@@ -153,21 +161,24 @@ async def test_server_errors_are_typed(client: Any, door: Door) -> None:
         await client.create_episode("say hello", limits={"max_turns": 10**9})
     with pytest.raises(NotFound):
         await client.episode("ep_unknown").samples()
-    with pytest.raises(InvalidRequest, match="No weights"):
+    with pytest.raises(InvalidRequest) as raised:
         await client.update_weights("/nowhere", "v8")
-    door.engine.down = True
-    try:
-        with pytest.raises(EngineError) as raised:
-            await client.pause()
-    finally:
-        door.engine.down = False
-    assert raised.value.retry_after_s == 2
-    door.episodes.fail_with = RuntimeError("boom")
-    try:
-        with pytest.raises(ServerError, match="its log says why"):
-            await client.create_episode("say hello")
-    finally:
-        door.episodes.fail_with = None
+    assert raised.value.type == "engine_refused"
+
+
+async def test_an_engine_that_has_died_is_an_engine_error(
+    tiny_model: Path, other_tiny_model: Path, tmp_path: Path
+) -> None:
+    with (
+        engine_process(tiny_model, other_tiny_model) as own,
+        running_door(own, tmp_path) as door,
+    ):
+        own.process.kill()
+        own.process.wait()
+        async with AsyncClient(door.url, key=door.key) as client:
+            with pytest.raises(EngineError):
+                await client.pause()
+            assert (await client.engine())[door.url].ok is False
 
 
 @pytest.mark.parametrize(
@@ -199,13 +210,21 @@ def test_what_cannot_be_a_server_is_refused_at_once(make: Make, url: Any) -> Non
         make(url)
 
 
-async def test_a_full_server_is_server_busy(make: Make) -> None:
-    with running_door(max_open=1) as door:
+async def test_a_full_server_is_server_busy(make: Make, open_door: OpenDoor) -> None:
+    with open_door(episodes={"max_open": 1}) as door:
         async with make(door.url, key=door.key) as client:
             await client.create_episode("say hello")
             with pytest.raises(ServerBusy) as raised:
                 await client.create_episode("say hello")
-    assert raised.value.retry_after_s == 1
+    assert raised.value.retry_after_s == 5
+
+
+async def test_a_failing_server_is_a_server_error(make: Make) -> None:
+    body = b'{"error": {"type": "internal_error", "message": "its log says why"}}'
+    with scripted_server(http_answer("500 Internal Server Error", body)) as (url, _):
+        async with make(url) as client:
+            with pytest.raises(ServerError, match="its log says why"):
+                await client.episode("ep_1").finish()
 
 
 async def test_a_server_that_is_down_is_server_unavailable(make: Make) -> None:
@@ -332,8 +351,8 @@ async def test_an_unknown_status_with_a_turnstile_error_keeps_its_words(make: Ma
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[list[Door]]:
-    with running_door() as first, running_door() as second, running_door() as third:
+def doors(open_door: OpenDoor) -> Iterator[list[Door]]:
+    with open_door() as first, open_door() as second, open_door() as third:
         yield [first, second, third]
 
 
@@ -370,8 +389,8 @@ async def test_a_server_that_is_down_is_passed_over(make: Make, doors: list[Door
     assert health[doors[0].url] is None
 
 
-async def test_a_full_server_is_passed_over(make: Make, doors: list[Door]) -> None:
-    with running_door(max_open=1) as small:
+async def test_a_full_server_is_passed_over(make: Make, doors: list[Door], open_door: OpenDoor) -> None:
+    with open_door(episodes={"max_open": 1}) as small:
         async with make([small.url, doors[0].url], key=small.key) as client:
             for _ in range(5):
                 await client.create_episode("say hello")

@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from control_support import Door, running_door
+from control_support import Door, OpenDoor, engine, open_door
+
+__all__ = ["engine", "open_door"]
 
 
-@pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    with running_door(heartbeat_s=0.05) as running:
+@pytest.fixture(scope="session")
+def door(open_door: OpenDoor) -> Iterator[Door]:
+    with open_door(control={"heartbeat_s": 0.05}, episodes={"max_subscribers": 2}) as running:
         yield running
 
 

@@ -59,14 +59,10 @@ def test_a_flag_beats_the_environment_and_the_environment_beats_the_file(
     monkeypatch.setenv("TURNSTILE_CONTROL_KEY", "from-the-environment")
     assert load_settings({}, config).control.key == "from-the-environment"
     assert load_settings({}, config).control.port == 9
-    assert (
-        load_settings({"control": {"key": "sixteen-from-flag"}}, config).control.key == "sixteen-from-flag"
-    )
+    assert load_settings({"control": {"key": "sixteen-from-flag"}}, config).control.key == "sixteen-from-flag"
 
 
-@pytest.mark.parametrize(
-    "key", ["with/slash/in-it-1", "with space in it 1", "schl\u00fcssel-mit-umlaut"]
-)
+@pytest.mark.parametrize("key", ["with/slash/in-it-1", "with space in it 1", "schl\u00fcssel-mit-umlaut"])
 def test_a_key_that_fits_no_path_or_header_is_refused_at_start(tmp_path: Path, key: str) -> None:
     with pytest.raises(StartupError, match="TURNSTILE_CONTROL_KEY"):
         load_control_key(settings(tmp_path, key=key))

@@ -1,0 +1,52 @@
+"""A caller that hangs up is not waited for."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import anyio
+import httpx
+import pytest
+
+from control_support import running_app
+from turnstile.models import Episode
+from turnstile_server.control.app import build_control_app
+from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.rest import ControlParts, build_router
+from turnstile_server.engines.protocol import Engine
+from turnstile_server.observability.metrics import Metrics
+from turnstile_server.settings import ControlSettings
+
+pytestmark = pytest.mark.anyio
+
+
+class NeverChanging:
+    """Of an EpisodeService only ``get``, which tells when it starts to wait and when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
+        self.seen.append("waiting")
+        try:
+            await anyio.sleep(wait_s)
+        except anyio.get_cancelled_exc_class():
+            self.seen.append("cancelled")
+            raise
+        raise AssertionError("nobody hung up")
+
+
+async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
+    episodes = NeverChanging()
+    metrics, settings = Metrics(), ControlSettings()
+    parts = ControlParts(
+        cast(EpisodeService, episodes), cast(Engine, None), metrics, settings, anyio.CapacityLimiter(1)
+    )
+    app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)
+    with running_app(app) as url:
+        async with httpx.AsyncClient() as http:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.get(f"{url}/episodes/ep_1?wait=50", timeout=httpx.Timeout(5, read=0.5))
+        with anyio.fail_after(20):
+            while episodes.seen != ["waiting", "cancelled"]:  # noqa: ASYNC110 - the server is another thread
+                await anyio.sleep(0.01)
