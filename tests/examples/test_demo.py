@@ -13,7 +13,7 @@ import pytest
 
 from local import descendants, running
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
@@ -25,7 +25,7 @@ def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
 
@@ -67,7 +67,7 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
         env={**environment, "COLUMNS": "500"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1
