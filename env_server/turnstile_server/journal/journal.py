@@ -157,7 +157,7 @@ class FileJournal:
             self._index.take(self._unindexed)
             return expired(self._index.states(), self._index.sizes(), now, days, size)
 
-        chosen = await self._in_thread(choose)
+        chosen = await self._in_thread(choose) if days is not None or size is not None else []
         await self._delete(chosen)
         await self._collect()
         return chosen
