@@ -94,15 +94,17 @@ class SamplingUsed(Model):
 
 
 class TurnTimings(Model):
-    """Monotonic durations in seconds, from the arrival of the call; ``started_at`` is Unix time."""
+    """Monotonic durations in seconds; ``started_at`` is Unix time."""
 
     started_at: float
-    queue_s: float = 0.0
     render_s: float = 0.0
+    """From the call's arrival to its prompt ids."""
     first_token_s: float | None = None
+    """From the call's arrival to the engine's first tokens."""
     engine_s: float = 0.0
-    commit_s: float = 0.0
+    """From the prompt ids to the end of generation."""
     total_s: float = 0.0
+    """From the call's arrival to the turn being ready for the journal."""
 
 
 class Turn(Model):

@@ -5,8 +5,7 @@ Pure: no I/O, no clock, no task. The gate pushes turns in and asks questions.
 
 from turnstile_server.capture.match import Match
 from turnstile_server.capture.retry import Action, EarlierCall, decide
-from turnstile_server.capture.samples import EpisodeFacts, export_samples
-from turnstile_server.capture.statistics import statistics
+from turnstile_server.capture.samples import EpisodeFacts, episode_statistics, export_samples
 from turnstile_server.capture.tree import Node, TokenTree
 
 __all__ = [
@@ -17,6 +16,6 @@ __all__ = [
     "Node",
     "TokenTree",
     "decide",
+    "episode_statistics",
     "export_samples",
-    "statistics",
 ]

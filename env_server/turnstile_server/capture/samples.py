@@ -7,6 +7,7 @@ belongs to the earliest of them that is exported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from turnstile.models import (
     BreakReason,
+    EpisodeStats,
     EpisodeStatus,
     Sample,
     SampleKind,
@@ -55,13 +57,22 @@ def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: b
         for leaf in tree.leaves()
         if include_untrained or leaf.turn.turn_id in exported
     ]
-    untrained = tuple(
+    untrained = _untrained(tree, reasons)
+    stats = statistics(tree, untrained, facts.discarded)
+    return SampleSet(samples=tuple(samples), untrained=untrained, stats=stats)
+
+
+def episode_statistics(tree: TokenTree, discarded: Mapping[str, int]) -> EpisodeStats:
+    """The statistics that ``export_samples`` gives, without building the rows."""
+    return statistics(tree, _untrained(tree, untrained_reasons(tree)), discarded)
+
+
+def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
+    return tuple(
         Untrained(turn_id=node.turn.turn_id, tokens=len(node.turn.completion_ids), reason=reason)
         for node in tree
         if (reason := reasons.get(node.turn.turn_id)) is not None
     )
-    stats = statistics(tree, untrained, facts.discarded)
-    return SampleSet(samples=tuple(samples), untrained=untrained, stats=stats)
 
 
 def untrained_reasons(tree: TokenTree) -> dict[str, str]:

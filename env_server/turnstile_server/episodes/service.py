@@ -29,7 +29,7 @@ from turnstile.models import (
     Turn,
     new_id,
 )
-from turnstile_server.capture import EpisodeFacts, export_samples
+from turnstile_server.capture import EpisodeFacts, episode_statistics, export_samples
 from turnstile_server.episodes.archive import Archive, Forest
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
@@ -291,8 +291,7 @@ class Episodes:
             await call.ended()
 
     def _with_stats(self, episode: Episode, forest: Forest) -> Episode:
-        stats = export_samples(forest.tree, _facts(episode, forest)).stats
-        return episode.model_copy(update={"stats": stats})
+        return episode.model_copy(update={"stats": episode_statistics(forest.tree, forest.discarded)})
 
     def _count_ended(self, episode: Episode) -> None:
         stats = episode.stats

@@ -110,11 +110,6 @@ class EpisodeCalls:
         self._seq += 1
         return self._seq - 1
 
-    def restored(self) -> None:
-        """Takes the counters up where the tree left them (after a restart)."""
-        self._seq = max((node.turn.seq + 1 for node in self.tree), default=0)
-        self._sampled = sum(len(node.turn.completion_ids) for node in self.tree)
-
     def committed(self, sampled_tokens: int) -> None:
         self._sampled += sampled_tokens
         self._refusals = 0

@@ -17,6 +17,7 @@ from contextlib import aclosing
 
 import anyio
 import anyio.abc
+from pydantic import ValidationError
 
 from turnstile.models import Delivery, Discard, ToolCall, Turn, new_id
 from turnstile_server.capture import Action, Match, Node, decide
@@ -248,7 +249,7 @@ class Conductor:
                 turn = draft.turn(episode.next_seq(), sampled, reply, "abort")
                 await self._commit(episode, turn, draft.prompt.tokenized_bytes)
                 return
-            except JournalUnavailable as failure:
+            except (JournalUnavailable, ValidationError) as failure:
                 error = failure
         reason = call.abandoned or (error.type if isinstance(error, TurnstileError) else "cancelled")
         episode.discard(reason, sampled.count)
