@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +29,9 @@ from turnstile_server.journal.journal import FileJournal
 from turnstile_server.listeners import Listener, bind, url_of
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
-from turnstile_server.rendering.vocabulary import load_vocabulary
-from turnstile_server.settings import Settings
+from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
+from turnstile_server.settings import RenderingSettings, Settings
 
 CONTEXT = 32_768
 
@@ -192,14 +194,14 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     """A server on ``data_dir``, with the given settings (nested like the settings file)."""
     wanted = Settings(**{"model": model, "data_dir": data_dir, **settings})
-    vocabulary = load_vocabulary(model)
+    vocabulary = _vocabulary(model)
     async with AsyncExitStack() as stack:
         control_socket, agent_socket = _bound(stack, "control"), _bound(stack, "agent")
         journal = await FileJournal.open(data_dir / "journal", wanted.journal)
         stack.push_async_callback(journal.close)
         engine = ScriptedEngine(vocabulary.size, context_length)
         engine.answers = [says([1, 2, 3])]
-        renderer = create_renderer(model, wanted.rendering)
+        renderer = _renderer(model, wanted.rendering.model_dump_json())
         parts = Parts(wanted, journal, renderer, engine, EpisodeKeys(b"s" * 32), Metrics())
         doors = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -226,3 +228,16 @@ def _bound(stack: AsyncExitStack, name: str) -> socket.socket:
     bound = bind(name, "127.0.0.1", 0)
     stack.callback(bound.close)
     return bound
+
+
+# Loading a tokenizer takes a second; renderers are pure, so every server of a session may share one.
+
+
+@cache
+def _vocabulary(model: Path) -> Vocabulary:
+    return load_vocabulary(model)
+
+
+@cache
+def _renderer(model: Path, settings: str) -> Renderer:
+    return create_renderer(model, RenderingSettings.model_validate_json(settings))
