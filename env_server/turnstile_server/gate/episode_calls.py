@@ -64,7 +64,8 @@ class EpisodeCalls:
                 f"the episode has {len(self.in_flight)} model calls in flight, which is its limit; wait for one",
                 retry_after_s=1.0,
             )
-        if len(self.tree) + len(self.in_flight) >= self.limits.max_turns:
+        wanted = sum(call.abandoned is None for call in self.in_flight.values())
+        if len(self.tree) + wanted >= self.limits.max_turns:
             raise BudgetExhausted(f"the episode's {self.limits.max_turns} turns are used up; stop here")
 
     def max_new_tokens(self, asked: int | None, prompt_tokens: int, context_length: int) -> int:

@@ -166,7 +166,8 @@ class Conductor:
                 )
                 call.finish(await self._sample(episode, call, draft, sampling))
         except TurnstileError as error:
-            episode.refused(error)
+            if call.abandoned is None:  # a caller that went was refused nothing
+                episode.refused(error)
             call.fail(error)
         except Exception:  # noqa: BLE001 - a bug in one call must not end the others in this task group
             _LOG.exception("a generation failed", extra={"episode_id": episode.episode_id})
