@@ -15,6 +15,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -47,13 +48,19 @@ log = logging.getLogger(__name__)
 
 ABORT_INTERVAL_S: Final = 0.2
 ABORT_REPEATS: Final = 10
-"""SGLang forgets an abort that comes before it has registered the call (which it does not do while paused), and
-ignores one that repeats another."""
+"""An abort that comes before SGLang has registered the call is forgotten, so it is repeated."""
 
 SCORE_PARALLEL: Final = 8
 """Calls in flight while one score is made position by position."""
 
 PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LiveCall:
+    """``arrived_in_pause``: which of our pauses held the engine when the call was sent, if one did."""
+
+    arrived_in_pause: int | None
 
 
 class SGLangEngine:
@@ -75,7 +82,9 @@ class SGLangEngine:
         self._facts: ServerFacts | None = None
         self._control = asyncio.Lock()
         self._paused: bool = False
-        self._live: dict[str, object] = {}
+        self._live: dict[str, _LiveCall] = {}
+        self._pauses = 0
+        self._deferred_aborts: set[str] = set()
         self._insisting: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -119,7 +128,7 @@ class SGLangEngine:
             raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
         body = generate_body(input_ids, sampling, rid=rid, stream=stream)
         settled = False
-        call = self._live[rid] = object()
+        call = self._live[rid] = _LiveCall(self._pauses if self._http.hold.held else None)
         try:
             async with self._http.call("/generate", body, {"X-SMG-Routing-Key": routing_key}) as reply:
                 if reply.status != 200:
@@ -169,21 +178,25 @@ class SGLangEngine:
     async def abort(self, rid: str) -> None:
         if not rid:
             raise ValueError("an empty rid would abort every call")
-        await self._post_abort(rid)
-        if rid in self._live or self._paused:
-            self._insist(rid)
-
-    def _insist(self, rid: str) -> None:
-        """Repeats an abort until the call has ended or, when its caller is gone, for a moment after the pause."""
         call = self._live.get(rid)
+        if self._http.hold.held and (call is None or call.arrived_in_pause == self._pauses):
+            # SGLang has not passed the call on to its scheduler: an abort now would do nothing, and make it
+            # ignore all later ones (0.5.23, tokenizer_manager.abort_request).
+            self._deferred_aborts.add(rid)
+            return
+        await self._post_abort(rid)
+        if call is not None:
+            self._insist(rid, call)
+
+    def _insist(self, rid: str, call: _LiveCall) -> None:
+        """Repeats an abort a few times, until the call has ended."""
 
         async def repeat() -> None:
-            left = ABORT_REPEATS
-            while left and self._live.get(rid) is call:
+            for _ in range(ABORT_REPEATS):
                 await asyncio.sleep(ABORT_INTERVAL_S)
-                if not self._paused and self._live.get(rid) is call:
-                    left -= 1
-                    await self._quietly(self._post_abort(rid))
+                if self._live.get(rid) is not call:
+                    return
+                await self._quietly(self._post_abort(rid))
 
         task = asyncio.get_running_loop().create_task(repeat())
         self._insisting.add(task)
@@ -267,7 +280,9 @@ class SGLangEngine:
                     await asyncio.shield(self._later(self._resume()))
 
     async def _pause(self, mode: PauseMode) -> None:
-        self._http.hold.held = True
+        if not self._http.hold.held:
+            self._http.hold.held = True
+            self._pauses += 1
         try:
             await self._post("/pause_generation", {"mode": mode}, self._settings.control_timeout_s)
         except TurnstileError:
@@ -283,6 +298,14 @@ class SGLangEngine:
         if self._http.hold.held and not self._paused:
             self._http.hold.held = False
             self._http.hold.released_at = asyncio.get_running_loop().time()
+            aborts, self._deferred_aborts = self._deferred_aborts, set()
+            if aborts:
+                self._later(self._abort_deferred(aborts))
+
+    async def _abort_deferred(self, rids: set[str]) -> None:
+        await asyncio.sleep(ABORT_INTERVAL_S)  # until SGLang has passed the calls on
+        for rid in rids:
+            await self._quietly(self.abort(rid))
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
         status, answer = await self._http.request("POST", path, orjson.dumps(body), timeout_s=timeout_s)
