@@ -132,7 +132,7 @@ def test_a_foreign_assistant_message_cannot_be_bridged(subject: FamilyRenderer) 
     assert isinstance(subject.bridge(end, [Message("assistant", "b"), USER], [BASH]), CannotBridge)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_chunking_of_any_ids_gives_the_same_reply(subject: FamilyRenderer, data: st.DataObject) -> None:
     random_ids = st.lists(st.integers(0, subject.vocab_size + 3), max_size=30)

@@ -247,6 +247,24 @@ def test_new_messages_of_every_role_are_appended_in_place(renderer: Make) -> Non
     )
 
 
+def test_a_system_message_that_ends_like_a_control_token_is_appended_too(renderer: Make) -> None:
+    subject = renderer("hermes")
+    end = end_of(subject, subject.render([USER], []).ids, "Yes.<|im_end|>", ())
+    text = bridged(subject, end, [Message("system", " Be <|im_ "), Message("system", "brief <")], ())
+    assert text.startswith("\n<|im_start|>system\n Be <|im_ <|im_end|>\n<|im_start|>system\nbrief <<|im_end|>\n")
+
+
+def test_arguments_nested_too_deeply_are_text_and_such_a_tool_is_refused(renderer: Make) -> None:
+    subject = renderer("hermes")
+    call = ToolCall("bash", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "[[[" in subject.decode(subject.render([USER, Message("assistant", tool_calls=(call,)), USER], []).ids)
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        subject.render([USER], [Tool("bash", {"function": {"name": "bash", "x": nested}})])
+
+
 @pytest.mark.parametrize("name", ["opens_thinking", "hoists"])
 def test_a_system_message_in_the_middle_is_never_moved(renderer: Make, name: str) -> None:
     subject = renderer(name)

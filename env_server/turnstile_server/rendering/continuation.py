@@ -81,8 +81,9 @@ class Synthetic:
                     endings = fenced
         except InvalidRequest as error:
             raise Unbridgeable(str(error)) from error
+        written = endings.new if prepared.fenced is None else prepared.fenced.unfenced(endings.new)
         for message in prepared.messages[2:]:
-            if message["role"] == "system" and message["content"].strip() not in prepared.unfenced(endings.new):
+            if message["role"] == "system" and message["content"].strip() not in written:
                 raise Unbridgeable("the template moves or drops a system message in the middle")
         return endings
 
@@ -196,8 +197,8 @@ class Continuation:
                 encoded = self._encoder.encode(text, endings.shield, after=after)
             else:
                 text = self._opened(end) + self._close(endings) + endings.new
-                encoded = self._encoder.encode(text, endings.shield, after=self._synthetic.turn_close_id)
-        except Unbridgeable as error:
+                encoded = self._encoder.encode(text, endings.shield, after=self._encoder.anchor_id)
+        except (Unbridgeable, InvalidRequest) as error:
             return CannotBridge("renderer_cannot_continue", str(error))
         return Bridge(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
 

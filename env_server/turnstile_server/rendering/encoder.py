@@ -144,6 +144,10 @@ class TextEncoder:
         self.control_ids = frozenset(token.id for token in vocabulary.control)
         self._stock = vocabulary.tokenizer
         self._texts = {token.id: token.text for token in vocabulary.control}
+        self.anchor_id = next(
+            (token.id for token in vocabulary.control if token.special and not token.rstrip), None
+        )
+        """A control token that can stand for "something came before" (`encode`'s ``after``)."""
         # Random, so that no caller can write it: it marks "not at the start of the text" for tokenizers that
         # treat the start specially (Metaspace), and is cut off again.
         self._anchor = f"\U0010fffd{secrets.token_hex(16)}"
@@ -169,7 +173,7 @@ class TextEncoder:
             ids = self._stock.encode(lead + text, add_special_tokens=False).ids
             if not self._may_normalise or self._count(ids) == sum(1 for _ in self.control.cuts(lead + text)):
                 return Encoded(self._drop_lead(ids, after), len(text.encode()))
-        return self._encode_cut(text, shield, after)
+        return Encoded(self._drop_lead(self._encode_cut(lead + text, shield), after), len(text.encode()))
 
     def _count(self, ids: list[int]) -> int:
         return sum(1 for index in ids if index in self.control_ids)
@@ -181,27 +185,25 @@ class TextEncoder:
             raise InvalidRequest("the tokenizer merges a control token with the text after it")
         return ids[1:]
 
-    def _encode_cut(self, text: str, shield: Shield, after: int | None) -> Encoded:
+    def _encode_cut(self, text: str, shield: Shield) -> list[int]:
         """Cuts at control tokens; every piece between two is encoded without any."""
-        ids: list[int] = [] if after is None else [after]
-        done = 0
+        ids: list[int] = []
         position = 0
         for start, end in self.control.cuts(text):
-            done += self._plain_piece(text[position:start], shield, ids)
+            self._plain_piece(text[position:start], shield, ids)
             ids.append(self.control.by_text[self._bare(text[start:end])].id)
-            done += end - start
             position = end
-        done += self._plain_piece(text[position:], shield, ids)
-        return Encoded(ids if after is None else ids[1:], done)
+        self._plain_piece(text[position:], shield, ids)
+        return ids
 
     def _bare(self, text: str) -> str:
         return text if text in self.control.by_text else text.strip()
 
-    def _plain_piece(self, piece: str, shield: Shield, ids: list[int]) -> int:
-        """Appends the ids of ``piece``, stand-ins put back; returns its bytes."""
+    def _plain_piece(self, piece: str, shield: Shield, ids: list[int]) -> None:
+        """Appends the ids of ``piece``, stand-ins put back."""
         piece = shield.restore(piece)
         if not piece:
-            return 0
+            return
         encoded = self._encode_plain(piece, first=not ids)
         if any(index in self.control_ids for index in encoded):
             # The vocabulary itself spells the literal (Unigram, ignore_merges): break each literal in two.
@@ -211,7 +213,6 @@ class TextEncoder:
         if any(index in self.control_ids for index in encoded):
             raise InvalidRequest("text in the request cannot be encoded without a control token of this model")
         ids += encoded
-        return len(piece.encode())
 
     def _encode_plain(self, piece: str, *, first: bool) -> list[int]:
         if first:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import Message, Tool
+from turnstile_server.errors import InvalidRequest
 from turnstile_server.rendering.encoder import NO_SHIELD, ControlText, Shield, free_characters
 
 Stock = dict[str, Any]
@@ -79,12 +80,10 @@ def prepare(
     they are fenced, as is every string that begins or ends like part of one.
     """
     plain = Prepared(list(messages), [dict(tool.spec) for tool in tools], NO_SHIELD)
-    literals: set[str] = set()
-    fragile: set[str] = set()
-    for text in _strings([_content_of(message) for message in plain.messages], plain.tools):
-        literals |= control.found(text)
-        if text in glued or control.edge(text):
-            fragile.add(text)
+    try:
+        literals, fragile = _suspicious(plain, control, glued)
+    except RecursionError as error:
+        raise InvalidRequest("a tool or the arguments of a call are nested too deeply") from error
     if not literals and not fragile:
         return plain
     everything = "".join(_strings(plain.messages, plain.tools))
@@ -107,6 +106,17 @@ def prepare(
 
     with_fences = _mapped(plain, fenced, Shield(shield.stand_ins | {fence: ""}))
     return Prepared(marked.messages, marked.tools, marked.shield, with_fences)
+
+
+def _suspicious(plain: Prepared, control: ControlText, glued: Collection[str]) -> tuple[set[str], set[str]]:
+    """The control-token literals in callers' strings, and the strings that could complete one."""
+    literals: set[str] = set()
+    fragile: set[str] = set()
+    for text in _strings([_content_of(message) for message in plain.messages], plain.tools):
+        literals |= control.found(text)
+        if text in glued or control.edge(text):
+            fragile.add(text)
+    return literals, fragile
 
 
 def _mapped(plain: Prepared, change: Callable[[str], str], shield: Shield) -> Prepared:
