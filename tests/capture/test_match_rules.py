@@ -167,7 +167,7 @@ def test_calls_of_foreign_assistant_messages_are_compared_as_written() -> None:
 
 
 def test_one_reply_may_come_back_as_several_assistant_messages() -> None:
-    """Goose sends the text and each call of one reply as messages of their own."""
+    """Responses clients send the text and each call of one reply as items of their own."""
     play = Play()
     calls = (ToolCall("run", '{"code": "1"}', "c1"), ToolCall("read", '{"path": "p"}', "c2"))
     play.turn("user:u1", reply("text", tool_calls=calls, reasoning="r"), tools=[RUN, READ])
