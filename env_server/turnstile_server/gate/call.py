@@ -6,7 +6,6 @@ that joins late sees the same reply. A call knows nothing of sockets, engines or
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import anyio
@@ -26,12 +25,14 @@ class Answer:
 
 
 class Call:
-    """``call_id`` names the call on the engine; ``request_key`` is its retry identity."""
+    """``call_id`` names the call on the engine, ``turn_id`` the turn that it may become; ``request_key`` is its
+    retry identity; ``created`` is Unix seconds. Every caller is told the same id and time."""
 
-    def __init__(self, call_id: str, request_key: str) -> None:
+    def __init__(self, call_id: str, turn_id: str, request_key: str, created: float) -> None:
         self.call_id = call_id
+        self.turn_id = turn_id
         self.request_key = request_key
-        self.created = int(time.time())
+        self.created = int(created)
         self.events: list[Event] = []
         self.answer: Answer | None = None
         self.error: TurnstileError | None = None
@@ -93,8 +94,9 @@ class Call:
 
 def replayed(answer: Answer, call_id: str) -> Call:
     """A finished call that gives a committed reply again."""
-    call = Call(call_id, answer.node.turn.request_key)
-    call.events = events_of(answer.node.turn.reply)
+    turn = answer.node.turn
+    call = Call(call_id, turn.turn_id, turn.request_key, turn.timings.started_at)
+    call.events = events_of(turn.reply)
     call.engine_spoke = True
     call.answer = answer
     return call

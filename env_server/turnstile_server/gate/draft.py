@@ -20,7 +20,6 @@ from turnstile.models import (
     Turn,
     TurnTimings,
     WeightSpan,
-    new_id,
 )
 from turnstile_server.capture import Match
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
@@ -79,6 +78,7 @@ class Sampled:
 class Draft:
     """Everything of a turn that is known before it is sampled."""
 
+    turn_id: str
     episode_id: str
     dialect: str
     request: ModelCall
@@ -101,7 +101,7 @@ class Draft:
         """The turn, frozen. Raises pydantic.ValidationError when the tokens contradict each other."""
         prompt, watch = self.prompt, self.stopwatch
         fields: dict[str, Any] = {
-            "turn_id": new_id("turn"),
+            "turn_id": self.turn_id,
             "episode_id": self.episode_id,
             "parent_id": prompt.parent.turn.turn_id if prompt.parent is not None else None,
             "seq": seq,

@@ -30,7 +30,7 @@ async def answer_stream(
         await call.spoke()
     if call.error is not None and not call.shown:
         raise call.error
-    writer = dialect.stream(reply_id(call.call_id), request.model, call.created, usage=request.stream_usage)
+    writer = dialect.stream(reply_id(call.turn_id), request.model, call.created, usage=request.stream_usage)
     await exchange.start(200, EVENT_STREAM)
     await exchange.write(writer.start())
     sent = 0

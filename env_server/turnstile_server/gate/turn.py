@@ -106,7 +106,7 @@ class Conductor:
         if action is Action.REPLACE and earlier_call is not None:
             self.abandon(earlier_call, "replaced")
         episode.admit()
-        call = Call(new_id("call"), key)
+        call = Call(new_id("call"), new_id("turn"), key, watch.started_at)
         episode.in_flight[call.call_id] = call
         self._tasks.start_soon(self._generate, episode, call, dialect, request, match, tools, watch)
         return call
@@ -153,6 +153,7 @@ class Conductor:
                 watch.rendered()
                 sampling = self._sampling(episode, request, len(prompt.input_ids))
                 draft = Draft(
+                    turn_id=call.turn_id,
                     episode_id=episode.episode_id,
                     dialect=dialect,
                     request=request,
