@@ -66,9 +66,7 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Journal, index, keys. One server per directory.")
     ] = None,
-    control_host: Annotated[
-        str | None, typer.Option("--control-host", help="Its address; control door.")
-    ] = None,
+    control_host: Annotated[str | None, typer.Option("--control-host", help="Address of that door.")] = None,
     control_port: Annotated[
         int | None, typer.Option("--control-port", help="Port of the control door; 0 takes a free one.")
     ] = None,

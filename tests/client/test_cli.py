@@ -1,0 +1,249 @@
+"""The ``turnstile`` command against a real server: results, exit codes, one sentence per error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner
+
+from control_support import Door, EngineProcess, OpenDoor, running_door
+from turnstile import Client
+from turnstile.cli.app import app
+from turnstile.models.wire import decode_samples
+
+DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def turnstile(*arguments: str | Path, **environment: str) -> Done:
+    """Runs the command in this process, with no TURNSTILE_* variables but those given."""
+    cleared = {name: None for name in os.environ if name.startswith("TURNSTILE_")}
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={**cleared, "COLUMNS": "200", **environment}
+    )
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
+def turnstile_process(*arguments: str, **environment: str) -> Done:
+    """Runs the command as a person would."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNSTILE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "turnstile", *arguments],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def on(door: Door) -> dict[str, str]:
+    return {"TURNSTILE_URL": door.url, "TURNSTILE_CONTROL_KEY": door.key}
+
+
+def one_sentence(done: Done, code: int) -> str:
+    """The error of a command that failed with ``code``: one line, nothing on stdout."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("turnstile: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def recorded(door: Door) -> tuple[str, str]:
+    """Two ended episodes of a group of their own: one with two turns, one with none."""
+    with Client(door.url, key=door.key) as client:
+        first, second = (client.create_episode("say hello", group_id="cli") for _ in range(2))
+        for _ in range(2):
+            door.add_turn(first.episode_id)
+        first.finish()
+        second.cancel()
+    return first.episode_id, second.episode_id
+
+
+def rows_of(done: Done) -> list[dict[str, Any]]:
+    assert done.returncode == DONE, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# episodes
+
+
+def test_list_is_a_table_for_people_and_json_lines_for_scripts(door: Door, recorded: tuple[str, str]) -> None:
+    shown = turnstile("episodes", "list", "--group-id", "cli", **on(door))
+    assert shown.returncode == DONE
+    assert all(episode_id in shown.stdout for episode_id in recorded)
+    rows = rows_of(turnstile("episodes", "list", "--group-id", "cli", "--json", **on(door)))
+    assert [row["episode_id"] for row in rows] == [*recorded][::-1]
+
+
+def test_list_filters_by_status_and_bounds_the_number(door: Door, recorded: tuple[str, str]) -> None:
+    of_group = ("episodes", "list", "--json", "--group-id", "cli")
+    assert [r["episode_id"] for r in rows_of(turnstile(*of_group, "--status", "cancelled", **on(door)))] == [
+        recorded[1]
+    ]
+    assert len(rows_of(turnstile(*of_group, "--limit", "1", **on(door)))) == 1
+
+
+def test_show_gives_the_accounting_and_the_turns(door: Door, recorded: tuple[str, str]) -> None:
+    shown = turnstile("episodes", "show", recorded[0], "--turns", **on(door))
+    assert shown.returncode == DONE
+    assert "stats.sampled_tokens" in shown.stdout
+    assert "(root)" in shown.stdout
+    episode, *turns = rows_of(turnstile("episodes", "show", recorded[0], "--turns", "--json", **on(door)))
+    assert episode["stats"]["turns"] == len(turns) == 2
+
+
+def test_export_writes_a_json_line_per_sample(door: Door, recorded: tuple[str, str], tmp_path: Path) -> None:
+    to_stdout = rows_of(turnstile("episodes", "export", "--group-id", "cli", **on(door)))
+    assert {row["episode_id"] for row in to_stdout} == {recorded[0]}
+    done = turnstile("episodes", "export", recorded[0], "--out", tmp_path / "rows.jsonl", **on(door))
+    assert done.returncode == DONE
+    assert f"{len(to_stdout)} samples exported" in done.stderr
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == to_stdout
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_export_writes_safetensors_files(door: Door, recorded: tuple[str, str], tmp_path: Path) -> None:
+    done = turnstile(
+        "episodes", "export", "--format", "safetensors", "--group-id", "cli", "--out", tmp_path, **on(door)
+    )
+    assert done.returncode == DONE, done.stderr
+    assert {path.stem for path in tmp_path.iterdir()} == set(recorded)
+    data = (tmp_path / f"{recorded[0]}.safetensors").read_bytes()
+    assert safetensors.numpy.load(data)["input_ids"].dtype.name == "int32"
+    assert decode_samples(data).stats.turns == 2
+
+
+def test_a_failed_export_leaves_no_file(door: Door, tmp_path: Path) -> None:
+    done = turnstile("episodes", "export", "ep_unknown", "--out", tmp_path / "rows.jsonl", **on(door))
+    assert "ep_unknown" in one_sentence(done, FAILED)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_export_that_cannot_be_written_names_its_file(
+    door: Door, recorded: tuple[str, str], tmp_path: Path
+) -> None:
+    done = turnstile("episodes", "export", recorded[0], "--out", tmp_path / "no" / "rows.jsonl", **on(door))
+    assert "rows.jsonl" in one_sentence(done, FAILED)
+
+
+def test_safetensors_need_a_folder(door: Door) -> None:
+    assert "--out" in one_sentence(turnstile("episodes", "export", "--format", "safetensors", **on(door)), USAGE)
+
+
+# audit
+
+
+def test_an_audit_that_passes_prints_the_distance_and_exits_0(door: Door, recorded: tuple[str, str]) -> None:
+    done = turnstile("audit", *recorded, **on(door))
+    assert done.returncode == DONE, done.stdout + done.stderr
+    assert "2 of 2 episodes passed, max |Δlogprob| = " in done.stdout
+    first, second = rows_of(turnstile("audit", *recorded, "--json", **on(door)))
+    assert first["passed"]
+    assert first["max_abs_delta"] < 1e-4
+    assert second["turns"] == []
+
+
+def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Path) -> None:
+    """Weights that were replaced under a version that the recorded turns name."""
+    with running_door(engine, tmp_path) as door, Client(door.url, key=door.key) as client:
+        version = client.engine()[door.url].weight_version
+        assert version is not None
+        episode = client.create_episode("say hello")
+        door.add_turn(episode.episode_id)
+        try:
+            client.update_weights(str(door.other_model), version)
+            done = turnstile("audit", "--all", **on(door))
+        finally:
+            client.update_weights(str(engine.model), version)
+    assert done.returncode == FAILED, done.stdout + done.stderr
+    assert "0 of 1 episodes passed" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["audit"], ["audit", "ep_1", "--all"]])
+def test_an_audit_of_nothing_or_both_is_a_usage_error(arguments: list[str]) -> None:
+    assert "--all" in one_sentence(turnstile(*arguments), USAGE)
+
+
+# Finding the server
+
+
+def test_an_unreachable_server_is_exit_code_3() -> None:
+    done = turnstile_process("episodes", "list", "--url", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 could not be asked" in one_sentence(done, UNREACHABLE)
+
+
+def test_a_wrong_key_is_exit_code_2_and_says_where_the_key_is(door: Door) -> None:
+    done = turnstile("episodes", "list", "--url", door.url, "--key", "wrong")
+    assert "control.key" in one_sentence(done, USAGE)
+
+
+def test_a_url_that_is_none_is_exit_code_2() -> None:
+    assert "no server URL" in one_sentence(turnstile("episodes", "list", "--url", "localhost"), USAGE)
+
+
+def test_an_unknown_episode_is_exit_code_1(door: Door) -> None:
+    assert "ep_unknown" in one_sentence(turnstile("episodes", "show", "ep_unknown", **on(door)), FAILED)
+
+
+def test_the_key_is_read_from_the_data_directory(door: Door, tmp_path: Path) -> None:
+    (tmp_path / "control.key").write_text(door.key + "\n")
+    done = turnstile("episodes", "list", "--json", "--url", door.url, "--data-dir", tmp_path)
+    assert done.returncode == DONE, done.stderr
+    missing = turnstile("episodes", "list", "--url", door.url, "--data-dir", tmp_path / "none")
+    assert "control.key" in one_sentence(missing, USAGE)
+
+
+def test_several_urls_are_several_servers(door: Door, open_door: OpenDoor, recorded: tuple[str, str]) -> None:
+    with open_door() as other, Client(other.url, key=other.key) as client:
+        elsewhere = client.create_episode("say hello", group_id="cli").episode_id
+        urls = ("--url", other.url, "--url", door.url)
+        rows = rows_of(turnstile("episodes", "list", "--json", "--group-id", "cli", *urls, "--key", door.key))
+    assert {row["episode_id"] for row in rows} == {elsewhere, *recorded}
+
+
+# The command tree
+
+
+def test_help_lists_own_commands_and_those_of_the_server() -> None:
+    done = turnstile("--help")
+    assert done.returncode == DONE
+    assert all(command in done.stdout for command in ("audit", "episodes", "serve"))
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["episodes", "list", "--nonsense"], ["episodes", "show"]])
+def test_a_wrong_command_is_exit_code_2(arguments: list[str]) -> None:
+    done = turnstile(*arguments)
+    assert done.returncode == USAGE
+    assert done.stdout == ""
+    assert done.stderr
+
+
+def test_without_the_server_serve_says_what_to_install(tmp_path: Path) -> None:
+    """A package of the server that fails to import, as when its dependencies are absent, shadows the real one."""
+    (tmp_path / "turnstile_server").mkdir()
+    (tmp_path / "turnstile_server" / "__init__.py").write_text("import a_dependency_that_is_absent\n")
+    done = turnstile_process("serve", "--model", "somewhere", PYTHONPATH=str(tmp_path))
+    sentence = one_sentence(done, USAGE)
+    assert "pip install 'turnstile-rl[server]'" in sentence
+    assert "a_dependency_that_is_absent" in sentence
+    assert turnstile_process("--help", PYTHONPATH=str(tmp_path)).returncode == DONE

@@ -1,0 +1,134 @@
+"""``turnstile serve``: a configuration that cannot be is told by name; a good one serves until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from turnstile_server.commands.serve import nested, serve
+
+USAGE = 2
+READY_S = 100
+
+command = typer.Typer()
+command.command()(serve)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNSTILE_")}
+    return {**inherited, **extra}
+
+
+def refused(*arguments: str | Path, **extra: str) -> str:
+    """What ``turnstile serve`` says when it refuses to start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "turnstile", "serve", *map(str, arguments)],
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    assert done.returncode == USAGE, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def refused_in_process(*arguments: str | Path, **extra: str) -> str:
+    """The same for what is refused before anything is started."""
+    cleared = {name: None for name in os.environ if name.startswith("TURNSTILE_")}
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], env={**cleared, **extra})
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, result.stdout) == (USAGE, "")
+    return result.stderr
+
+
+def test_each_wrong_setting_is_named_with_its_value_and_the_reason(tmp_path: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text('[gate]\nmax_calls = 0\n[control]\nprot = 1\n[journal]\ndurability = "eternal"\n')
+    said = refused_in_process("--config", config, "--control-port", "70000")
+    assert "setting gate.max_calls = 0: Input should be greater than or equal to 1" in said
+    assert "setting control.prot: there is no such setting" in said
+    assert "setting journal.durability = 'eternal'" in said
+    assert "setting control.port = 70000" in said
+
+
+def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:
+    assert "setting gate.port" in refused_in_process(TURNSTILE_GATE__PORT="many")
+
+
+def test_a_wrong_key_is_not_printed() -> None:
+    said = refused_in_process(TURNSTILE_CONTROL_KEY="tooshort")
+    assert "control.key" in said
+    assert "tooshort" not in said
+
+
+def test_a_config_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
+    assert "no such file" in refused_in_process("--config", tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[gate\n")
+    assert "not TOML" in refused_in_process("--config", tmp_path / "bad.toml")
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    assert "--model" in refused("--data-dir", tmp_path)
+    assert "nowhere" in refused("--data-dir", tmp_path / "d", "--model", tmp_path / "nowhere")
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused("--data-dir", tmp_path, "--model", tiny_model, "--control-port", str(port))
+    assert str(port) in said
+
+
+@pytest.mark.parametrize("option", ["--engine", "--durability", "--tool-format", "--log-level"])
+def test_an_unknown_choice_is_refused_in_process(option: str) -> None:
+    assert option in refused_in_process(option, "nonsense")
+
+
+def test_flags_beat_the_file_and_a_started_server_stops_when_asked(tmp_path: Path, tiny_model: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text(
+        'log_level = "warning"\n[control]\nport = 1\n[gate]\nport = 0\n[journal]\ndurability = "process"\n'
+    )
+    flags = ["--config", str(config), "--model", str(tiny_model), "--data-dir", str(tmp_path / "data")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnstile", "serve", *flags, "--control-port", "0"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        key = (tmp_path / "data" / "control.key").read_text().strip()
+        assert httpx.get(f"{ready['control_url']}/health").status_code == 200
+        assert httpx.get(f"{ready['control_url']}/episodes").status_code == 401
+        assert httpx.get(f"{ready['control_url']}/k/{key}/engine").json()["ok"] is True
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_flags_that_are_not_given_set_nothing() -> None:
+    assert nested({"model": None, "gate.port": 0, "gate.host": None, "log_level": "info"}) == {
+        "gate": {"port": 0},
+        "log_level": "info",
+    }
