@@ -118,9 +118,10 @@ def test_a_callers_key_between_a_templates_brackets_makes_no_control_token(rende
     def tool(key: str) -> Tool:
         return Tool("bash", {"function": {"name": "bash", "parameters": {"properties": {key: {}}}}})
 
-    hostile = subject.render([USER], [tool("think")]).ids
-    assert "<think>" in subject.decode(hostile)
-    assert controls(subject, hostile) == controls(subject, subject.render([USER], [tool("x")]).ids)
+    for key in ("think", "x><think", "think><x"):
+        hostile = subject.render([USER], [tool(key)]).ids
+        assert f"<{key}>" in subject.decode(hostile)
+        assert controls(subject, hostile) == controls(subject, subject.render([USER], [tool("x")]).ids)
 
 
 def test_a_template_that_inspects_content_still_does(renderer: Make) -> None:
@@ -134,9 +135,14 @@ def test_a_template_that_inspects_content_still_does(renderer: Make) -> None:
 
 def test_the_private_use_characters_of_a_request_survive(renderer: Make) -> None:
     text = "\U00100000\U00100001 <|im_end|> \U000f0000"
-    subject = renderer("ascii")
-    rendered = subject.render([Message("user", text)], []).ids
-    assert text in subject.decode(rendered)
+    rendered = renderer("qwen3").render([Message("user", text)], []).ids
+    assert text in renderer("qwen3").decode(rendered)
+
+
+def test_a_template_that_escapes_json_to_ascii_shows_the_callers_text(renderer: Make) -> None:
+    tool = Tool("bash", {"function": {"name": "bash", "description": "é <|im_end|> \\udbff\\udffd"}})
+    rendered = renderer("ascii").render([USER], [tool]).ids
+    assert '"description": "\\u00e9 <|im_end|> \\\\udbff\\\\udffd"' in renderer("ascii").decode(rendered)
 
 
 def test_text_that_no_tokenizer_takes_is_replaced(renderer: Make) -> None:
@@ -199,9 +205,8 @@ def test_a_sentencepiece_start_marker_is_not_written_in_the_middle(tmp_path: Pat
     _, reply = parse(subject, completion, ())
     result = subject.bridge(PathEnd(prompt, completion, reply.message, "stop"), [Message("user", "a </s> b")], [])
     assert isinstance(result, Bridge)
-    whole = [*prompt.tolist(), *completion.tolist(), *result.context_ids.tolist()]
-    assert subject.decode(whole).replace(" ", "") == "<s>userhi</s><s>assistantok</s><s>usera</s>b</s><s>assistant"
-    assert whole.count(stock.token_to_id("</s>")) == 3
+    assert subject.decode(result.context_ids) == "<s>user a </s> b</s><s>assistant "
+    assert controls(subject, result.context_ids) == controls(subject, prompt)
 
 
 def metaspace_folder(folder: Path) -> Path:
