@@ -317,7 +317,8 @@ def _entry_logprob(entry: list[Any]) -> float:
 
 
 def _finite(values: list[float]) -> Float32Array:
-    array = np.array(values, np.float32)
+    with np.errstate(over="ignore"):
+        array = np.array(values, np.float32)
     if not np.isfinite(array).all():
         _bad("a logprob does not fit float32")
     return array
