@@ -135,7 +135,6 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
-        await request.body()
         return await _unless_gone(request, lambda: _model_of(episodes.audit(episode_id)))
 
 
@@ -183,7 +182,8 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
         return Response(parts.metrics.exposition(), media_type=METRICS_TYPE)
 
     @router.get("/events")
-    async def events() -> Response:
+    async def events(request: Request) -> Response:
+        await request.body()
         return EventStream(
             parts.episodes.subscribe(),
             heartbeat_s=parts.settings.heartbeat_s,
@@ -193,6 +193,7 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
     """Runs ``work`` (it may take long) and cancels it when the caller hangs up meanwhile."""
+    await request.body()  # so that the next thing to be received is the end
     response = Response(status_code=204)  # what a caller that hung up does not read
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
