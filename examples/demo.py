@@ -31,11 +31,13 @@ from rich.table import Table
 from agents import AGENTS, AgentError, Job, make_repository, run_agent
 from local import TURNSTILE, LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
 from turnstile import AsyncClient, TurnstileError
-from turnstile.models import Episode, EpisodeStatus, SampleSet
+from turnstile.models import AuditReport, Episode, EpisodeStatus, SampleSet
 
 TASK = "One test of this repository fails. Find out why and mend the code."
 COMPLETION_TOKENS = 96
 POLL_S = 0.5
+TOLERANCE = 1e-4
+"""Largest distance, in nats, between a recorded logprob and what the engine gives when asked again."""
 
 
 class DemoError(Exception):
@@ -68,44 +70,53 @@ async def run_episode(
         return Outcome(ended, await episode.samples(), time.monotonic() - started)
 
 
-def check(outcome: Outcome) -> None:
+async def audit(server: LocalServer) -> dict[str, AuditReport]:
+    """`turnstile audit --all`, as a person would type it, read as JSON. The reports by episode id."""
+    process = await asyncio.create_subprocess_exec(
+        *(TURNSTILE, "audit", "--all", "--json"),
+        env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with stopped_at_exit(process):
+        output, _ = await process.communicate()
+    reports = [AuditReport.model_validate_json(line) for line in output.splitlines()]
+    if process.returncode != 0:
+        failures = [failure for report in reports for check in report.invariants for failure in check.failures]
+        raise DemoError(f"the audit failed: {failures or 'a distance is above the tolerance, or no answer'}")
+    return {report.episode_id: report for report in reports}
+
+
+def check(outcome: Outcome, report: AuditReport | None) -> None:
     """What must hold for every episode. Raises DemoError."""
-    episode, stats = outcome.episode, outcome.samples.stats
-    if episode.status is not EpisodeStatus.COMPLETED:
-        raise DemoError(f"{episode.episode_id} is {episode.status}: {episode.error}")
+    name, stats = outcome.episode.episode_id, outcome.samples.stats
+    if outcome.episode.status is not EpisodeStatus.COMPLETED:
+        raise DemoError(f"{name} is {outcome.episode.status}: {outcome.episode.error}")
     if stats.turns == 0:
-        raise DemoError(f"{episode.episode_id}: no turn was recorded")
+        raise DemoError(f"{name}: no turn was recorded")
     trained = sum(int(sample.loss_mask.sum()) for sample in outcome.samples.samples)
     untrained = sum(entry.tokens for entry in outcome.samples.untrained)
     if trained + untrained != stats.sampled_tokens:
-        raise DemoError(
-            f"{episode.episode_id}: {stats.sampled_tokens} tokens sampled, but {trained} trained + {untrained} not"
-        )
+        raise DemoError(f"{name}: {stats.sampled_tokens} tokens sampled, {trained} trained + {untrained} not")
+    scored = [turn for turn in report.turns if turn.max_abs_delta is not None] if report else []
+    if len(scored) != stats.turns:
+        raise DemoError(f"{name}: the audit scored {len(scored)} of {stats.turns} turns")
+    if max(turn.max_abs_delta or 0.0 for turn in scored) >= TOLERANCE:
+        raise DemoError(f"{name}: the engine gives other logprobs than were recorded")
 
 
-def table_of(outcomes: list[Outcome]) -> Table:
+def table_of(outcomes: list[Outcome], reports: dict[str, AuditReport]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("episode", no_wrap=True)
-    for column in ("turns", "sampled", "trained", "seconds"):
+    for column in ("turns", "sampled", "trained", "seconds", "max |Δlogprob|"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("breaks")
     for outcome in outcomes:
-        stats = outcome.samples.stats
+        stats, report = outcome.samples.stats, reports.get(outcome.episode.episode_id)
+        distance = "-" if report is None or report.max_abs_delta is None else f"{report.max_abs_delta:.1e}"
         breaks = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.breaks.items())) or "none"
         counts = (stats.turns, stats.sampled_tokens, stats.trained_tokens)
-        table.add_row(outcome.episode.episode_id, *map(str, counts), f"{outcome.seconds:.1f}", breaks)
+        table.add_row(outcome.episode.episode_id, *map(str, counts), f"{outcome.seconds:.1f}", distance, breaks)
     return table
-
-
-async def audit(server: LocalServer) -> None:
-    """`turnstile audit --all`, the command that a person would type; its output is shown as it comes."""
-    process = await asyncio.create_subprocess_exec(
-        *(TURNSTILE, "audit", "--all"),
-        env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
-    )
-    async with stopped_at_exit(process):
-        if code := await process.wait():
-            raise DemoError(f"the audit failed (exit code {code})")
 
 
 async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> None:
@@ -129,10 +140,10 @@ async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> N
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run(index)) for index in range(arguments.episodes)]
         outcomes = [task.result() for task in tasks]
-        console.print(table_of(outcomes))
+        reports = await audit(server)
+        console.print(table_of(outcomes, reports))
         for outcome in outcomes:
-            check(outcome)
-        await audit(server)
+            check(outcome, reports.get(outcome.episode.episode_id))
     console.print("Passed: every token accounted for, audit passed, nothing left running.")
 
 

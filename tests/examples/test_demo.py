@@ -35,7 +35,6 @@ def test_it_passes_and_says_what_it_recorded() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  demo-")]
     assert [row[:2] for row in rows] == [["demo-1", "3"], ["demo-2", "3"]], done.stdout  # turns
-    assert done.stdout.count("yes") == 2, done.stdout  # audited
     assert "Passed" in done.stdout
 
 
