@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from chat_templates import CHATML_FAMILY
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from rendering_models import BASH, USER, ids_of, parse
+from rendering_models import BASH, USER, ids_of, make_folder, parse
 from transformers import PreTrainedTokenizerFast
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd
 from turnstile_server.rendering.template import TemplateRenderer
+from turnstile_server.settings import RenderingSettings
 
 Make = Callable[..., TemplateRenderer]
 
@@ -222,10 +225,21 @@ def test_the_template_policy_breaks_where_the_stock_template_drops_thinking(rend
     assert isinstance(dropped, CannotBridge)
     assert dropped.reason == "thinking_stripped"
     assert isinstance(subject.bridge(thought, [Message("tool", "out")], [BASH]), Bridge)
-    assert isinstance(subject.bridge(plain, [Message("user", "go")], [BASH]), Bridge)
+    assert isinstance(
+        subject.bridge(replace(plain, earlier_thinking=False), [Message("user", "go")], [BASH]), Bridge
+    )
+    unknown = subject.bridge(plain, [Message("user", "go")], [BASH])
+    assert isinstance(unknown, CannotBridge)  # a turn above may have thought; the stock template would drop it
     keep = renderer("qwen3")
     assert isinstance(keep.bridge(thought, [Message("user", "go")], [BASH]), Bridge)
     assert keep.template_hash != subject.template_hash
+
+
+def test_reasoning_goes_where_the_template_reads_it(tiny_model: Path, tmp_path: Path) -> None:
+    template = (tiny_model / "chat_template.jinja").read_text().replace("reasoning_content", "thinking")
+    built = create_renderer(make_folder(tiny_model, tmp_path / "model", template), RenderingSettings())
+    said = [USER, Message("assistant", "a", reasoning="because"), Message("tool", "out")]
+    assert "<think>\nbecause\n</think>" in built.decode(built.render(said, []).ids)
 
 
 def test_new_messages_of_every_role_are_appended_in_place(renderer: Make) -> None:

@@ -16,7 +16,8 @@ from turnstile.models import Message, ParseStatus
 from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.reply_parser import StopFilter, Tag, TagParser, Tags
+from turnstile_server.rendering.reply_parser import Tag, TagParser, Tags
+from turnstile_server.rendering.stop_strings import StopFilter
 from turnstile_server.rendering.template import TemplateRenderer
 
 Make = Callable[..., TemplateRenderer]

@@ -26,7 +26,7 @@ from turnstile_server.rendering.encoder import Shield, TextEncoder
 from turnstile_server.rendering.normalise import Prepared, Stock
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd
 from turnstile_server.rendering.reply_parser import TagReplyParser, Tags
-from turnstile_server.rendering.thinking import mentions_thinking, opened_by
+from turnstile_server.rendering.thinking import may_hold_thinking, opened_by
 
 _TOOL = Tool("probe", {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {}}})
 
@@ -186,7 +186,7 @@ class Continuation:
         try:
             if (
                 self._follow_template
-                and self._thought(end)
+                and may_hold_thinking(end, self._tags, self._table)
                 and self._synthetic.strips_thinking(new_messages, tools)
             ):
                 return CannotBridge("thinking_stripped", "the chat template drops earlier thinking here")
@@ -238,8 +238,3 @@ class Continuation:
             return ""
         derived = self._synthetic.thinking_close
         return derived if closing in derived else closing
-
-    def _thought(self, end: PathEnd) -> bool:
-        return bool(end.reply.reasoning) or any(
-            mentions_thinking(ids, self._tags, self._table) for ids in (end.prompt_tail, end.completion_ids)
-        )

@@ -5,6 +5,7 @@ Read once at start from the template's text and the added tokens. Nothing is gue
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from jinja2 import Environment, TemplateSyntaxError
@@ -51,6 +52,13 @@ def find_tags(vocabulary: Vocabulary, *, calls: bool) -> Tags:
         None,
     )
     return Tags(think=think, call=pair(*CALL_TAGS) if calls else None)
+
+
+def reasoning_key(sources: Iterable[str]) -> str:
+    """The field that the templates read a reply's reasoning from; the usual one where they read none."""
+    text = "\n".join(sources)
+    keys = ("reasoning_content", "reasoning", "thinking")
+    return next((key for key in keys if re.search(rf"[.'\"]{key}\b", text)), keys[0])
 
 
 def constants(source: str) -> list[str]:

@@ -28,7 +28,7 @@ from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder
 from turnstile_server.rendering.family_parser import FamilyReplyParser
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
-from turnstile_server.rendering.thinking import mentions_thinking, opened_by
+from turnstile_server.rendering.thinking import may_hold_thinking, opened_by
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
 
@@ -171,7 +171,11 @@ class FamilyRenderer:
         prepared = self._prepare(stock, tools)
         suffix = self._suffix(self._renderer, end, prepared)
         if suffix is None:
-            if not self._keep and self._thought(end) and self._suffix(self._keeping, end, prepared) is not None:
+            if (
+                not self._keep
+                and may_hold_thinking(end, self._tags, self._table)
+                and self._suffix(self._keeping, end, prepared) is not None
+            ):
                 return CannotBridge("thinking_stripped", f"{self._family} drops earlier thinking here")
             return CannotBridge("renderer_cannot_continue", f"{self._family} has no continuation here")
         tokenized = self._tokenizer.tokenized_bytes
@@ -250,8 +254,3 @@ class FamilyRenderer:
         text = "".join("\0" if piece.control is not None else piece.text for piece in detokenizer.feed(ids))
         behind = text.partition("turnstile text")[2]
         return "\0" in behind.partition("turnstile_probe")[0]
-
-    def _thought(self, end: PathEnd) -> bool:
-        return bool(end.reply.reasoning) or any(
-            mentions_thinking(ids, self._tags, self._table) for ids in (end.prompt_tail, end.completion_ids)
-        )

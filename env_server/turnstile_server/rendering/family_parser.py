@@ -21,7 +21,8 @@ from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenBytes
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.reply_parser import StopFilter, Tags, as_ints, merged
+from turnstile_server.rendering.reply_parser import Tags, as_ints, merged
+from turnstile_server.rendering.stop_strings import StopFilter
 
 _STATUS = {
     ToolCallParseStatus.OK: ParseStatus.OK,

@@ -2,8 +2,8 @@
 
 The one place that both backends share: `developer` becomes `system` where the template does not know it (in
 place, never moved), calls get the OpenAI envelope with their arguments as an object where they parse to one,
-reasoning becomes `reasoning_content`, tools are the whole stored envelope. Then every string that a caller
-wrote, keys included, has its control-token literals replaced by stand-ins (`encoder`).
+reasoning goes into the field that the template reads, tools are the whole stored envelope. Then every string
+that a caller wrote, keys included, has its control-token literals replaced by stand-ins (`encoder`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Prepared:
         return text
 
 
-def stock_message(message: Message, *, knows_developer: bool) -> Stock:
+def stock_message(message: Message, *, knows_developer: bool, reasoning_key: str = "reasoning_content") -> Stock:
     role = "system" if message.role == "developer" and not knows_developer else message.role
     stock: Stock = {"role": role, "content": message.content}
     if message.name is not None:
@@ -49,7 +49,7 @@ def stock_message(message: Message, *, knows_developer: bool) -> Stock:
     if message.tool_call_id is not None:
         stock["tool_call_id"] = message.tool_call_id
     if message.reasoning:
-        stock["reasoning_content"] = message.reasoning
+        stock[reasoning_key] = message.reasoning
     if message.tool_calls:
         stock["tool_calls"] = [
             {

@@ -21,12 +21,15 @@ class PathEnd:
     ``prompt_tail`` int32: the last ids of the prompt (at least 64, or all) before the completion, enough to
     see whether the generation prompt opened a thinking block. ``completion_ids`` int32: what was sampled.
     ``reply``: the stored parse of those ids. ``finish_reason``: why sampling ended.
+    ``earlier_thinking``: turns above this one may hold thinking (only ``thinking_history = template`` asks; False
+    is for who knows that none does).
     """
 
     prompt_tail: Int32Array
     completion_ids: Int32Array
     reply: Message
     finish_reason: Literal["stop", "length", "abort"]
+    earlier_thinking: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from turnstile.models import Int32Array, Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.continuation import Continuation, Synthetic
-from turnstile_server.rendering.conventions import constants, find_tags, speaks_hermes
+from turnstile_server.rendering.conventions import constants, find_tags, reasoning_key, speaks_hermes
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
@@ -43,10 +43,14 @@ class ChatTemplate:
         self._glued = encoder.control.glued(
             constant for source in self._sources.values() for constant in constants(source)
         )
+        self._reasoning_key = reasoning_key(self._sources.values())
         self._knows_developer = any("developer" in source for source in self._sources.values())
 
     def stock(self, messages: Sequence[Message]) -> list[Stock]:
-        return [stock_message(message, knows_developer=self._knows_developer) for message in messages]
+        return [
+            stock_message(message, knows_developer=self._knows_developer, reasoning_key=self._reasoning_key)
+            for message in messages
+        ]
 
     def prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
         return prepare(messages, tools, self._control, glued=self._glued)

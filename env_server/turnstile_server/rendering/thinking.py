@@ -6,7 +6,8 @@ import numpy as np
 
 from turnstile.models import Int32Array
 from turnstile_server.rendering.detokenizer import TokenBytes
-from turnstile_server.rendering.reply_parser import Tags
+from turnstile_server.rendering.protocol import PathEnd
+from turnstile_server.rendering.reply_parser import Tag, Tags
 
 _LOOK_BACK = 64
 
@@ -25,11 +26,19 @@ def opened_by(prompt_tail: Int32Array, tags: Tags, table: TokenBytes) -> bool:
     return text.rstrip().endswith(opening.text)
 
 
-def mentions_thinking(ids: Int32Array, tags: Tags, table: TokenBytes) -> bool:
-    """True when a thinking tag occurs in ``ids``."""
+def may_hold_thinking(end: PathEnd, tags: Tags, table: TokenBytes) -> bool:
+    """True when a path may hold thinking that a template could drop."""
     if tags.think is None:
         return False
-    opening, closing = tags.think
+    return (
+        end.earlier_thinking
+        or bool(end.reply.reasoning)
+        or any(_mentions(ids, tags.think, table) for ids in (end.prompt_tail, end.completion_ids))
+    )
+
+
+def _mentions(ids: Int32Array, think: tuple[Tag, Tag], table: TokenBytes) -> bool:
+    opening, closing = think
     if opening.id is not None and closing.id is not None:
         return bool(np.isin(ids, (opening.id, closing.id)).any())
     text = b"".join(table[index] for index in ids.tolist()).decode("utf-8", "replace")
