@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from turnstile.models import (
     FinishReason,
@@ -23,6 +24,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture import Match
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
+from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.protocol import ModelCall
 from turnstile_server.gate.prompt import Prompt
 
@@ -53,17 +55,29 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class Sampled:
-    """Tokens that came back, in order: ``ids`` int32 and ``logprobs`` float32 of equal length, chunk by chunk."""
+    """Tokens that came back, in order: ``ids`` int32 and ``logprobs`` float32 of equal length, chunk by chunk.
+
+    ``count``: all of them; ``kept``: those with numbers that can be recorded.
+    """
 
     ids: list[Int32Array] = field(default_factory=list)
     logprobs: list[Float32Array] = field(default_factory=list)
     finish: EngineFinish | None = None
     count: int = 0
+    kept: int = 0
 
     def add(self, chunk: EngineChunk) -> None:
+        """Raises EngineProtocolError for a chunk without a finite logprob for each token (invariant 4)."""
+        self.count += len(chunk.ids)
+        if len(chunk.logprobs) != len(chunk.ids):
+            raise EngineProtocolError(
+                f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
+            )
+        if not np.isfinite(chunk.logprobs).all():
+            raise EngineProtocolError("the engine gave a logprob that is not finite")
         self.ids.append(chunk.ids)
         self.logprobs.append(chunk.logprobs)
-        self.count += len(chunk.ids)
+        self.kept += len(chunk.ids)
         self.finish = chunk.finish or self.finish
 
     @property
@@ -71,7 +85,7 @@ class Sampled:
         """The engine's own; a stream that was cut never said which weights sampled it."""
         if self.finish is not None:
             return self.finish.weight_spans
-        return (WeightSpan(start=0, end=self.count, version="unknown"),)
+        return (WeightSpan(start=0, end=self.kept, version="unknown"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,7 @@ class Draft:
         finish_reason: FinishReason,
         parse_status: Sequence[ParseStatus] = (),
     ) -> Turn:
-        """The turn, frozen. Raises pydantic.ValidationError when the tokens contradict each other."""
+        """The turn, frozen. Raises EngineProtocolError when what the engine said contradicts itself."""
         prompt, watch = self.prompt, self.stopwatch
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
@@ -131,7 +145,11 @@ class Draft:
                 total_s=watch.elapsed(),
             ),
         }
-        return Turn(**fields)
+        try:
+            return Turn(**fields)
+        except ValidationError as error:
+            reasons = "; ".join(item["msg"] for item in error.errors(include_url=False))
+            raise EngineProtocolError(f"the engine's answer contradicts itself: {reasons}") from error
 
 
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:

@@ -17,7 +17,6 @@ from contextlib import aclosing
 
 import anyio
 import anyio.abc
-from pydantic import ValidationError
 
 from turnstile.models import Delivery, Discard, ToolCall, Turn, new_id
 from turnstile_server.capture import Action, Match, Node, decide
@@ -245,18 +244,20 @@ class Conductor:
         draft.stopwatch.engine_done()
         if call.streaming_followers and call.abandoned is None:
             call.shown = len(call.events)  # whoever follows the stream is given these before the error
+        lost = sampled.count
         if call.shown and not isinstance(error, JournalUnavailable):
             reply = message_of(call.events[: call.shown])
             try:
                 turn = draft.turn(episode.next_seq(), sampled, reply, "abort")
                 await self._commit(episode, turn, draft.prompt.tokenized_bytes)
-                return
-            except (JournalUnavailable, ValidationError) as failure:
+                lost -= sampled.kept
+            except (JournalUnavailable, EngineProtocolError) as failure:
                 error = failure
-        reason = call.abandoned or (error.type if isinstance(error, TurnstileError) else "cancelled")
-        episode.discard(reason, sampled.count)
-        self._metrics.tokens_discarded(reason, sampled.count)
-        self._journal.append_soon(discard_record(episode.episode_id, Discard(reason=reason, tokens=sampled.count)))
+        if lost:
+            reason = call.abandoned or _type_of(error)
+            episode.discard(reason, lost)
+            self._metrics.tokens_discarded(reason, lost)
+            self._journal.append_soon(discard_record(episode.episode_id, Discard(reason=reason, tokens=lost)))
 
 
 def _whole(call: Call, sampled: Sampled) -> EngineFinish:
@@ -274,6 +275,12 @@ def _ended(call: Call) -> TurnstileError:
     if call.abandoned is not None:
         return Gone(f"the call was given up ({call.abandoned})")
     return EngineUnavailable("the engine aborted the call; ask again", retry_after_s=1.0)
+
+
+def _type_of(error: BaseException) -> str:
+    if isinstance(error, TurnstileError):
+        return error.type
+    return TurnstileError.type if isinstance(error, Exception) else "cancelled"
 
 
 def _events(deltas: list[Delta]) -> list[Event]:
