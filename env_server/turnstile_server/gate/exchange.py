@@ -38,25 +38,35 @@ class Exchange:
         self._ending = False
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone."""
+        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone.
+
+        What is too large is still read to its end, unkept: a client that is answered while it sends has its
+        connection reset under it, sees no status, and tries again.
+        """
         limit = self._settings.max_body_bytes
         declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
+        too_large = declared.isdigit() and int(declared) > limit
         parts: list[bytes] = []
         size = 0
         with anyio.move_on_after(self._settings.body_timeout_s):
-            while True:
+            more = True
+            while more:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
                     self.gone = True
                     raise CallerGone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body", False):
-                    return b"".join(parts)
+                part = message.get("body", b"")
+                size += len(part)
+                too_large = too_large or size > limit
+                if too_large:
+                    parts.clear()
+                else:
+                    parts.append(part)
+                more = message.get("more_body", False)
+            if not too_large:
+                return b"".join(parts)
+        if too_large:
+            raise BodyTooLarge(f"the body is larger than {limit} bytes (gate.max_body_bytes)")
         raise RequestTimeout(f"the body did not arrive within {self._settings.body_timeout_s:g} s")
 
     async def watch(self, responding: anyio.CancelScope) -> None:
@@ -94,7 +104,3 @@ class Exchange:
         if scope.cancelled_caught:
             self.gone = True
             raise CallerGone
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is larger than {limit} bytes (gate.max_body_bytes)")
