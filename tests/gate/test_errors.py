@@ -1,0 +1,577 @@
+"""Refusals and failures: each its own status and body, what the official SDK does with it, and what is left."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+import openai
+import pytest
+from conversation import GO, TOOL, Held, auth, body, ended_once, raw, reply_ids, turns, url
+from gate_support import Answer, Prompted, Said, Stage, fails, says, staged
+
+from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
+from turnstile_server.errors import JournalUnavailable as Full
+from turnstile_server.journal.files import RealFiles
+from turnstile_server.journal.protocol import Record, RecordType
+
+pytestmark = pytest.mark.anyio
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def refused(response: httpx.Response, status: int, code: str, *, retry: bool, type_: str | None = None) -> str:
+    """Asserts the whole shape of a refusal; the message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert error["code"] == code
+    assert error["type"] == (type_ or ("server_error" if status >= 500 else "invalid_request_error"))
+    assert error["param"] is None
+    assert response.headers["x-should-retry"] == ("true" if retry else "false")
+    assert error["message"]
+    return str(error["message"])
+
+
+async def still_works(stage: Stage, episode: dict[str, Any]) -> None:
+    """The episode goes on, and nothing was recorded of what was refused."""
+    assert await turns(stage, episode) == []
+    calls = len(stage.engine.calls)
+    stage.engine.answers = [says(reply_ids(stage, "fine"))]
+    async with raw(episode) as client:
+        reply = await client.post(url(episode), json=body())
+    assert reply.json()["choices"][0]["message"]["content"] == "fine"
+    assert len(stage.engine.calls) == calls + 1
+    assert len(await turns(stage, episode)) == 1
+
+
+@asynccontextmanager
+async def counted(
+    episode: dict[str, Any], *answered: Callable[[httpx.Response], Awaitable[None]]
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, list[httpx.Request]]]:
+    """The SDK as agents have it (two retries), and the requests it sends; ``answered``: called with each answer."""
+    sent: list[httpx.Request] = []
+
+    async def note(request: httpx.Request) -> None:
+        sent.append(request)
+
+    http = httpx.AsyncClient(event_hooks={"request": [note], "response": [*answered]}, timeout=30)
+    given = {"base_url": f"{episode['model_url']}/v1", "api_key": episode["episode_key"]}
+    async with openai.AsyncOpenAI(max_retries=2, http_client=http, **given) as agent:  # type: ignore[arg-type]
+        yield agent, sent
+
+
+# What the caller got wrong
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "n": ({"n": 2}, "n must be 1"),
+    "logit_bias": ({"logit_bias": {"5": 10}}, "logit_bias"),
+    "logprobs": ({"logprobs": True}, "logprobs"),
+    "top_logprobs": ({"top_logprobs": 3}, "logprobs"),
+    "forced tool": ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    "named tool": (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "bash"}}},
+        "tool_choice",
+    ),
+    "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, r"messages\[0\].content\[0\].*image_url"),
+    "no messages": ({"messages": []}, "messages"),
+    "messages missing": ({"messages": None}, "messages"),
+    "messages no array": ({"messages": "hi"}, "messages must be an array, not string"),
+    "message no object": ({"messages": ["hi"]}, r"messages\[0\] must be an object, not string"),
+    "role unknown": ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role.*'robot'"),
+    "role no string": ({"messages": [{"role": 7, "content": "x"}]}, r"messages\[0\].role"),
+    "content no text": ({"messages": [{"role": "user", "content": 7}]}, r"messages\[0\].content.*not number"),
+    "call without a function": (
+        {"messages": [*GO, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        r"messages\[1\].tool_calls\[0\]",
+    ),
+    "tool twice": ({"tools": [TOOL, TOOL]}, r"tools\[1\].*'bash'.*twice"),
+    "hosted tool": ({"tools": [{"type": "web_search"}]}, r"tools\[0\].*hosted"),
+    "tool without a name": ({"tools": [{"type": "function", "function": {}}]}, r"tools\[0\].function.name"),
+    "tools no array": ({"tools": {}}, "tools must be an array, not object"),
+    "model no string": ({"model": 7}, "model must be a string, not number"),
+    "stream no boolean": ({"stream": "yes"}, "stream must be true or false, not string"),
+    "max_tokens zero": ({"max_tokens": 0}, "max_tokens.*above 0"),
+    "max_tokens fraction": ({"max_tokens": 1.5}, "max_tokens"),
+    "stop empty": ({"stop": [""]}, "stop"),
+    "stop too many": ({"stop": ["x"] * 17}, "stop has 17"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "audio": ({"modalities": ["audio"]}, "modalities"),
+    "response_format unknown": ({"response_format": {"type": "xml"}}, "response_format"),
+    "response_format unconstrained": ({"response_format": {"type": "json_object"}}, "constrained"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_request_that_cannot_be_served_is_400_and_names_the_field(stage: Stage, name: str) -> None:
+    fields, message = BAD[name]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body(**fields))
+    said = refused(response, 400, "invalid_request", retry=False)
+    assert re.search(message, said), said
+    assert stage.engine.calls == []
+    await still_works(stage, episode)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"messages": [', "not JSON"),
+        (b"", "not JSON"),
+        (b"[]", "must be a JSON object, not array"),
+        (b'"hi"', "not string"),
+        (b'{"messages": NaN}', "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+    ids=["cut off", "empty", "array", "string", "NaN", "not UTF-8", "deep"],
+)
+async def test_malformed_json_is_400(stage: Stage, content: bytes, message: str) -> None:
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        response = await client.post(url(episode), content=content)
+    assert message in refused(response, 400, "invalid_request", retry=False)
+    await still_works(stage, episode)
+
+
+async def test_a_lone_surrogate_is_accepted(stage: Stage) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "fine"))]
+    episode = await stage.episode()
+    content = b'{"model":"m","messages":[{"role":"user","content":"cut \\ud83d here"}]}'
+    async with raw(episode) as client:
+        assert (await client.post(url(episode), content=content)).status_code == 200
+    [turn] = await turns(stage, episode)
+    assert turn["new_messages"][0]["content"] == "cut \ufffd here"
+
+
+async def test_tools_for_a_model_without_a_call_format_are_400(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, rendering={"tool_format": "none"}) as stage:
+        episode = await stage.episode()
+        async with raw(episode) as client:
+            response = await client.post(url(episode), json=body(tools=[TOOL]))
+        assert "tool" in refused(response, 400, "invalid_request", retry=False)
+        await still_works(stage, episode)
+
+
+# Where and who
+
+
+async def test_addresses_that_do_not_exist_are_404(stage: Stage) -> None:
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        for path in ("/v1/chat/completion", "/v1/embeddings", "/", ""):
+            response = await client.post(f"{episode['model_url']}{path}", json=body())
+            refused(response, 404, "not_found", retry=False, type_="not_found_error")
+        for address in ("/", "/e", "/e/", "/v1/chat/completions", "/episodes"):
+            response = await client.post(f"{stage.agent_url}{address}", json=body())
+            refused(response, 404, "not_found", retry=False, type_="not_found_error")
+        unknown = f"{stage.agent_url}/e/ep_unknown/v1/chat/completions"
+        response = await client.post(unknown, json=body())
+        message = refused(response, 404, "not_found", retry=False, type_="not_found_error")
+        assert "ep_unknown" in message
+    await still_works(stage, episode)
+
+
+async def test_a_wrong_method_is_405(stage: Stage) -> None:
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        refused(await client.get(url(episode)), 405, "method_not_allowed", retry=False)
+        refused(
+            await client.post(f"{episode['model_url']}/v1/models", json={}), 405, "method_not_allowed", retry=False
+        )
+    await still_works(stage, episode)
+
+
+async def test_only_the_episodes_own_key_opens_it(stage: Stage) -> None:
+    episode, other = await stage.episode(), await stage.episode()
+    for headers in (
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {episode['episode_key']}"},
+        {"authorization": f"Bearer {other['episode_key']}"},
+        {"x-api-key": other["episode_key"]},
+        {"x-goog-api-key": "wrong"},
+        {"x-api-key": "ключ".encode()},
+    ):
+        async with httpx.AsyncClient(headers=headers) as client:
+            response = await client.post(url(episode), json=body())
+        refused(response, 401, "unauthorized", retry=False, type_="authentication_error")
+    await still_works(stage, episode)
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
+async def test_the_key_is_taken_in_every_dialects_header(stage: Stage, header: str) -> None:
+    episode = await stage.episode()
+    key = episode["episode_key"]
+    headers = {header: f"Bearer {key}" if header == "authorization" else key}
+    async with httpx.AsyncClient(headers=headers) as client:
+        assert (await client.get(f"{episode['model_url']}/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel", "delete"])
+async def test_the_key_of_an_ended_episode_is_dead(stage: Stage, end: str) -> None:
+    episode = await stage.episode()
+    if end == "delete":
+        await stage.control.delete(f"/episodes/{episode['episode_id']}")
+    else:
+        await stage.post(episode, end)
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body())
+        refused(response, 410, "episode_ended", retry=False)
+        wrong = await client.post(url(episode), json=body(), headers={"authorization": "Bearer wrong"})
+        assert wrong.status_code == (404 if end == "delete" else 401)
+    assert stage.engine.calls == []
+
+
+# Bodies
+
+
+async def _parts(size: int) -> AsyncIterator[bytes]:
+    for _ in range(math.ceil(size / 1024)):
+        yield b" " * 1024
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
+@pytest.mark.parametrize("size", [4096, 8 << 20], ids=["4 KiB", "8 MiB"])
+async def test_a_body_over_the_limit_is_413(tiny_model: Path, tmp_path: Path, declared: bool, size: int) -> None:
+    async with staged(tiny_model, tmp_path, gate={"max_body_bytes": 2048}) as stage:
+        episode = await stage.episode()
+        async with raw(episode) as client:
+            content = b" " * size if declared else _parts(size)
+            response = await client.post(url(episode), content=content)
+        assert "gate.max_body_bytes" in refused(response, 413, "body_too_large", retry=False)
+        await still_works(stage, episode)
+
+
+async def test_the_sdk_gives_up_on_a_body_over_the_limit(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"max_body_bytes": 2048}) as stage:
+        episode = await stage.episode()
+        async with counted(episode) as (agent, sent):
+            with pytest.raises(openai.APIStatusError) as raised:
+                await agent.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "x" * (8 << 20)}]
+                )
+        assert raised.value.status_code == 413
+        assert len(sent) == 1
+
+
+async def test_a_body_that_never_ends_is_408(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"body_timeout_s": 0.2}) as stage:
+        episode = await stage.episode()
+        at = urlsplit(url(episode))
+        async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
+            head = f"POST {at.path} HTTP/1.1\r\nhost: gate\r\ncontent-length: 100\r\n"
+            await connection.send(f"{head}authorization: {auth(episode)['authorization']}\r\n\r\n{{".encode())
+            received = b"".join([part async for part in connection])
+        top, _, content = received.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in top
+        assert json.loads(content)["error"]["code"] == "request_timeout"
+        await still_works(stage, episode)
+
+
+# Budgets
+
+
+async def test_a_prompt_that_leaves_no_room_is_the_context_error(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, context_length=64) as stage:
+        episode = await stage.episode()
+        async with counted(episode) as (agent, sent):
+            with pytest.raises(openai.BadRequestError) as raised:
+                await agent.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "word " * 99}]
+                )
+        assert raised.value.code == "context_length_exceeded"
+        assert "64" in str(raised.value)
+        assert len(sent) == 1
+        assert stage.engine.calls == []
+        await still_works(stage, episode)
+
+
+async def _exhausted(stage: Stage, episode: dict[str, Any]) -> None:
+    """The next call is refused, the episode is truncated, and its key is dead."""
+    calls = len(stage.engine.calls)
+    async with counted(episode) as (agent, sent):
+        with pytest.raises(openai.BadRequestError) as raised:
+            await agent.chat.completions.create(model="m", messages=GO)
+        assert raised.value.code == "budget_exhausted"
+        assert len(sent) == 1
+        ended = await ended_once(stage, episode)
+        assert ended["status"] == "truncated"
+        assert ended["error"]["type"] == "budget_exhausted"
+        with pytest.raises(openai.APIStatusError) as gone:
+            await agent.chat.completions.create(model="m", messages=GO)
+        assert (gone.value.status_code, gone.value.code) == (410, "episode_ended")
+        assert len(sent) == 2
+    assert len(stage.engine.calls) == calls
+
+
+async def test_the_end_of_the_turns_is_400_then_the_end_of_the_episode(stage: Stage) -> None:
+    episode = await stage.episode(limits={"max_turns": 1})
+    await still_works(stage, episode)
+    await _exhausted(stage, episode)
+    assert len((await stage.get(episode, "/samples"))["samples"]) == 1
+
+
+async def test_the_end_of_the_sampled_tokens_is_400_then_the_end_of_the_episode(stage: Stage) -> None:
+    episode = await stage.episode(limits={"max_sampled_tokens": len(reply_ids(stage, "fine"))})
+    await still_works(stage, episode)
+    await _exhausted(stage, episode)
+
+
+async def test_discarded_tokens_are_spent_too(stage: Stage) -> None:
+    stage.engine.answers = [fails(EngineTimeout("slow"), [1] * 10)]
+    episode = await stage.episode(limits={"max_sampled_tokens": 10})
+    async with raw(episode) as client:
+        assert (await client.post(url(episode), json=body())).status_code == 504
+    await _exhausted(stage, episode)
+
+
+async def test_five_refusals_in_a_row_end_the_episode(stage: Stage) -> None:
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        for _ in range(5):
+            refused(await client.post(url(episode), json=body(n=2)), 400, "invalid_request", retry=False)
+        ended = await ended_once(stage, episode)
+        assert (ended["status"], ended["error"]["type"]) == ("truncated", "invalid_request")
+        refused(await client.post(url(episode), json=body()), 410, "episode_ended", retry=False)
+
+
+async def test_a_success_starts_the_count_of_refusals_again(stage: Stage) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "fine"))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        for _ in range(3):
+            for _ in range(4):
+                await client.post(url(episode), json=body(n=2))
+            assert (await client.post(url(episode), json=body())).status_code == 200
+    assert (await stage.get(episode))["status"] == "running"
+
+
+async def test_failures_of_the_server_are_not_refusals(stage: Stage) -> None:
+    stage.engine.answers = [fails(EngineUnavailable("down"))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        for _ in range(8):
+            assert (await client.post(url(episode), json=body())).status_code == 503
+    await still_works(stage, episode)
+
+
+# The engine
+
+
+def _nonsense(*said: Said) -> Answer:
+    async def answer(_: Prompted) -> AsyncIterator[Said | Exception]:
+        for chunk in said:
+            yield chunk
+
+    return answer
+
+
+ENGINE: dict[str, tuple[Callable[[], Answer], int, str, dict[str, int]]] = {
+    "down": (lambda: fails(EngineUnavailable("down", retry_after_s=1.0)), 503, "engine_unavailable", {}),
+    "slow": (lambda: fails(EngineTimeout("slow"), [5, 6]), 504, "engine_timeout", {"engine_timeout": 2}),
+    "says so": (lambda: fails(EngineProtocolError("no ids")), 502, "engine_protocol_error", {}),
+    "no finish": (
+        lambda: _nonsense(Said([5, 6])),
+        502,
+        "engine_protocol_error",
+        {"engine_protocol_error": 2},
+    ),
+    "no chunk": (_nonsense, 502, "engine_protocol_error", {}),
+    "no token": (lambda: _nonsense(Said([], "stop")), 502, "engine_protocol_error", {}),
+    "logprob not finite": (
+        lambda: _nonsense(Said([5, 6], "stop", [-0.1, math.nan])),
+        502,
+        "engine_protocol_error",
+        {"engine_protocol_error": 2},
+    ),
+    "logprob infinite": (
+        lambda: _nonsense(Said([5]), Said([6], "stop", [-math.inf])),
+        502,
+        "engine_protocol_error",
+        {"engine_protocol_error": 2},
+    ),
+    "too few logprobs": (
+        lambda: _nonsense(Said([5, 6], "stop", [-0.1])),
+        502,
+        "engine_protocol_error",
+        {"engine_protocol_error": 2},
+    ),
+    "aborts": (
+        lambda: _nonsense(Said([5, 6]), Said([], "abort")),
+        503,
+        "engine_unavailable",
+        {"engine_unavailable": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENGINE)
+async def test_a_failure_of_the_engine_has_its_status_and_leaves_no_turn(stage: Stage, name: str) -> None:
+    make, status, code, discarded = ENGINE[name]
+    stage.engine.answers = [make()]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        refused(await client.post(url(episode), json=body()), status, code, retry=True)
+    assert (await stage.get(episode))["stats"]["discarded"] == discarded
+    await still_works(stage, episode)
+
+
+async def test_the_sdk_asks_again_after_failures_that_may_pass(stage: Stage) -> None:
+    async def attempts(make: Callable[[], Answer], status: int) -> None:
+        episode = await stage.episode()
+        async with counted(episode) as (agent, sent):
+            with pytest.raises(openai.InternalServerError) as raised:
+                await agent.chat.completions.create(model="m", messages=GO)
+        assert raised.value.status_code == status
+        assert len(sent) == 3
+
+    for make, status, _, _ in (ENGINE["slow"], ENGINE["no finish"]):
+        stage.engine.answers = [make()]
+        await attempts(make, status)
+    assert len(stage.engine.calls) == 6
+
+
+async def test_the_sdk_does_not_repeat_what_the_engine_refused(stage: Stage) -> None:
+    stage.engine.answers = [fails(EngineRefused("an id outside the vocabulary"))]
+    episode = await stage.episode()
+    async with counted(episode) as (agent, sent):
+        with pytest.raises(openai.BadRequestError) as raised:
+            await agent.chat.completions.create(model="m", messages=GO)
+    assert raised.value.code == "engine_refused"
+    assert len(sent) == len(stage.engine.calls) == 1
+    await still_works(stage, episode)
+
+
+async def test_the_time_until_a_retry_is_worth_it_is_told(stage: Stage) -> None:
+    stage.engine.answers = [fails(EngineUnavailable("down", retry_after_s=1.2))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body())
+    assert response.headers["retry-after"] == "2"
+
+
+async def test_a_fault_of_the_gate_is_500_and_not_repeated(stage: Stage) -> None:
+    stage.engine.answers = [fails(ZeroDivisionError("a bug"), [5, 6])]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        message = refused(await client.post(url(episode), json=body()), 500, "internal_error", retry=False)
+    assert "a bug" not in message
+    assert (await stage.get(episode))["stats"]["discarded"] == {"internal_error": 2}
+    await still_works(stage, episode)
+
+
+# The journal
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
+async def test_a_turn_that_cannot_be_stored_is_503_and_not_recorded(
+    stage: Stage, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = reply_ids(stage, "lost")
+    stage.engine.answers = [says(ids)]
+    episode = await stage.episode()
+    append = stage.journal.append
+
+    async def full(record: Record) -> None:
+        if record.type is RecordType.TURN:
+            raise Full("the disk is full")
+        await append(record)
+
+    monkeypatch.setattr(stage.journal, "append", full)
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body(stream=stream))
+    if stream:
+        last = json.loads(response.text.split("data: ")[-1])
+        assert last["error"]["code"] == "journal_unavailable"
+        assert "[DONE]" not in response.text
+    else:
+        refused(response, 503, "journal_unavailable", retry=True)
+    monkeypatch.undo()
+    assert (await stage.get(episode))["stats"]["discarded"] == {"journal_unavailable": len(ids)}
+    await still_works(stage, episode)
+
+
+async def test_below_the_free_space_bound_turns_are_refused_and_come_back_with_the_space(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "lost"))]
+    episode = await stage.episode()
+    monkeypatch.setattr(RealFiles, "free_bytes", lambda *_: 0)
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body())
+        refused(response, 503, "journal_unavailable", retry=True)
+        assert "stay free" in response.text
+    created = await stage.control.post("/episodes", json={"task": {"instruction": "t"}})
+    assert created.status_code == 503
+    monkeypatch.undo()
+    await still_works(stage, episode)
+
+
+# Too many
+
+
+async def test_too_many_calls_of_an_episode_are_429(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"max_calls_per_episode": 1}) as stage:
+        await _one_too_many(stage, [await stage.episode()] * 2)
+
+
+async def test_too_many_calls_of_the_server_are_429(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"max_calls": 1}) as stage:
+        await _one_too_many(stage, [await stage.episode(), await stage.episode()])
+
+
+async def _one_too_many(stage: Stage, episodes: list[dict[str, Any]]) -> None:
+    answer = Held(reply_ids(stage, "slow"))
+    stage.engine.answers = [answer, says(reply_ids(stage, "fine"))]
+    other = [{"role": "user", "content": "another conversation"}]
+    async with raw(episodes[0]) as client, raw(episodes[1]) as second, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            assert (await client.post(url(episodes[0]), json=body())).status_code == 200
+
+        tasks.start_soon(ask)
+        await answer.called.wait()
+        response = await second.post(url(episodes[1]), json=body(messages=other))
+        refused(response, 429, "too_many_calls", retry=True, type_="rate_limit_error")
+        assert response.headers["retry-after"] == "1"
+        answer.all()
+    async with stage.agent(episodes[1], max_retries=2) as agent:
+        await agent.chat.completions.create(model="m", messages=other)  # type: ignore[arg-type]
+
+
+async def test_the_sdk_waits_out_too_many_calls(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"max_calls_per_episode": 1}) as stage:
+        answer = Held(reply_ids(stage, "slow"))
+        stage.engine.answers = [answer, says(reply_ids(stage, "fine"))]
+        episode = await stage.episode()
+        other: list[Any] = [{"role": "user", "content": "another conversation"}]
+        statuses: list[int] = []
+
+        async def let_go(response: httpx.Response) -> None:
+            statuses.append(response.status_code)
+            answer.all()
+
+        async with raw(episode) as client, anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                await client.post(url(episode), json=body())
+
+            tasks.start_soon(ask)
+            await answer.called.wait()
+            async with counted(episode, let_go) as (agent, _):
+                reply = await agent.chat.completions.create(model="m", messages=other)
+        assert reply.choices[0].message.content == "fine"
+        assert statuses == [429, 200]
+        assert len(await turns(stage, episode)) == 2
