@@ -252,13 +252,27 @@ def damage(directory: Path, how: str) -> None:
                 "WHERE segment = (SELECT max(segment) FROM segments)"
             )
             db.execute("DELETE FROM records")
+    elif how == "without its first segment":
+        with sqlite3.connect(index) as db:
+            ((first,),) = db.execute("SELECT min(segment) FROM segments")
+            db.execute("DELETE FROM segments WHERE segment = ?", (first,))
+            db.execute("DELETE FROM records WHERE position < (? + 1) << 40", (first,))
     else:
         raise AssertionError(how)
 
 
 @pytest.mark.parametrize(
     "how",
-    ["deleted", "empty", "not a database", "truncated", "zeroed pages", "another version", "another journal's"],
+    [
+        "deleted",
+        "empty",
+        "not a database",
+        "truncated",
+        "zeroed pages",
+        "another version",
+        "another journal's",
+        "without its first segment",
+    ],
 )
 async def test_a_lost_or_ruined_index_gives_the_same_answers(tmp_path: Path, how: str) -> None:
     await busy(tmp_path, range(12))

@@ -78,6 +78,25 @@ async def test_segments_go_when_all_in_them_is_deleted_and_never_before(tmp_path
     await journal.close()
 
 
+async def test_the_dead_stay_dead_when_the_segment_of_their_tombstone_goes(tmp_path: Path) -> None:
+    journal = await FileJournal.open(tmp_path, small())
+    await journal.append(turn("keeper", 0))
+    await journal.append(turn("victim", 0))
+    for number in range(4):
+        await journal.append(turn("filler", number, items=6000))
+    await journal.delete("victim")
+    with_tombstone = segment_files(tmp_path)[-1]
+    for number in range(4, 12):
+        await journal.append(turn("filler", number, items=6000))
+    await journal.delete("filler")
+    assert not with_tombstone.exists()
+    for _ in range(2):
+        assert await journal.read("victim") == []
+        assert numbers(await journal.read("keeper")) == [0]
+        journal = await lost_index(journal, tmp_path)
+    await journal.close()
+
+
 async def test_a_tombstone_outlives_its_own_segment_while_its_dead_lie_elsewhere(tmp_path: Path) -> None:
     """Segment 1: the victim and a keeper. Its tombstone's segment dies; the victim must not come back."""
     journal = await FileJournal.open(tmp_path, small())

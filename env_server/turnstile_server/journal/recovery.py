@@ -110,11 +110,10 @@ def _agreement(segments: list[Segment], index: Index) -> tuple[int, int]:
     """Up to which (segment, offset) the index can be trusted; it is cut or emptied to that."""
     known = index.segments()
     on_disk = {segment.number: segment for segment in segments}
-    unknown = [number for number in on_disk if number not in known]
     trusted = all(
         number in on_disk and (on_disk[number].nonce or 0) == mark.nonce and mark.synced_to <= on_disk[number].size
         for number, mark in known.items()
-    ) and not (known and unknown and min(unknown) < max(known))
+    )
     if not trusted:
         logger.warning("The index does not belong to these segments: it is rebuilt")
         index.cut(0, 0)
@@ -122,6 +121,7 @@ def _agreement(segments: list[Segment], index: Index) -> tuple[int, int]:
     for segment in segments:
         mark = known.get(segment.number)
         if mark is None:
+            index.cut(segment.number, 0)
             return segment.number, 0
         if mark.synced_to < segment.size:
             index.cut(segment.number, mark.synced_to)
