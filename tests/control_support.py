@@ -139,6 +139,7 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
             await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER)))
             await stack.enter_async_context(_listening(Listener(doors.gate, agent, **_LISTENER)))
+            stack.callback(doors.closing.set)
             yield Door(url_of(control), KEY, url_of(agent), engine.other_model)
 
     with _in_thread(serving) as door:

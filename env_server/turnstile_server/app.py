@@ -49,6 +49,7 @@ class Server:
     agent: Listener
     control_url: str
     agent_url: str
+    closing: anyio.Event
 
     async def serve(self, stop: anyio.Event) -> None:
         """Serves both doors until ``stop``."""
@@ -56,6 +57,7 @@ class Server:
             tasks.start_soon(self.control.serve)
             tasks.start_soon(self.agent.serve)
             await stop.wait()
+            self.closing.set()
             self.control.stop()
             self.agent.stop()
 
@@ -88,6 +90,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
         agent=Listener(doors.gate, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
         control_url=control_url,
         agent_url=agent_url,
+        closing=doors.closing,
     )
 
 
@@ -105,10 +108,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The two doors as ASGI applications."""
+    """The two doors as ASGI applications. ``closing``: set it first at shutdown; whoever only waits is let go."""
 
     control: ASGIApp
     gate: ASGIApp
+    closing: anyio.Event
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
@@ -143,9 +147,10 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         fallback=chat,
     )
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
-    router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers))
+    closing = anyio.Event()
+    router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers, closing))
     control = build_control_app([router], key=control_key, metrics=metrics, settings=settings.control)
-    return Doors(control, gate)
+    return Doors(control, gate, closing)
 
 
 async def serve(settings: Settings) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import pytest
 from fastapi import APIRouter
@@ -435,6 +436,30 @@ async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks(open_door
     with open_door(control={"max_body_bytes": 1024}) as door:
         async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
             error_of(await http.post("/episodes", content=chunks()), 413, "body_too_large")
+
+
+async def test_a_server_that_stops_lets_those_go_who_only_wait(open_door: OpenDoor) -> None:
+    ends: dict[str, Any] = {}
+
+    async def poll(http: httpx.AsyncClient, path: str) -> None:
+        ends["poll"] = (await http.get(path, params={"wait": 50})).json()["status"]
+
+    async def follow(http: httpx.AsyncClient) -> None:
+        async with http.stream("GET", "/events") as stream:
+            ends["follow"] = [line async for line in stream.aiter_lines()]
+
+    running = open_door()
+    door = running.__enter__()
+    async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
+        path = f"/episodes/{(await create(http)).episode_id}"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(poll, http, path)
+            tasks.start_soon(follow, http)
+            await anyio.sleep(0.5)
+            assert ends == {}
+            await anyio.to_thread.run_sync(running.__exit__, None, None, None)
+    assert ends["poll"] == "running"
+    assert ends["follow"][0] == ": open"
 
 
 @pytest.fixture

@@ -59,8 +59,10 @@ class Subscription:
             self.closed = True
 
 
-async def run(subscription: Subscription, reader: Reader) -> None:
-    stream = EventStream(subscription.events(), heartbeat_s=30, send_timeout_s=0.05)
+async def run(subscription: Subscription, reader: Reader, closing: anyio.Event | None = None) -> None:
+    stream = EventStream(
+        subscription.events(), closing=closing or anyio.Event(), heartbeat_s=30, send_timeout_s=0.05
+    )
     with anyio.fail_after(10):
         await stream({"type": "http"}, reader.receive, reader.send)
 
@@ -86,5 +88,15 @@ async def test_a_reader_that_leaves_closes_its_subscription() -> None:
 async def test_a_stream_ends_with_its_subscription() -> None:
     subscription, reader = Subscription(2, then_end=True), Reader(takes=100)
     await run(subscription, reader)
+    assert subscription.closed
+    assert reader.got[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_a_stream_ends_in_order_when_the_server_closes() -> None:
+    subscription, reader, closing = Subscription(2), Reader(takes=100), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, subscription, reader, closing)
+        await anyio.wait_all_tasks_blocked()
+        closing.set()
     assert subscription.closed
     assert reader.got[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -14,6 +14,7 @@ from turnstile_server.control.app import build_control_app
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.rest import ControlParts, build_router
 from turnstile_server.engines.protocol import Engine
+from turnstile_server.errors import NotFound
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
@@ -27,6 +28,8 @@ class NeverChanging:
         self.seen: list[str] = []
 
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
+        if wait_s == 0:
+            raise NotFound("the answer that nobody reads")
         self.seen.append("waiting")
         try:
             await anyio.sleep(wait_s)
@@ -40,7 +43,12 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     episodes = NeverChanging()
     metrics, settings = Metrics(), ControlSettings()
     parts = ControlParts(
-        cast(EpisodeService, episodes), cast(Engine, None), metrics, settings, anyio.CapacityLimiter(1)
+        cast(EpisodeService, episodes),
+        cast(Engine, None),
+        metrics,
+        settings,
+        anyio.CapacityLimiter(1),
+        anyio.Event(),
     )
     app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:

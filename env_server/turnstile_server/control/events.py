@@ -2,7 +2,7 @@
 
 Holds: one stream keeps at most one undelivered event (the subscription behind it is bounded by its owner); a
 reader that takes no bytes for ``send_timeout_s`` is dropped; when the reader leaves, the subscription is
-closed. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+closed; at shutdown the stream ends in order. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x
 class EventStream(Response):
     """The response of ``GET /events``: ``event: episode`` with the episode as JSON in ``data``."""
 
-    def __init__(self, episodes: AsyncIterator[Episode], *, heartbeat_s: float, send_timeout_s: float) -> None:
+    def __init__(
+        self,
+        episodes: AsyncIterator[Episode],
+        *,
+        closing: anyio.Event,
+        heartbeat_s: float,
+        send_timeout_s: float,
+    ) -> None:
         super().__init__(status_code=200, headers=_HEADERS)
         del self.headers["content-length"]
         self._episodes = episodes
+        self._closing = closing
         self._heartbeat_s = heartbeat_s
         self._send_timeout_s = send_timeout_s
 
@@ -69,12 +77,21 @@ class EventStream(Response):
         async with into, AsyncExitStack() as stack:
             if isinstance(self._episodes, AsyncGenerator):
                 stack.push_async_callback(self._episodes.aclose)
+            reading = await stack.enter_async_context(anyio.create_task_group())
+            reading.start_soon(until_set, self._closing, reading.cancel_scope)
             async for episode in self._episodes:
                 await into.send(episode)
+            reading.cancel_scope.cancel()
 
 
 async def until_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
     """Cancels ``scope`` when the caller hangs up. Only for requests whose body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    scope.cancel()
+
+
+async def until_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    """Cancels ``scope`` when ``event`` is set."""
+    await event.wait()
     scope.cancel()

@@ -30,7 +30,7 @@ from turnstile.models import (
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import encode_samples, samples_as_json
 from turnstile_server.control.body import read_model
-from turnstile_server.control.events import EventStream, until_disconnect
+from turnstile_server.control.events import EventStream, until_disconnect, until_set
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -46,13 +46,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """What the routes need. ``workers`` bounds the threads that encode samples and turns."""
+    """What the routes need. ``workers`` bounds the threads that encode samples and turns; ``closing`` is set
+    when the server stops: long polls then answer and event streams end."""
 
     episodes: EpisodeService
     engine: Engine
     metrics: Metrics
     settings: ControlSettings
     workers: anyio.CapacityLimiter
+    closing: anyio.Event
 
 
 def build_router(parts: ControlParts) -> APIRouter:
@@ -98,8 +100,11 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
     async def get(
         request: Request, episode_id: str, wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
     ) -> Response:
-        wait_s = min(wait, settings.max_wait_s)
-        return await _unless_gone(request, lambda: _model_of(episodes.get(episode_id, wait_s)))
+        changed = None
+        if wait > 0:
+            wait_s = min(wait, settings.max_wait_s)
+            changed = await _while_wanted(request, lambda: episodes.get(episode_id, wait_s), parts.closing)
+        return _model(changed if changed is not None else await episodes.get(episode_id))
 
     @router.delete("/episodes/{episode_id}", status_code=204)
     async def delete(episode_id: str) -> Response:
@@ -135,7 +140,8 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
-        return await _unless_gone(request, lambda: _model_of(episodes.audit(episode_id)))
+        report = await _while_wanted(request, lambda: episodes.audit(episode_id))
+        return _model(report) if report is not None else Response(status_code=204)  # nobody reads the latter
 
 
 def _add_engine_routes(router: APIRouter, parts: ControlParts) -> None:
@@ -186,30 +192,31 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
         await request.body()
         return EventStream(
             parts.episodes.subscribe(),
+            closing=parts.closing,
             heartbeat_s=parts.settings.heartbeat_s,
             send_timeout_s=parts.settings.send_timeout_s,
         )
 
 
-async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """Runs ``work`` (it may take long) and cancels it when the caller hangs up meanwhile."""
+async def _while_wanted(
+    request: Request, work: Callable[[], Awaitable[T]], closing: anyio.Event | None = None
+) -> T | None:
+    """The result of ``work``, which may take long; None when the caller hung up or ``closing`` was set."""
     await request.body()  # so that the next thing to be received is the end
-    response = Response(status_code=204)  # what a caller that hung up does not read
+    result: T | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(until_disconnect, request.receive, tasks.cancel_scope)
+        if closing is not None:
+            tasks.start_soon(until_set, closing, tasks.cancel_scope)
         try:
-            response = await work()
+            result = await work()
         except Exception as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return response
-
-
-async def _model_of(found: Awaitable[BaseModel]) -> Response:
-    return _model(await found)
+    return result
 
 
 def _model(found: BaseModel, status: int = 200) -> Response:
