@@ -57,7 +57,7 @@ async def still_works(stage: Stage, episode: dict[str, Any]) -> None:
 async def counted(
     episode: dict[str, Any], *answered: Callable[[httpx.Response], Awaitable[None]]
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, list[httpx.Request]]]:
-    """The SDK as agents have it (two retries), and the requests it sends; ``answered``: called with each answer."""
+    """The SDK as agents have it (two retries), the requests it sends; ``answered`` hears of each answer."""
     sent: list[httpx.Request] = []
 
     async def note(request: httpx.Request) -> None:
