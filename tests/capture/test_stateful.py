@@ -13,6 +13,7 @@ from turnstile_server.capture.compare import Cosmetic
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.timeout(600)  # twenty seconds of CPU, whatever a busy machine makes of them
 def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> None:
     SEEN.clear()
     run_state_machine_as_test(
