@@ -89,6 +89,7 @@ def path_end(node: Node) -> PathEnd:
         completion_ids=node.turn.completion_ids,
         reply=node.turn.reply,
         finish_reason=node.turn.finish_reason,
+        earlier_thinking=any(step.turn.reply.reasoning for step in node.path()[:-1]),
     )
 
 
