@@ -298,6 +298,16 @@ async def test_a_stale_index_catches_up_from_where_it_was(tmp_path: Path) -> Non
     assert await answers(directory) == expected
 
 
+async def test_an_index_that_knows_more_than_the_segments_hold_is_rebuilt(tmp_path: Path) -> None:
+    """Segments from an older backup beside a newer index."""
+    found = await written(tmp_path, 6)
+    (segment,) = segment_files(tmp_path)
+    segment.write_bytes(segment.read_bytes()[: found[4].offset])
+    survivors, stats = await reopened(tmp_path)
+    assert survivors == [0, 1, 2, 3]
+    assert (stats.torn_bytes, stats.corrupt_records) == (0, 0)
+
+
 async def test_an_index_behind_by_nothing_is_trusted_without_a_scan(tmp_path: Path) -> None:
     """A damaged byte below the mark stays unnoticed at open (it is noticed when it is read)."""
     found = await written(tmp_path, 30, items=3000)
