@@ -6,7 +6,7 @@ import time
 
 import anyio
 
-from turnstile.models import Episode
+from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.episodes.store import Stored
 from turnstile_server.errors import EpisodeOverdue, TurnstileError
 from turnstile_server.gate.episode_calls import EpisodeCalls
@@ -19,6 +19,8 @@ class RunningEpisode:
         self.stored = stored
         self.calls = calls
         self.ending = anyio.Lock()
+        self.owed_end: tuple[EpisodeStatus, TurnstileError] | None = None
+        """An end that was decided but could not be stored yet."""
         self._started = time.monotonic()
         self._changed = anyio.Event()
         calls.last_activity = self._started
@@ -41,6 +43,13 @@ class RunningEpisode:
         """Returns at the next change of status, or after ``seconds``."""
         with anyio.move_on_after(seconds):
             await self._changed.wait()
+
+    def due_end(self) -> tuple[EpisodeStatus, TurnstileError] | None:
+        """How the episode is to be ended now, None while it may run."""
+        if self.owed_end is not None:
+            return self.owed_end
+        error = self.overdue()
+        return (EpisodeStatus.TIMED_OUT, error) if error is not None else None
 
     def overdue(self) -> TurnstileError | None:
         """Why the episode's time is over, None while it is not."""

@@ -252,12 +252,15 @@ class Episodes:
                     await self._end_now(running, status, error)
 
     async def _end_unasked(self, episode_id: str, status: EpisodeStatus, error: TurnstileError) -> None:
-        """An end that no request waits for. If it cannot be stored, the episode stays, closed, and the watch or
-        the trainer ends it later."""
+        """An end that no request waits for. If it cannot be stored, the episode stays, closed, and the watch
+        tries again, unless the trainer ends it before."""
+        running = self._running.get(episode_id)
         try:
             await self._end(episode_id, status, error)
         except TurnstileError as failure:
             _LOG.error("episode %s could not be ended: %s", episode_id, failure.message)
+            if running is not None:
+                running.owed_end = (status, error)
 
     async def _end_now(self, running: RunningEpisode, status: EpisodeStatus, error: TurnstileError | None) -> None:
         episode_id = running.episode.episode_id
@@ -286,8 +289,10 @@ class Episodes:
         with anyio.move_on_after(drain_s):
             for call in list(calls.in_flight.values()):
                 await call.ended()
-        for call in list(calls.in_flight.values()):
+        left = list(calls.in_flight.values())
+        for call in left:
             self._conductor.abandon(call, status.value)
+        for call in left:
             await call.ended()
 
     def _with_stats(self, episode: Episode, forest: Forest) -> Episode:
@@ -313,14 +318,22 @@ class Episodes:
         next_retention = time.monotonic()
         while True:
             for episode_id, running in list(self._running.items()):
-                error = running.overdue()
-                if error is not None and running.calls.closed is None:
-                    self._tasks.start_soon(self._end_unasked, episode_id, EpisodeStatus.TIMED_OUT, error)
+                due = running.due_end()
+                if due is not None and not running.ending.statistics().locked:
+                    self._tasks.start_soon(self._end_unasked, episode_id, *due)
             if time.monotonic() >= next_retention:
-                for episode_id in await self._journal.apply_retention(time.time()):
-                    self._archive.forget(episode_id)
+                await self._apply_retention()
                 next_retention = time.monotonic() + self._settings.retention_interval_s
             await anyio.sleep(self._settings.watch_interval_s)
+
+    async def _apply_retention(self) -> None:
+        try:
+            deleted = await self._journal.apply_retention(time.time())
+        except TurnstileError as error:
+            _LOG.error("retention could not be applied: %s", error.message)
+            return
+        for episode_id in deleted:
+            self._archive.forget(episode_id)
 
     async def _restore(self) -> None:
         """Takes up what the journal holds; episodes that ran when the server died have failed."""

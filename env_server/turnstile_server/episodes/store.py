@@ -5,6 +5,7 @@ The last EPISODE record is the episode; TURN, DELIVERY and DISCARD records rebui
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from turnstile.models import Episode
 from turnstile_server.capture import TokenTree
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,27 @@ def stored_of(record: Record) -> Stored:
 
 
 def rebuild(records: Iterable[Record]) -> tuple[TokenTree, Counter[str]]:
-    """The tree and the discarded tokens by reason, from an episode's records in order."""
+    """The tree and the discarded tokens by reason, from an episode's records in order.
+
+    The journal leaves out what the disk damaged: turns that went on from a lost turn have no prompt any more and
+    are left out too, each with a line in the log.
+    """
     tree = TokenTree()
     discarded: Counter[str] = Counter()
+    known: set[str] = set()
     for record in records:
         match record.type:
             case RecordType.TURN:
-                tree.add(turn_of(record))
+                turn = turn_of(record)
+                if turn.parent_id is None or turn.parent_id in known:
+                    tree.add(turn)
+                    known.add(turn.turn_id)
+                else:
+                    _LOG.error("turn %s is left out: its parent %s is lost", turn.turn_id, turn.parent_id)
             case RecordType.DELIVERY:
                 delivery = delivery_of(record)
-                tree[delivery.turn_id].delivery = delivery.state
+                if delivery.turn_id in known:
+                    tree[delivery.turn_id].delivery = delivery.state
             case RecordType.DISCARD:
                 discard = discard_of(record)
                 discarded[discard.reason] += discard.tokens
