@@ -7,6 +7,7 @@ gone; nothing is sent to a caller that is gone.
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -88,6 +89,7 @@ class Exchange:
 
     async def end(self, data: bytes = b"") -> None:
         """The terminal bytes. When this returns they were handed to the connection of a caller still there."""
+        await anyio.lowlevel.checkpoint()  # so that the watch has its say about a caller that just went
         if self.gone:
             raise CallerGone
         self._ending = True
