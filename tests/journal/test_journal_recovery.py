@@ -97,6 +97,7 @@ async def test_a_tail_of_zeros_or_garbage_is_cut(tmp_path: Path) -> None:
         found, stats = await reopened(directory)
         assert found == [0, 1, 2]
         assert stats.torn_bytes == len(tail)
+        assert all(isinstance(piece, Found) for piece in pieces(directory))
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
