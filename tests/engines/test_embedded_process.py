@@ -10,15 +10,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines_support import CONTEXT, LONG, collect, prompt_of
 from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
+from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.sglang import SGLangEngine
@@ -28,15 +30,23 @@ from turnstile_server.settings import EngineSettings
 pytestmark = pytest.mark.anyio
 
 PARENT = Path(__file__).resolve().parent / "engine_parent.py"
+SECRET = "a-secret-of-the-server"
 SHORT = EngineSampling(max_new_tokens=3, temperature=0.0)
 
 
-@pytest.fixture
-async def engine(tiny_model: Path) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(tiny_model, EngineSettings(context_length=CONTEXT, max_batch=1, stop_grace_s=1.0))
-    await engine.start()
+@pytest.fixture(scope="module")
+async def single(tiny_model: Path) -> AsyncIterator[EmbeddedEngine]:
+    """Shared by the tests that leave it as it was; it decodes one call at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNSTILE_CONTROL_KEY", SECRET)
+        engine = embedded(tiny_model, max_batch=1)
+        await engine.start()
     yield engine
     await engine.close()
+
+
+def embedded(model: Path, **changes: Any) -> EmbeddedEngine:
+    return EmbeddedEngine(model, EngineSettings(context_length=CONTEXT, stop_grace_s=1.0, **changes))
 
 
 def alive(pid: int) -> bool:
@@ -47,6 +57,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+def environment_of(pid: int | None) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def wait_gone(pid: int) -> None:
     end = time.monotonic() + 20
     while alive(pid):
@@ -54,11 +68,21 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
-def socket_folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("turnstile-engine-")}
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which engines make the folders of their sockets, for this test alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
-async def test_a_killed_child_fails_calls_and_state_and_close_still_works(engine: EmbeddedEngine) -> None:
+def names(folder: Path) -> list[str]:
+    return os.listdir(folder)
+
+
+async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_model: Path) -> None:
+    engine = embedded(tiny_model)
+    await engine.start()
     started = asyncio.Event()
     call = asyncio.create_task(collect(engine, prompt_of(1, 5), LONG, rid="call-1", started=started))
     await started.wait()
@@ -84,16 +108,15 @@ async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Pat
     assert parent.stdout is not None
     pid, folder = (await parent.stdout.readline()).decode().split()
     assert alive(int(pid))
-    assert Path(folder).is_dir()
+    assert names(Path(folder)) == ["engine.sock"]
     parent.send_signal(how)
     await parent.wait()
     wait_gone(int(pid))
-    assert not Path(folder).exists()
+    assert not os.path.lexists(folder)
 
 
-async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: Path) -> None:
-    before = socket_folders()
-    engine = EmbeddedEngine(tiny_model, EngineSettings(stop_grace_s=1.0))
+async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: Path, sockets: Path) -> None:
+    engine = embedded(tiny_model)
     await engine.start()
     pid, started = engine.pid, asyncio.Event()
     assert pid is not None
@@ -103,76 +126,61 @@ async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: P
     with pytest.raises(EngineUnavailable):
         await call
     assert not alive(pid)
-    assert socket_folders() <= before
+    assert names(sockets) == []
     await engine.close()
 
 
-async def test_a_child_that_does_not_stop_is_killed(tiny_model: Path) -> None:
-    engine = EmbeddedEngine(tiny_model, EngineSettings(stop_grace_s=0.3))
+async def test_a_child_that_hangs_times_calls_out_and_is_killed_at_close(tiny_model: Path) -> None:
+    engine = embedded(tiny_model, first_chunk_timeout_s=0.5, control_timeout_s=0.5)
     await engine.start()
     pid = engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    await engine.close()
-    assert not alive(pid)
-
-
-async def test_a_stopped_child_times_a_call_out(tiny_model: Path) -> None:
-    settings = EngineSettings(stop_grace_s=0.3, first_chunk_timeout_s=0.5, control_timeout_s=0.5)
-    engine = EmbeddedEngine(tiny_model, settings)
-    await engine.start()
     try:
-        assert engine.pid is not None
-        os.kill(engine.pid, signal.SIGSTOP)
         with pytest.raises(EngineTimeout):
             await collect(engine, prompt_of(2, 5), SHORT, rid="call-1")
     finally:
         await engine.close()
+    assert not alive(pid)
 
 
-async def test_only_this_user_reaches_the_socket_and_no_key_reaches_the_child(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TURNSTILE_CONTROL_KEY", "a-secret-of-the-server")
-    engine = EmbeddedEngine(tiny_model, EngineSettings())
-    await engine.start()
-    try:
-        assert engine._folder is not None
-        assert engine._folder.stat().st_mode & 0o777 == 0o700
-        assert b"a-secret-of-the-server" not in Path(f"/proc/{engine.pid}/environ").read_bytes()
-    finally:
-        await engine.close()
+async def test_only_this_user_reaches_the_socket_and_no_key_reaches_the_child(single: EmbeddedEngine) -> None:
+    assert single._folder is not None
+    assert single._folder.stat().st_mode & 0o777 == 0o700
+    environment = environment_of(single.pid)
+    assert b"OMP_NUM_THREADS=1" in environment
+    assert SECRET.encode() not in environment
 
 
-async def test_calls_above_max_batch_wait_their_turn_and_may_be_aborted_there(engine: EmbeddedEngine) -> None:
+async def test_calls_above_max_batch_wait_their_turn_and_may_be_aborted_there(single: EmbeddedEngine) -> None:
     started = asyncio.Event()
-    first = asyncio.create_task(collect(engine, prompt_of(3, 5), LONG, rid="first", started=started))
+    first = asyncio.create_task(collect(single, prompt_of(3, 5), LONG, rid="first", started=started))
     await started.wait()
-    second = asyncio.create_task(collect(engine, prompt_of(4, 5), SHORT, rid="second"))
-    third = asyncio.create_task(collect(engine, prompt_of(5, 5), SHORT, rid="third"))
+    second = asyncio.create_task(collect(single, prompt_of(4, 5), SHORT, rid="second"))
+    third = asyncio.create_task(collect(single, prompt_of(5, 5), SHORT, rid="third"))
     done, _ = await asyncio.wait({second, third}, timeout=0.3)
     assert not done
-    await engine.abort("second")
+    await single.abort("second")
     ended = await second
     assert (ended.finish.reason, len(ended.ids)) == ("abort", 0)
     assert not first.done()
-    await engine.abort("first")
+    await single.abort("first")
     assert (await first).finish.reason == "abort"
     assert (await third).finish.reason == "length"
 
 
-async def test_a_closed_iterator_gives_its_place_to_the_next_call(engine: EmbeddedEngine) -> None:
+async def test_a_closed_iterator_gives_its_place_to_the_next_call(single: EmbeddedEngine) -> None:
     for round_ in range(3):
-        chunks = engine.generate(prompt_of(6, 5), LONG, rid=f"left-{round_}", routing_key="k", stream=True)
+        chunks = single.generate(prompt_of(6, 5), LONG, rid=f"left-{round_}", routing_key="k", stream=True)
         async with aclosing(chunks):
             await anext(chunks)
-    result = await collect(engine, prompt_of(7, 5), SHORT, rid="next")
+    result = await collect(single, prompt_of(7, 5), SHORT, rid="next")
     assert len(result.ids) == 3
 
 
-async def test_a_constrained_call_is_refused(engine: EmbeddedEngine) -> None:
+async def test_a_constrained_call_is_refused(single: EmbeddedEngine) -> None:
     with pytest.raises(EngineRefused, match="schema"):
-        await collect(engine, prompt_of(8, 5), EngineSampling(max_new_tokens=1, json_schema="{}"), rid="call-1")
+        await collect(single, prompt_of(8, 5), EngineSampling(max_new_tokens=1, json_schema="{}"), rid="call-1")
 
 
 def no_config(folder: Path) -> None:
@@ -209,48 +217,73 @@ def sliding_window(folder: Path) -> None:
     [
         (no_config, "no config.json"),
         (no_weights, "model.safetensors"),
-        (broken_weights, "cannot be served"),
+        (broken_weights, "SafetensorError"),
         (one_weight_less, "weights are missing"),
         (no_tokenizer, "tokenizer"),
         (sliding_window, "full attention only"),
     ],
 )
-async def test_a_folder_that_cannot_be_served_is_refused_with_its_reason(
+def test_a_folder_that_cannot_be_served_is_refused_with_its_reason(
     tiny_model: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
+    LoadedModel(folder, "default").check_cache()
+    load_tokenizer(folder)
     damage(folder)
-    before = socket_folders()
-    engine = EmbeddedEngine(folder, EngineSettings())
-    with pytest.raises(StartupError, match=reason) as caught:
+    with pytest.raises(ModelError, match=reason):  # noqa: PT012
+        LoadedModel(folder, "default")
+        load_tokenizer(folder)
+
+
+async def test_a_child_that_cannot_serve_says_why_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, sockets: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    one_weight_less(folder)
+    engine = embedded(folder)
+    with pytest.raises(StartupError, match="weights are missing") as caught:
         await engine.start()
     assert str(folder) in caught.value.message
     assert engine.pid is None
-    assert socket_folders() <= before
+    assert names(sockets) == []
     await engine.close()
 
 
-async def test_a_child_that_is_not_ready_in_time_is_a_startup_error_and_is_gone(tiny_model: Path) -> None:
-    before = socket_folders()
-    engine = EmbeddedEngine(tiny_model, EngineSettings(start_timeout_s=0.05, stop_grace_s=0.1))
+async def test_a_child_that_is_not_ready_in_time_is_a_startup_error_and_is_gone(
+    tiny_model: Path, sockets: Path
+) -> None:
+    engine = embedded(tiny_model, start_timeout_s=0.05)
     with pytest.raises(StartupError, match="start_timeout_s"):
         await engine.start()
     assert engine.pid is None
-    assert socket_folders() <= before
+    assert names(sockets) == []
+
+
+async def test_a_temporary_folder_too_deep_for_a_socket_is_named_at_start(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    engine = embedded(tiny_model)
+    with pytest.raises(StartupError, match="TMPDIR"):
+        await engine.start()
+    assert names(deep) == []
 
 
 async def test_weights_with_a_hole_are_refused_and_the_old_ones_serve_on(
-    engine: EmbeddedEngine, tiny_model: Path, tmp_path: Path
+    single: EmbeddedEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
     prompt = prompt_of(9, 8)
-    before = await collect(engine, prompt, SHORT, rid="before")
+    before = await collect(single, prompt, SHORT, rid="before")
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     one_weight_less(folder)
     with pytest.raises(EngineRefused, match="weights are missing"):
-        await engine.update_weights(str(folder), "v2")
-    after = await collect(engine, prompt, SHORT, rid="after")
+        await single.update_weights(str(folder), "v2")
+    after = await collect(single, prompt, SHORT, rid="after")
     assert after.ids.tolist() == before.ids.tolist()
     assert {span.version for span in after.finish.weight_spans} == {"default"}
 

@@ -311,6 +311,22 @@ async def test_constrained_output_is_refused_where_the_engine_has_no_grammar(ser
     assert server.calls == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("silent", ["before the head", "after the head"])
+async def test_closing_ends_calls_under_way(server: ScriptedEngine, stream: bool, silent: str) -> None:
+    if silent == "before the head":
+        server.never_answers()
+    else:
+        server.streams(without_finish() if stream else b"{", 3600.0, kind="text/event-stream")
+    async with attached(server) as engine:
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=stream))
+        await server.called.wait()
+        await asyncio.sleep(0.1)
+        await engine.close()
+        with pytest.raises(EngineUnavailable):
+            await call
+
+
 async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
     settings = SETTINGS.model_copy(update={"start_timeout_s": 0.3})
     engine = SGLangEngine(f"http://127.0.0.1:{closed_port()}", settings, vocab_size=10)

@@ -69,6 +69,8 @@ class EngineHttp:
         self._settings = settings
         self._unix_socket = unix_socket
         self._session: aiohttp.ClientSession | None = None
+        self._sending: set[asyncio.Task[aiohttp.ClientResponse]] = set()
+        self._reading: set[aiohttp.ClientResponse] = set()
         self._slots = asyncio.Semaphore(settings.max_connections)
 
     async def open(self) -> None:
@@ -85,9 +87,16 @@ class EngineHttp:
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
 
     async def close(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        """Ends every request under way with EngineUnavailable, then closes the connections."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        # Closing a session does not wake those who read from it.
+        for task in self._sending:
+            task.cancel()
+        for response in self._reading:
+            response.content.set_exception(aiohttp.ClientConnectionError("closed by us"))
+        await session.close()
 
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float
@@ -98,7 +107,7 @@ class EngineHttp:
         try:
             return response.status, await self._read_all(response, deadline)
         finally:
-            response.close() if not response.content.at_eof() else response.release()
+            self._leave(response)
 
     @asynccontextmanager
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
@@ -110,8 +119,7 @@ class EngineHttp:
             try:
                 yield Reply(self, response, deadline)
             finally:
-                # Closing an unfinished reply closes its connection, which tells the engine that we are gone.
-                response.close() if not response.content.at_eof() else response.release()
+                self._leave(response)
 
     async def _respond(self, request: _Request, deadline: Deadline) -> aiohttp.ClientResponse:
         attempts = self._settings.connect_attempts
@@ -134,17 +142,33 @@ class EngineHttp:
         if self._session is None or self._session.closed:
             raise EngineUnavailable("The engine's client is closed.")
         loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(_head(self._session, f"{self.url}{request.path}", request))
+        task = loop.create_task(_head(self._session, f"{self.url}{request.path}", request))
+        self._sending.add(task)
         try:
             while (left := deadline.left(loop.time())) > 0:
                 done, _ = await asyncio.wait({task}, timeout=left)
-                if done:
-                    return task.result()
+                if not done:
+                    continue
+                if task.cancelled():
+                    raise EngineUnavailable("The engine's client is closed.")
+                response = task.result()
+                self._reading.add(response)
+                return response
             raise _silent(deadline.limit_s)
         except BaseException:
             task.add_done_callback(_close_late_response)
             task.cancel()
             raise
+        finally:
+            self._sending.discard(task)
+
+    def _leave(self, response: aiohttp.ClientResponse) -> None:
+        """Gives a connection back; that of an unread reply is closed, which tells the engine that we are gone."""
+        self._reading.discard(response)
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()
 
     async def _read_all(self, response: aiohttp.ClientResponse, deadline: Deadline) -> bytes:
         limit = self._settings.max_reply_bytes

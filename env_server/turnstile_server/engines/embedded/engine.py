@@ -37,6 +37,9 @@ from turnstile_server.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+SOCKET_PATH_BYTES: Final = 107
+"""sockaddr_un.sun_path on Linux, without its closing zero."""
+
 KEPT_LINES: Final = 40
 """Last lines of the child's stderr that an error repeats."""
 
@@ -93,6 +96,8 @@ class EmbeddedEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="turnstile-engine-"))
         socket = self._folder / "engine.sock"
         try:
+            if len(os.fsencode(socket)) > SOCKET_PATH_BYTES:
+                raise StartupError(f"{socket} is too long for a socket's path; set TMPDIR to a shorter folder.")
             await self._launch(socket)
             self._client = SGLangEngine(
                 "http://embedded",

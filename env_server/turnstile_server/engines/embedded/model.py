@@ -89,9 +89,13 @@ class LoadedModel:
 def load_tokenizer(folder: Path) -> Any:
     """Raises ModelError."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        raise ModelError(f"its tokenizer cannot be loaded ({error})") from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        echo = str(tokenizer.decode(tokenizer.encode("hello", add_special_tokens=False)))
+    except Exception as error:
+        raise ModelError(f"its tokenizer cannot be loaded ({type(error).__name__}: {error})") from error
+    if echo.strip() != "hello":  # transformers makes an empty one where the files are missing
+        raise ModelError(f"its tokenizer turns 'hello' into {echo!r}; are its files there?")
+    return tokenizer
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -103,7 +107,9 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # loaders of many formats raise anything, and the old weights must serve on
         raise ModelError(f"{type(error).__name__}: {error}") from error
     model, report = loaded
     lacking = [*report["missing_keys"], *report["mismatched_keys"]]
