@@ -31,10 +31,11 @@ class Group:
     message: Message
 
 
-def group(messages: Sequence[Message]) -> list[Group]:
-    """Groups consecutive assistant messages: texts and reasonings concatenated, calls in order."""
+def group(messages: Sequence[Message], start: int = 0) -> list[Group]:
+    """Groups consecutive assistant messages from ``start`` on: texts and reasonings
+    concatenated, calls in order."""
     groups: list[Group] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages[start:], start):
         if message.role == "assistant" and groups and groups[-1].message.role == "assistant":
             last = groups[-1]
             groups[-1] = Group(last.start, index + 1, _join(last.message, message))

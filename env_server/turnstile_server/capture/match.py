@@ -41,17 +41,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The parent, how many messages of the call its path covers, and how many groups."""
-
-    node: Node | None
-    consumed: int
-    groups: int
-    echo: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Echo:
+class Echo:
     """How a call repeats a stored path: the verdict on its last reply, and how many of the path's replies came
     back with their call ids and with their reasoning."""
 
@@ -60,42 +50,82 @@ class _Echo:
     reasonings: int
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The parent, how the call repeats its path, and how many messages and groups of the call its path covers."""
+
+    node: Node | None
+    consumed: int
+    groups: int
+    echo: Echo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """An earlier call's way down to its parent. A call with the same tools that begins with the same ``messages``
+    repeats the path to ``node`` in the same way, so its own walk may start there."""
+
+    tools_key: str
+    messages: tuple[Message, ...]
+    groups: tuple[Group, ...]
+    node: Node
+    echo: Echo
+
+    def begins(self, messages: Sequence[Message], tools_key: str) -> bool:
+        """A reply goes on in the assistant messages that follow it, so none may follow ``messages``."""
+        count = len(self.messages)
+        return (
+            self.tools_key == tools_key
+            and tuple(messages[:count]) == self.messages
+            and (len(messages) == count or messages[count].role != "assistant")
+        )
+
+
 def find_parent(
-    groups: Sequence[Group], schemas: Schemas, tools_key: str, by_end: Mapping[Key, Sequence[Node]]
+    groups: Sequence[Group],
+    schemas: Schemas,
+    tools_key: str,
+    by_end: Mapping[Key, Sequence[Node]],
+    known: Walk | None = None,
 ) -> Found:
     """The deepest verified turn among those whose end key occurs in the call's chain.
 
-    Every stored turn is compared at most once, however many candidates share it.
+    Every stored turn is compared at most once, however many candidates share it. ``known`` begins the call: only
+    what follows it is hashed and compared.
     """
     ends: list[tuple[int, Key]] = []
-    key = tools_key.encode()
-    for index, item in enumerate(groups):
+    checked: dict[str, Echo | None] = {}
+    key, start = tools_key.encode(), 0
+    if known is not None:
+        key, start = known.node.end_key, len(known.groups)
+        ends.append((start - 1, key))
+        checked[known.node.turn.turn_id] = known.echo
+    for index, item in enumerate(groups[start:], start):
         key = chain(key, item.message)
         if item.message.role == "assistant" and key in by_end:
             ends.append((index, key))
-    checked: dict[str, _Echo | None] = {}
     for index, key in reversed(ends):
-        verified: list[tuple[Node, _Echo]] = []
+        verified: list[tuple[Node, Echo]] = []
         for node in by_end[key]:
             echo = _verify_path(node, groups, schemas, checked)
             if echo is not None:
                 verified.append((node, echo))
         if verified:
             node, echo = max(verified, key=lambda pair: _preference(pair[0], pair[1], groups[index].message))
-            return Found(node, groups[index].end, index + 1, tuple(sorted(echo.last.cosmetic)))
+            return Found(node, groups[index].end, index + 1, echo)
     return Found(None, 0, 0)
 
 
 def _verify_path(
-    node: Node, groups: Sequence[Group], schemas: Schemas, checked: dict[str, _Echo | None]
-) -> _Echo | None:
+    node: Node, groups: Sequence[Group], schemas: Schemas, checked: dict[str, Echo | None]
+) -> Echo | None:
     """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
     unchecked: list[Node] = []
     at: Node | None = node
     while at is not None and at.turn.turn_id not in checked:
         unchecked.append(at)
         at = at.parent
-    echo = _Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id]
+    echo = Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id]
     for item in reversed(unchecked):
         if echo is not None:
             echo = _verify_node(item, groups, schemas, echo)
@@ -103,7 +133,7 @@ def _verify_path(
     return echo
 
 
-def _verify_node(node: Node, groups: Sequence[Group], schemas: Schemas, before: _Echo) -> _Echo | None:
+def _verify_node(node: Node, groups: Sequence[Group], schemas: Schemas, before: Echo) -> Echo | None:
     part = groups[node.group_count - len(node.groups) : node.group_count]
     if len(part) != len(node.groups):
         return None
@@ -113,7 +143,7 @@ def _verify_node(node: Node, groups: Sequence[Group], schemas: Schemas, before: 
     verdict = compare_reply(node.groups[-1].message, part[-1].message, schemas)
     if verdict.edited is not None:
         return None
-    return _Echo(
+    return Echo(
         verdict,
         before.ids + _same_ids(node, part[-1].message),
         before.reasonings + _same_reasoning(verdict),
@@ -129,7 +159,7 @@ def _same_reasoning(verdict: Verdict) -> bool:
     return not verdict.cosmetic & {Cosmetic.REASONING_CHANGED, Cosmetic.REASONING_DROPPED}
 
 
-def _preference(node: Node, echo: _Echo, echoed: Message) -> tuple[int, ...]:
+def _preference(node: Node, echo: Echo, echoed: Message) -> tuple[int, ...]:
     """The echoed reply decides; where it looks the same (a plain "ok" in two parallel sub-agents), the replies
     before it do."""
     last = (_same_ids(node, echoed), _same_reasoning(echo.last))

@@ -8,6 +8,7 @@ fixed before its generation, so concurrent calls become siblings.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +17,10 @@ import numpy as np
 
 from turnstile.models import Int32Array, Message, Tool, Turn
 from turnstile_server.capture.keys import Group, Key, chain, group
-from turnstile_server.capture.match import Match, explain_break, find_parent
+from turnstile_server.capture.match import Match, Walk, explain_break, find_parent
+
+WALKS = 8
+"""Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
 
 DeliveryState = Literal["pending", "written", "lost"]
 
@@ -67,6 +71,7 @@ class TokenTree:
         self._nodes: dict[str, Node] = {}
         self._by_end: dict[Key, list[Node]] = {}
         self._by_request: dict[str, list[Node]] = {}
+        self._walks: deque[Walk] = deque(maxlen=WALKS)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -81,17 +86,21 @@ class TokenTree:
     def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> Match:
         """Finds the deepest turn whose path and reply the call repeats, and types the break if there is one.
 
-        Never changes the tree.
+        Never changes the tree; remembers its way, so that the next call only walks what it adds.
         """
-        groups = group(messages)
+        known = next((walk for walk in reversed(self._walks) if walk.begins(messages, tools_key)), None)
+        groups = group(messages) if known is None else [*known.groups, *group(messages, len(known.messages))]
         schemas = {tool.name: tool.parameters for tool in tools}
-        found = find_parent(groups, schemas, tools_key, self._by_end)
+        found = find_parent(groups, schemas, tools_key, self._by_end, known)
         reason = explain_break(groups, schemas, tools_key, found, self.roots)
-        consumed = found.consumed
+        consumed, echo = found.consumed, found.echo
+        if found.node is not None and echo is not None and (known is None or found.node is not known.node):
+            path, covered = tuple(messages[:consumed]), tuple(groups[: found.groups])
+            self._walks.append(Walk(tools_key, path, covered, found.node, echo))
         return Match(
             parent=found.node,
             new_messages=tuple(messages[consumed:]),
-            echo=found.echo,
+            echo=tuple(sorted(echo.last.cosmetic)) if echo is not None else (),
             broken=reason,
         )
 

@@ -6,7 +6,7 @@ belongs to ``episodes/``, which is told through ``on_exhausted`` when the agent 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from turnstile.models import Sampling
 from turnstile_server.capture import EarlierCall, TokenTree
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TurnstileError
 from turnstile_server.gate.call import Call
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class EpisodeCalls:
         self.sampling = sampling
         self.limits = limits
         self.tree = TokenTree()
+        self.parsed: defaultdict[str, ParsedBefore] = defaultdict(ParsedBefore)
+        """By dialect."""
         self.in_flight: dict[str, Call] = {}
         self.discarded: Counter[str] = Counter()
         self.closed: TurnstileError | None = None

@@ -125,7 +125,7 @@ class Gate:
 
     async def _call(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> Call:
         try:
-            request = dialect.parse(await exchange.body())
+            request = dialect.parse(await exchange.body(), episode.parsed[dialect.name])
             call = self._conductor.open(
                 episode,
                 dialect.name,

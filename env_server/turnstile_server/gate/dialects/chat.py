@@ -13,6 +13,7 @@ import orjson
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.chat_request import parse_chat
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import (
     CallEvent,
     Event,
@@ -30,8 +31,8 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 class ChatDialect:
     name = "chat"
 
-    def parse(self, body: bytes) -> ModelCall:
-        return parse_chat(body)
+    def parse(self, body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+        return parse_chat(body, before)
 
     def reply(self, reply: Reply) -> bytes:
         message = reply.message

@@ -15,6 +15,7 @@ import orjson
 from turnstile.models import Message, Role, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.json_body import flag, kind, objects, positive_int, read_object, text
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
 ASKED = (
@@ -49,12 +50,12 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_chat(body: bytes) -> ModelCall:
+def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
     """The call in a Chat Completions body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     _refuse_unsupported(source)
-    messages = tuple(
-        _message(item, f"messages[{index}]") for index, item in enumerate(objects(source, "messages"))
+    messages = (before or ParsedBefore()).parse(
+        objects(source, "messages"), lambda item, index: _message(item, f"messages[{index}]")
     )
     if not messages:
         raise InvalidRequest("messages must have at least one message")

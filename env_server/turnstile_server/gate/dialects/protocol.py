@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import TurnstileError
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
-    def parse(self, body: bytes) -> ModelCall:
-        """Raises InvalidRequest, naming the field."""
+    def parse(self, body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+        """``before``: what the episode's earlier calls in this dialect were parsed into; it saves time and changes
+        nothing. Raises InvalidRequest, naming the field."""
         ...
 
     def reply(self, reply: Reply) -> bytes: ...

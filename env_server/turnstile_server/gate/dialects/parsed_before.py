@@ -1,0 +1,69 @@
+"""Messages that were parsed before: an agent sends its whole history with every call, most of it as it was.
+
+Holds: a message is taken from an earlier call only where every message up to it came as the same JSON, so what is
+returned is what parsing would return. It only saves time, and
+remembers only the latest call of a few conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile.models import Message
+
+CONVERSATIONS = 8
+"""Histories remembered: one for each conversation (sub-agent) that takes turns now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """The first ``len(items)`` messages of a call, as they came and as they were parsed."""
+
+    items: Sequence[dict[str, Any]]
+    messages: Sequence[Message]
+
+    def common(self, items: Sequence[dict[str, Any]]) -> int:
+        """How many messages ``items`` begins with that this history begins with."""
+        count = 0
+        try:
+            for ours, theirs in zip(self.items, items, strict=False):
+                if ours != theirs:
+                    break
+                count += 1
+        except RecursionError:  # nested deeper than the interpreter compares: not known
+            pass
+        return count
+
+
+class ParsedBefore:
+    """Of one episode and one dialect."""
+
+    def __init__(self) -> None:
+        self._histories: list[_History] = []
+
+    def parse(
+        self, items: Sequence[dict[str, Any]], parse: Callable[[dict[str, Any], int], Message]
+    ) -> tuple[Message, ...]:
+        """``parse(item, index)`` for every item, but for those known from before."""
+        lengths = [history.common(items) for history in self._histories]
+        count = max(lengths, default=0)
+        known: Sequence[Message] = ()
+        if count:
+            found = self._histories[lengths.index(count)]
+            known = found.messages[:count]
+            if 2 * count >= len(found.items):
+                self._histories.remove(found)  # this call goes on where that one was
+        new = [parse(item, index) for index, item in enumerate(items[count:], count)]
+        messages = (*known, *new)
+        exact = next((at for at in range(count, len(items)) if not _exact(items[at])), len(items))
+        self._histories = [*self._histories[-CONVERSATIONS + 1 :], _History(items[:exact], messages[:exact])]
+        return messages
+
+
+def _exact(item: dict[str, Any]) -> bool:
+    """Whether Python's equality of such messages is equality of their JSON: it takes 1 for 1.0 and for true, which
+    matters where a client sends a call's arguments as an object."""
+    calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
+    return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
