@@ -201,7 +201,8 @@ class Call:
     asked: dict[str, object]
     size: int
     connected: bool = True
-    joined: list[Conversation] = field(default_factory=list)
+    joined: list[tuple[Conversation, int]] = field(default_factory=list)
+    """Conversations that wait for this call too, with their own lengths: one may hold a reply in more parts."""
 
 
 class CaptureMachine(RuleBasedStateMachine):
@@ -387,7 +388,7 @@ class CaptureMachine(RuleBasedStateMachine):
         self.saw(f"retry:{state.name}:{'marked' if marked else 'unmarked'}")
         if action is Action.JOIN:
             assert isinstance(earlier, Call)
-            earlier.joined.append(conversation)
+            earlier.joined.append((conversation, len(conversation.messages)))
             return None
         if action is Action.REPLAY:
             assert isinstance(earlier, Turn)
@@ -492,8 +493,9 @@ class CaptureMachine(RuleBasedStateMachine):
             node.delivery = kept.delivery = "lost"
         elif written:
             node.delivery = kept.delivery = "written"
-        for conversation in [flight.conversation, *flight.joined] if flight.connected else []:
-            self.deliver(conversation, reply, flight.size, echo)
+        waiting = [(flight.conversation, flight.size), *flight.joined] if flight.connected else []
+        for conversation, size in waiting:
+            self.deliver(conversation, reply, size, echo)
 
     def deliver(self, conversation: Conversation, reply: Message, size: int, echo: str) -> None:
         """The agent takes the reply into its history, in its own way, unless it went on meanwhile."""
