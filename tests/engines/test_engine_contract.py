@@ -264,7 +264,7 @@ async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
     engine: Engine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
     prompt, started = prompt_of(20, 40), asyncio.Event()
-    sampling = EngineSampling(max_new_tokens=600, temperature=0.0)
+    sampling = EngineSampling(max_new_tokens=1500, temperature=0.0)
     call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started, start_after=30))
     await started.wait()
     try:
@@ -296,7 +296,7 @@ async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_call_goes_on_after_resume(engine: Engine, tiny_model: Path, mode: str) -> None:
     prompt, started = prompt_of(22, 20), asyncio.Event()
-    sampling = EngineSampling(max_new_tokens=400, temperature=0.0)
+    sampling = EngineSampling(max_new_tokens=1500, temperature=0.0)
     call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
     await started.wait()
     await engine.pause(mode)  # type: ignore[arg-type]
