@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_engine import scripted_engine, tool_call
+from answering_engine import answering_engine, tool_call
 
 from agents import Job, make_repository, run_agent, trajectory
 from local import serve
@@ -96,7 +96,7 @@ async def test_it_mends_the_repository_when_the_model_calls_its_tool(tiny_model:
         tool_call(SUBMIT),
     ]
     async with (
-        scripted_engine(tiny_model, answers) as engine,
+        answering_engine(tiny_model, answers) as engine,
         mini_swe_run(tiny_model, tmp_path, 20, engine.url, completion_tokens=2048) as (run, _),
     ):
         assert run.told["info"]["exit_status"] == "Submitted"

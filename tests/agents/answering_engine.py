@@ -28,7 +28,7 @@ def tool_call(command: str, thought: str = "") -> str:
 
 
 @dataclass
-class ScriptedEngine:
+class AnsweringEngine:
     """``completions`` are the ids that were given, ``prompts`` the ids that came, one each per call."""
 
     url: str
@@ -37,10 +37,10 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine(model: Path, answers: Sequence[str]) -> AsyncIterator[ScriptedEngine]:
+async def answering_engine(model: Path, answers: Sequence[str]) -> AsyncIterator[AnsweringEngine]:
     tokenizer = AutoTokenizer.from_pretrained(model)
     script = iter(answers)
-    engine = ScriptedEngine("")
+    engine = AnsweringEngine("")
 
     async def generate(request: web.Request) -> web.StreamResponse:
         body = await request.json()
