@@ -160,6 +160,22 @@ def test_a_new_conversation_with_another_system_or_other_tools_is_a_subagent(
     assert [kind for _, kind in play.kinds()] == ["main", "subagent"]
 
 
+def test_the_main_conversation_is_the_one_that_began_first_not_the_one_that_answered_first() -> None:
+    play = Play()
+    main, title = play.match("system:s user:u1", [RUN]), play.match("user:title")
+    play.turn("user:title", "a0", match=title, started_at=2.0)
+    play.turn("system:s user:u1", "a1", tools=[RUN], match=main, started_at=1.0)
+    assert [kind for _, kind in play.kinds()] == ["subagent", "main"]
+
+
+def test_two_equal_first_calls_are_both_the_main_conversation() -> None:
+    play = Play()
+    first, second = play.match("user:u1"), play.match("user:u1")
+    play.turn("user:u1", "a1", match=first)
+    play.turn("user:u1", "a2", match=second)
+    assert [kind for _, kind in play.kinds()] == ["main", "main"]
+
+
 def test_a_compaction_request_without_tools_goes_on_with_the_main_conversation() -> None:
     """Codex and OpenCode ask for the summary with no tools: re-rendered, but the same conversation."""
     play = Play()

@@ -32,6 +32,7 @@ def make_turn(
     temperature: float = 1.0,
     constrained: bool = False,
     turn_id: str | None = None,
+    started_at: float = 0.0,
 ) -> Turn:
     """A turn in the place that ``match`` found. ``versions``: one weight version per equal part of the reply."""
     count = len(completion_ids)
@@ -64,6 +65,6 @@ def make_turn(
             "break": match.broken,
             "echo": match.echo,
             "rerendered_tokens": len(context_ids) if fresh and match.parent is None else 0,
-            "timings": TurnTimings(started_at=0.0),
+            "timings": TurnTimings(started_at=started_at),
         }
     )

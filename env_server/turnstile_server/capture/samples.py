@@ -121,16 +121,24 @@ def _root_kinds(tree: TokenTree) -> dict[str, SampleKind]:
     """Root turn id to its kind, by structure: a conversation of its own with the main one's system prompt and
     tools is a compaction, with others a sub-agent; a re-rendered root goes on with the main conversation."""
     kinds: dict[str, SampleKind] = {}
-    main = tree.roots[0] if tree.roots else None
+    # By start, not by commit: a short side call may overtake the first call of the episode.
+    main = min(tree.roots, key=lambda root: root.turn.timings.started_at, default=None)
     for root in tree.roots:
-        broken = root.turn.break_
-        if main is None or root is main or broken is None or broken.reason != BreakReason.NEW_CONVERSATION:
+        if main is None or root is main or _goes_on(root, main):
             kinds[root.turn.turn_id] = "main"
         elif (root.turn.tools_key, _system(root)) == (main.turn.tools_key, _system(main)):
             kinds[root.turn.turn_id] = "compaction"
         else:
             kinds[root.turn.turn_id] = "subagent"
     return kinds
+
+
+def _goes_on(root: Node, main: Node) -> bool:
+    """The root renders a known conversation again, or repeats the main one's first call."""
+    broken = root.turn.break_
+    if broken is not None:
+        return broken.reason != BreakReason.NEW_CONVERSATION
+    return root.turn.request_key == main.turn.request_key
 
 
 def _system(root: Node) -> tuple[str, ...]:
