@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from turnstile_server.errors import StartupError
-from turnstile_server.listeners import bind, url_of
+from turnstile_server.listeners import bind
 
 pytestmark = pytest.mark.anyio
 
@@ -34,8 +34,3 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
         taken.listen()
         with pytest.raises(StartupError, match=r"--control-port"):
             bind("control", "127.0.0.1", taken.getsockname()[1])
-
-
-def test_the_url_of_a_listener_is_one_that_clients_take() -> None:
-    with bind("test", "::1", 0) as bound:
-        assert url_of(bound) == f"http://[::1]:{bound.getsockname()[1]}"

@@ -262,6 +262,23 @@ async def test_the_sdks_own_retry_after_its_time_out_is_one_turn(stage: Stage) -
     assert len(await turns(stage, episode)) == 1
 
 
+async def test_a_retry_of_a_stream_whose_text_was_seen_is_a_sibling_of_the_interrupted_turn(stage: Stage) -> None:
+    stage.engine.answers = [until_aborted(stage.encode("seen")), says(reply_ids(stage, "whole"))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        async with client.stream("POST", url(episode), json=body(stream=True)) as response:
+            lines = response.aiter_lines()
+            while "seen" not in await anext(lines):
+                pass
+        reply = await client.post(url(episode), json=body(), headers=MARKS[0])
+    assert reply.json()["choices"][0]["message"]["content"] == "whole"
+    found = {turn["finish_reason"]: turn for turn in await turns_once(stage, episode, 2)}
+    assert found["abort"]["request_key"] == found["stop"]["request_key"]
+    assert found["abort"]["context_ids"] == found["stop"]["context_ids"]
+    stats = (await stage.get(episode))["stats"]
+    assert (stats["untrained"], stats["discarded"]) == ({"interrupted": len(stage.encode("seen"))}, {})
+
+
 async def _in_flight(stage: Stage, count: int) -> None:
     """Returns when the gate has ``count`` callers."""
     with anyio.fail_after(20):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import openai
 import pytest
 from conversation import (
@@ -265,6 +266,27 @@ async def test_the_sdks_own_accumulation_yields_the_tool_call(stage: Stage) -> N
     assert (call.function.name, json.loads(call.function.arguments)) == ("bash", {"command": "ls"})
     assert final.choices[0].message.content == "I look."
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+async def test_the_blocking_sdk_reads_the_same_stream(stage: Stage) -> None:
+    stage.engine.answers = [says(*one_by_one(reply_ids(stage, f"I look.\n{call_text('ls')}")))]
+    episode = await stage.episode()
+
+    def ask() -> tuple[str, str]:
+        options: dict[str, Any] = {"model": "m", "messages": GO, "tools": [TOOL], "stream": True}
+        text, arguments = "", ""
+        with openai.OpenAI(
+            base_url=f"{episode['model_url']}/v1", api_key=episode["episode_key"], max_retries=0
+        ) as agent:
+            for chunk in agent.chat.completions.create(**options):
+                delta = chunk.choices[0].delta
+                text += delta.content or ""
+                arguments += "".join(call.function.arguments or "" for call in delta.tool_calls or [])
+        return text, arguments
+
+    text, arguments = await anyio.to_thread.run_sync(ask)
+    assert text == "I look."
+    assert json.loads(arguments) == {"command": "ls"}
 
 
 async def test_usage_comes_last_and_only_when_asked_for(stage: Stage) -> None:
