@@ -32,7 +32,7 @@ from gate_parts.measure import Measurement, Plan, Row  # noqa: E402
 from gate_parts.servers import PEER, Servers, install_peer  # noqa: E402
 from local import tiny_model  # noqa: E402
 
-FULL = Plan(lengths=(1_000, 8_000, 32_000, 128_000), rounds=5, calls=60, slice_s=1.0, episodes=4)
+FULL = Plan(lengths=(1_000, 8_000, 32_000, 128_000), rounds=3, calls=60, slice_s=0.6, episodes=4)
 QUICK = Plan(lengths=(1_000, 4_000), rounds=1, calls=10, slice_s=0.3, episodes=2)
 
 

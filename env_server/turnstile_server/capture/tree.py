@@ -27,13 +27,18 @@ DeliveryState = Literal["pending", "written", "lost"]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A turn in its place. Only ``children`` and ``delivery`` ever change."""
+    """A turn in its place. Only ``children`` and ``delivery`` ever change (and what is remembered for speed)."""
 
     turn: Turn
     parent: Node | None
     groups: tuple[Group, ...]
     """New messages and the reply, grouped; the last group holds the reply (and an assistant message that the
     agent put before it, if any)."""
+    joined: bool
+    """The call ended in the parent's own reply, so both replies come back as one: ``groups`` begins with the
+    parent's last group, which this node's path does not hold a second time."""
+    head_key: Key
+    """Key of the path without its last group."""
     end_key: Key
     token_count: int
     group_count: int
@@ -41,6 +46,8 @@ class Node:
     depth: int
     children: list[Node] = field(default_factory=list)
     delivery: DeliveryState = "pending"
+    _tokens: Int32Array | None = field(default=None, repr=False)
+    """Answer of ``tokens``, kept by the node of a path that was asked last."""
 
     @property
     def prompt_count(self) -> int:
@@ -58,9 +65,24 @@ class Node:
         return nodes
 
     def tokens(self) -> Int32Array:
-        """int32[token_count]: everything fed and sampled from the root to the end of this turn."""
-        parts = [ids for node in self.path() for ids in (node.turn.context_ids, node.turn.completion_ids)]
-        return np.concatenate(parts, dtype=np.int32)
+        """int32[token_count], read-only: everything fed and sampled from the root to the end of this turn."""
+        parts: list[Int32Array] = []
+        node: Node | None = self
+        known: Int32Array | None = None
+        # Read once: exports of an ended episode may run in two threads.
+        while node is not None and (known := node._tokens) is None:
+            parts += (node.turn.completion_ids, node.turn.context_ids)
+            node = node.parent
+        if known is not None:
+            if node is self:
+                return known
+            parts.append(known)
+        tokens = np.concatenate(parts[::-1], dtype=np.int32)
+        tokens.flags.writeable = False
+        if node is not None:
+            node._tokens = None
+        self._tokens = tokens
+        return tokens
 
 
 class TokenTree:
@@ -120,18 +142,28 @@ class TokenTree:
         if turn.turn_id in self._nodes:
             raise ValueError(f"turn {turn.turn_id} is in the tree already")
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
-        groups = tuple(group((*turn.new_messages, turn.reply)))
-        key = parent.end_key if parent is not None else turn.tools_key.encode()
+        messages = (*turn.new_messages, turn.reply)
+        above, key = 0, turn.tools_key.encode()
+        joined = parent is not None and messages[0].role == "assistant"
+        if parent is not None and joined:
+            messages = (parent.groups[-1].message, *messages)
+            above, key = parent.group_count - 1, parent.head_key
+        elif parent is not None:
+            above, key = parent.group_count, parent.end_key
+        groups = tuple(group(messages))
+        head_key = key
         for item in groups:
-            key = chain(key, item.message)
+            head_key, key = key, chain(key, item.message)
         before = parent.token_count if parent is not None else 0
         node = Node(
             turn=turn,
             parent=parent,
             groups=groups,
+            joined=joined,
+            head_key=head_key,
             end_key=key,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
-            group_count=(parent.group_count if parent is not None else 0) + len(groups),
+            group_count=above + len(groups),
             depth=parent.depth + 1 if parent is not None else 0,
         )
         self._nodes[turn.turn_id] = node
