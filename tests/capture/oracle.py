@@ -30,6 +30,8 @@ class Kept:
 
     turn: Turn
     parent: Kept | None
+    said: list[tuple[Message, bool]]
+    """Every message, ungrouped, and whether it is the model's own."""
     path: list[Said]
     tokens: list[int]
     delivery: str = "pending"
@@ -54,11 +56,13 @@ class Oracle:
 
     def record(self, turn: Turn) -> Kept:
         parent = next((kept for kept in self.turns if kept.turn.turn_id == turn.parent_id), None)
-        said = [(m, False) for m in turn.new_messages] + [(turn.reply, True)]
+        above = parent.said if parent else []
+        said = [*above, *((m, False) for m in turn.new_messages), (turn.reply, True)]
         kept = Kept(
             turn=turn,
             parent=parent,
-            path=(parent.path if parent else []) + collapse(said),
+            said=said,
+            path=collapse(said),
             tokens=(parent.tokens if parent else []) + turn.context_ids.tolist() + turn.completion_ids.tolist(),
         )
         self.turns.append(kept)
@@ -117,7 +121,7 @@ class Oracle:
         foreign = any(heard.message.role == "assistant" for heard in call[covered:])
         if not self.turns or (parents and not foreign):
             return {None}
-        partings = [part(kept, call, schemas, tools_key) for kept in self.turns if self._childless(kept)]
+        partings = [part(kept, call, schemas, tools_key) for kept in self.turns if self._may_be_nearest(kept)]
         nearest = max(p.rank for p in partings)
         found: set[tuple[str, int, str] | None] = set()
         for parting in (p for p in partings if p.rank == nearest):
@@ -125,6 +129,11 @@ class Oracle:
             where = self._first_message_of(min(parting.at, len(call) - 1), messages)
             found.add(None if reason is None else (reason, where, parting.path))
         return found
+
+    def _may_be_nearest(self, kept: Kept) -> bool:
+        """No turn goes on from it, or one goes on within its reply and so says something else there."""
+        children = [other for other in self.turns if other.parent is kept]
+        return not children or any(len(child.path) == len(kept.path) for child in children)
 
     # Accounting ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 
 from capture.play import Play, broken, reply, says
 from capture.turns import make_tool
-from turnstile.models import Message, ToolCall
+from turnstile.models import BreakReason, Message, ToolCall
 from turnstile_server.capture.keys import tools_key
 
 RUN = make_tool("run", {"code": {"type": "string"}, "n": {"type": "integer", "default": 0}})
@@ -191,6 +191,23 @@ def test_a_reply_after_a_trailing_assistant_message_matches_with_it() -> None:
     assert match.parent is not None
     assert match.parent.turn.reply.content == "a2"
     assert list(match.new_messages) == says("user:u3")
+
+
+@pytest.mark.parametrize("echo", ["user:u1 assistant:a1 assistant:a2", "user:u1 assistant:a1a2"])
+def test_a_reply_to_a_call_that_ends_in_an_own_reply_comes_back_joined_to_it(echo: str) -> None:
+    """Agents go on from partial text; both replies then stand side by side, or as one."""
+    play = Play()
+    play.turn("user:u1", "a1", finish_reason="abort")
+    second = play.turn("user:u1 assistant:a1", "a2")
+    assert second.turn.new_messages == ()
+    third = play.turn(f"{echo} user:u2", "a3")
+    match = play.match(f"{echo} user:u2 assistant:a3 user:u3")
+    assert (third.parent, match.parent, match.broken) == (second, third, None)
+    # The first reply alone is still a parent of its own, and an edit of the joined one is an edit.
+    assert play.match("user:u1 assistant:a1 user:u2").parent is second.parent
+    broken = play.match("user:u1 assistant:a1 assistant:other user:u2").broken
+    assert broken is not None
+    assert (broken.reason, broken.at.message if broken.at else None) == (BreakReason.REPLY_EDITED, 1)
 
 
 # The key: tools and template ----------------------------------------------------

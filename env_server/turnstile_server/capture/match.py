@@ -50,6 +50,10 @@ class Echo:
     reasonings: int
 
 
+Checked = dict[tuple[str, bool], Echo | None]
+"""Turn id, and whether its last group was compared too, to how the call repeats the path down to there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The parent, how the call repeats its path, and how many messages and groups of the call its path covers."""
@@ -94,12 +98,12 @@ def find_parent(
     what follows it is hashed and compared.
     """
     ends: list[tuple[int, Key]] = []
-    checked: dict[str, Echo | None] = {}
+    checked: Checked = {}
     key, start = tools_key.encode(), 0
     if known is not None:
         key, start = known.node.end_key, len(known.groups)
         ends.append((start - 1, key))
-        checked[known.node.turn.turn_id] = known.echo
+        checked[known.node.turn.turn_id, True] = known.echo
     for index, item in enumerate(groups[start:], start):
         key = chain(key, item.message)
         if item.message.role == "assistant" and key in by_end:
@@ -116,30 +120,35 @@ def find_parent(
     return Found(None, 0, 0)
 
 
-def _verify_path(
-    node: Node, groups: Sequence[Group], schemas: Schemas, checked: dict[str, Echo | None]
-) -> Echo | None:
+def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked: Checked) -> Echo | None:
     """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
-    unchecked: list[Node] = []
+    unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
-    while at is not None and at.turn.turn_id not in checked:
-        unchecked.append(at)
+    whole = True
+    while at is not None and (at.turn.turn_id, whole) not in checked:
+        unchecked.append((at, whole))
+        whole = not at.joined
         at = at.parent
-    echo = Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id]
-    for item in reversed(unchecked):
+    echo = Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id, whole]
+    for item, to_its_end in reversed(unchecked):
         if echo is not None:
-            echo = _verify_node(item, groups, schemas, echo)
-        checked[item.turn.turn_id] = echo
+            echo = _verify_node(item, groups, schemas, echo, whole=to_its_end)
+        checked[item.turn.turn_id, to_its_end] = echo
     return echo
 
 
-def _verify_node(node: Node, groups: Sequence[Group], schemas: Schemas, before: Echo) -> Echo | None:
+def _verify_node(
+    node: Node, groups: Sequence[Group], schemas: Schemas, before: Echo, *, whole: bool
+) -> Echo | None:
+    """``whole`` False: without the node's last group, which a joined child compares with its own."""
     part = groups[node.group_count - len(node.groups) : node.group_count]
     if len(part) != len(node.groups):
         return None
     for stored, incoming in zip(node.groups[:-1], part[:-1], strict=True):
         if compare_foreign(stored.message, incoming.message).edited is not None:
             return None
+    if not whole:
+        return before
     verdict = compare_reply(node.groups[-1].message, part[-1].message, schemas)
     if verdict.edited is not None:
         return None
@@ -221,10 +230,13 @@ def _nearest_path(groups: Sequence[Group], schemas: Schemas, tools_key: str, roo
     while pending:
         node, start = pending.pop()
         nearest = _diverge(node, groups, start, schemas)
+        end = start + len(node.groups)
+        if nearest is None or nearest.at == end - 1:
+            pending.extend((child, end - 1) for child in reversed(node.children) if child.joined)
         if nearest is None:
-            end = start + len(node.groups)
-            if node.children and end < len(groups):
-                pending.extend((child, end) for child in reversed(node.children))
+            after = [child for child in node.children if not child.joined]
+            if after and end < len(groups):
+                pending.extend((child, end) for child in reversed(after))
                 continue
             nearest = _Nearest(end, "", False, node.depth + 1, False, node.turn.tools_key)
         if best is None or closeness(nearest) > closeness(best):
@@ -236,10 +248,11 @@ def _nearest_path(groups: Sequence[Group], schemas: Schemas, tools_key: str, roo
 def _diverge(node: Node, groups: Sequence[Group], start: int, schemas: Schemas) -> _Nearest | None:
     """Where the call leaves this node's part of the path; None when it agrees with all of it."""
     reply_at = len(node.groups) - 1
+    replies = node.depth - node.joined
     for offset, stored in enumerate(node.groups):
         index = start + offset
         if index >= len(groups):
-            return _Nearest(index, "", False, node.depth, offset == reply_at, node.turn.tools_key)
+            return _Nearest(index, "", False, replies, offset == reply_at, node.turn.tools_key)
         incoming = groups[index].message
         verdict = (
             compare_reply(stored.message, incoming, schemas)
@@ -247,7 +260,7 @@ def _diverge(node: Node, groups: Sequence[Group], start: int, schemas: Schemas) 
             else compare_foreign(stored.message, incoming)
         )
         if verdict.edited is not None:
-            return _Nearest(index, verdict.edited, offset == reply_at, node.depth, False, node.turn.tools_key)
+            return _Nearest(index, verdict.edited, offset == reply_at, replies, False, node.turn.tools_key)
     return None
 
 
