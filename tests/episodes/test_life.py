@@ -136,7 +136,12 @@ async def test_an_episode_ends_once(stage: Stage) -> None:
     assert (await stage.get(episode))["status"] == ends[0]["status"]
 
 
-async def test_finish_lets_calls_in_flight_end(stage: Stage) -> None:
+async def test_finish_lets_calls_in_flight_end(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"drain_s": 60.0, "max_refusals": 10**6}) as stage:
+        await _finished_during_a_call(stage)
+
+
+async def _finished_during_a_call(stage: Stage) -> None:
     answer = Held(reply_ids(stage, "in time"))
     stage.engine.answers = [answer]
     episode = await stage.episode()
@@ -149,20 +154,11 @@ async def test_finish_lets_calls_in_flight_end(stage: Stage) -> None:
         async def finish() -> None:
             await stage.post(episode, "finish")
 
-        async def refused_now(client: httpx.AsyncClient) -> bool:
-            try:  # joins the call in flight, until the episode takes no more calls
-                answer = await client.post(
-                    url(episode), json=body(), headers={"x-stainless-retry-count": "1"}, timeout=0.3
-                )
-            except httpx.ReadTimeout:
-                return False
-            return answer.status_code == 410
-
         tasks.start_soon(ask)
         await answer.called.wait()
         tasks.start_soon(finish)
         with anyio.fail_after(20):
-            while not await refused_now(client):
+            while (await client.post(url(episode), content=b"not read any more")).status_code != 410:
                 pass
         assert (await stage.get(episode))["status"] == "running", "not before its calls have ended"
         answer.all()

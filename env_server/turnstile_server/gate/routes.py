@@ -125,6 +125,7 @@ class Gate:
 
     async def _call(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> Call:
         try:
+            episode.check_open()  # before a body is read that nothing will come of
             request = dialect.parse(await exchange.body(), episode.parsed[dialect.name])
             call = self._conductor.open(
                 episode,
