@@ -8,7 +8,8 @@ environment below .cache/) with its two stores. All get the same growing convers
 at several lengths, streamed and not. The server runs on one core, the client and the engine on another. Fails if
 Turnstile tokenizes more than the new message of a turn, breaks a path, or loses a token.
 
-Needs Linux; on a single core, server and client disturb each other. Writes gate.json and gate.md into benchmarks/results/.
+Needs Linux; on a single core, server and client disturb each other. Writes gate.json and gate.md
+into benchmarks/results/.
 """
 
 from __future__ import annotations

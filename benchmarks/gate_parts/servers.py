@@ -103,7 +103,11 @@ class Servers:
         self.engine_port = free_port()
         command = [sys.executable, "-m", "gate_parts.engine", str(self._model), str(self.engine_port)]
         self._engine = self._spawn("mock engine", command, self._cores[1])
-        await self._ready(self._engine, self.engine_port, "/health")
+        try:
+            await self._ready(self._engine, self.engine_port, "/health")
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
