@@ -36,7 +36,22 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings, Settings
 
 KEY = "test-control-key-0123456789"
-KEYS = EpisodeKeys(b"s" * 32)
+
+
+class RememberedKeys(EpisodeKeys):
+    """Remembers each key it gives, for tests that know an episode by its id only."""
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__(secret)
+        self.given: dict[str, str] = {}
+
+    def key(self, episode_id: str, nonce: str) -> str:
+        made = super().key(episode_id, nonce)
+        self.given.setdefault(episode_id, made)
+        return made
+
+
+KEYS = RememberedKeys(b"s" * 32)
 START_S = 60
 
 
@@ -54,7 +69,7 @@ class Door:
         shown = httpx.get(f"{self.url}/k/{KEY}/episodes/{episode_id}/turns").json()["turns"]
         answer = httpx.post(
             f"{self.agent_url}/e/{episode_id}/v1/chat/completions",
-            headers={"authorization": f"Bearer {KEYS.key(episode_id)}"},
+            headers={"authorization": f"Bearer {KEYS.given[episode_id]}"},
             json={"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": f"call {len(shown)}"}]},
             timeout=START_S,
         )

@@ -82,7 +82,8 @@ def test_a_config_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> Non
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     assert "--model" in refused("--data-dir", tmp_path)
-    assert "nowhere" in refused("--data-dir", tmp_path / "d", "--model", tmp_path / "nowhere")
+    ports = ("--control-port", "0", "--agent-port", "0")
+    assert "nowhere" in refused("--data-dir", tmp_path / "d", "--model", tmp_path / "nowhere", *ports)
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -261,6 +261,18 @@ async def test_a_deleted_episode_is_gone_with_all_it_had(stage: Stage) -> None:
     assert await stage.journal.read(episode["episode_id"]) == []
 
 
+async def test_the_key_of_a_deleted_episode_does_not_open_another_of_the_same_id(stage: Stage) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "x"))]
+    old = await stage.episode(episode_id="again")
+    await stage.control.delete("/episodes/again")
+    new = await stage.episode(episode_id="again")
+    assert old["episode_key"] != new["episode_key"]
+    async with raw(old) as client:
+        assert (await client.post(url(old), json=body())).status_code == 410
+    async with raw(new) as client:
+        assert (await client.post(url(new), json=body())).status_code == 200
+
+
 # Time
 
 

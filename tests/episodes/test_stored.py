@@ -25,7 +25,7 @@ async def recorded(stage: Stage) -> list[Record]:
 
 
 async def test_all_records_make_the_whole_tree(stage: Stage) -> None:
-    tree, _ = rebuild(await recorded(stage))
+    tree = rebuild(await recorded(stage)).tree
     assert [node.turn.reply.content for node in tree] == ["one", "two", "alone"]
     assert [node.delivery for node in tree] == ["written"] * 3
 
@@ -35,6 +35,6 @@ async def test_turns_whose_parent_is_lost_are_left_out_and_the_others_stay(
 ) -> None:
     records = await recorded(stage)
     first = next(index for index, record in enumerate(records) if record.type is RecordType.TURN)
-    tree, _ = rebuild(records[:first] + records[first + 1 :])
+    tree = rebuild(records[:first] + records[first + 1 :]).tree
     assert [node.turn.reply.content for node in tree] == ["alone"]
     assert "its parent" in caplog.text

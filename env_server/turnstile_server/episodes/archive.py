@@ -5,26 +5,16 @@ Also the order in which all episodes were created, which pages and cursors go by
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import orjson
 
 from turnstile.models import Episode, EpisodePage, EpisodeStatus
-from turnstile_server.capture import TokenTree
 from turnstile_server.episodes.running import RunningEpisode
-from turnstile_server.episodes.store import Stored, rebuild
+from turnstile_server.episodes.store import Forest, Stored, rebuild
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.journal.protocol import Journal
-
-
-@dataclass(frozen=True, slots=True)
-class Forest:
-    """An episode's token tree and its discarded tokens by reason."""
-
-    tree: TokenTree
-    discarded: Counter[str]
 
 
 class Archive:
@@ -74,7 +64,7 @@ class Archive:
         """The ended episode's forest, read from the journal unless it is still at hand."""
         forest = self._forests.get(episode_id)
         if forest is None:
-            forest = Forest(*rebuild(await self._journal.read(episode_id)))
+            forest = rebuild(await self._journal.read(episode_id))
         self._keep(episode_id, forest)
         return forest
 

@@ -7,7 +7,7 @@ import time
 import anyio
 
 from turnstile.models import Episode, EpisodeStatus
-from turnstile_server.episodes.store import Stored
+from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import EpisodeOverdue, TurnstileError
 from turnstile_server.gate.episode_calls import EpisodeCalls
 
@@ -28,6 +28,10 @@ class RunningEpisode:
     @property
     def episode(self) -> Episode:
         return self.stored.episode
+
+    @property
+    def forest(self) -> Forest:
+        return Forest(self.calls.tree, self.calls.discarded)
 
     def elapsed(self) -> float:
         """Seconds since creation, monotonic."""

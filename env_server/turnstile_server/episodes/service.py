@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -22,21 +23,21 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
-    EpisodeTimings,
     ErrorInfo,
     SampleSet,
     Sampling,
     Turn,
-    new_id,
 )
-from turnstile_server.capture import EpisodeFacts, episode_statistics, export_samples
-from turnstile_server.episodes.archive import Archive, Forest
+from turnstile_server.capture import export_samples
+from turnstile_server.episodes.admission import new_episode
+from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
-from turnstile_server.episodes.keys import EpisodeKeys
-from turnstile_server.episodes.limits import call_limits, resolve_limits
+from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
+from turnstile_server.episodes.limits import call_limits
+from turnstile_server.episodes.restore import restored
 from turnstile_server.episodes.running import RunningEpisode
-from turnstile_server.episodes.store import Stored, rebuild, stored_of
+from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import (
     Conflict,
     Gone,
@@ -44,7 +45,6 @@ from turnstile_server.errors import (
     TooManyCalls,
     TurnstileError,
     Unauthorized,
-    Unprocessable,
 )
 from turnstile_server.gate.episode_calls import EpisodeCalls
 from turnstile_server.gate.turn import Conductor
@@ -91,7 +91,9 @@ class Episodes:
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> Episodes:
-        await self._restore()
+        async for stored in restored(self._journal):
+            self._archive.created(stored)
+            self._archive.ended(stored.episode)
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._watch)
         return self
@@ -105,10 +107,10 @@ class Episodes:
 
     def open_episode(self, episode_id: str, key: str) -> EpisodeCalls:
         running = self._running.get(episode_id)
-        opens = self._keys.opens(episode_id, key)
-        if running is not None and opens:
+        nonce = self._keys.nonce(episode_id, key)
+        if running is not None and nonce == running.stored.key_nonce:
             return running.calls
-        if opens:  # only this server derives such a key, so the episode existed
+        if nonce is not None:  # only this server makes such a key, so the episode existed
             raise Gone(f"episode {episode_id} has ended; its key is dead")
         if episode_id in self._archive:
             raise Unauthorized(f"the key does not open episode {episode_id}; each episode has a key of its own")
@@ -124,47 +126,27 @@ class Episodes:
                 if earlier is not None:
                     if earlier.request_digest != digest:
                         raise Conflict("idempotency_key was used before, for another request")
-                    return self._created(await self.get(earlier.episode.episode_id)), False
-            stored = Stored(self._new_episode(request), request.idempotency_key, digest)
+                    episode = await self.get(earlier.episode.episode_id)
+                    return self._created(replace(earlier, episode=episode)), False
+            stored = Stored(self._admitted(request), new_nonce(), request.idempotency_key, digest)
             await self._journal.append(stored.record())
             episode = stored.episode
             self._archive.created(stored)
             self._running[episode.episode_id] = RunningEpisode(stored, self._calls(episode))
         self._metrics.episode_moved(None, episode.status)
         self._broadcast.publish(episode)
-        return self._created(episode), True
+        return self._created(stored), True
 
-    def _new_episode(self, request: EpisodeRequest) -> Episode:
-        if request.agent != "external":
-            raise Unprocessable(
-                f"agent {request.agent!r} is not known here; this server runs 'external' ones only"
-            )
-        if request.task.id is not None:
-            raise Unprocessable(f"task.id {request.task.id!r}: no task source is configured; send the task inline")
-        if request.env:
-            raise Unprocessable("env is for agents that this server launches; an external agent has its own")
+    def _admitted(self, request: EpisodeRequest) -> Episode:
         if len(self._running) >= self._settings.max_open:
             raise TooManyCalls(
                 f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
                 retry_after_s=5.0,
             )
-        episode_id = request.episode_id or new_id("ep")
-        if episode_id in self._archive:
-            raise Conflict(f"episode_id {episode_id} is taken")
-        return Episode(
-            episode_id=episode_id,
-            status=EpisodeStatus.RUNNING,
-            agent=request.agent,
-            task=request.task,
-            group_id=request.group_id,
-            rollout_id=request.rollout_id or episode_id,
-            attempt=request.attempt,
-            seed=request.seed,
-            sampling=request.sampling or self._sampling,
-            limits=resolve_limits(request.limits, self._settings),
-            metadata=request.metadata,
-            timings=EpisodeTimings(created_at=time.time(), running_s=0.0),
-        )
+        episode = new_episode(request, self._sampling, self._settings)
+        if episode.episode_id in self._archive:
+            raise Conflict(f"episode_id {episode.episode_id} is taken")
+        return episode
 
     def _calls(self, episode: Episode) -> EpisodeCalls:
         def exhausted(error: TurnstileError) -> None:
@@ -173,12 +155,13 @@ class Episodes:
         limits = call_limits(episode.limits, self._gate)
         return EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted)
 
-    def _created(self, episode: Episode) -> EpisodeCreated:
+    def _created(self, stored: Stored) -> EpisodeCreated:
+        episode = stored.episode
         return EpisodeCreated(
             episode_id=episode.episode_id,
             status=episode.status,
             model_url=f"{self._model_url}/e/{episode.episode_id}",
-            episode_key=self._keys.key(episode.episode_id),
+            episode_key=self._keys.key(episode.episode_id, stored.key_nonce),
         )
 
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
@@ -187,7 +170,7 @@ class Episodes:
             await running.wait(wait_s)
             running = self._running.get(episode_id)
         if running is not None:
-            return self._with_stats(running.episode, Forest(running.calls.tree, running.calls.discarded))
+            return running.forest.counted(running.episode)
         episode = self._archive.get(episode_id)
         if episode is None:
             raise NotFound(f"there is no episode {episode_id}")
@@ -218,7 +201,7 @@ class Episodes:
 
     async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
         episode, forest = await self._exported(episode_id)
-        facts = _facts(episode, forest)
+        facts = forest.facts(episode)
         if not episode.status.ended:
             return export_samples(forest.tree, facts, include_untrained=include_untrained)
         return await anyio.to_thread.run_sync(
@@ -227,7 +210,7 @@ class Episodes:
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self._exported(episode_id)
-        return await self._auditor.audit(forest.tree, _facts(episode, forest))
+        return await self._auditor.audit(forest.tree, forest.facts(episode))
 
     def subscribe(self) -> AsyncIterator[Episode]:
         return self._broadcast.subscribe()
@@ -236,7 +219,7 @@ class Episodes:
         episode = await self.get(episode_id)
         running = self._running.get(episode_id)
         if running is not None:
-            return episode, Forest(running.calls.tree, running.calls.discarded)
+            return episode, running.forest
         return episode, await self._archive.forest(episode_id)
 
     # Ending
@@ -267,7 +250,7 @@ class Episodes:
         running.calls.closed = Gone(f"episode {episode_id} has ended ({status.value}); its key is dead")
         drain_s = 0.0 if status in (EpisodeStatus.CANCELLED, EpisodeStatus.TIMED_OUT) else self._gate.drain_s
         await self._drain(running.calls, drain_s, status)
-        forest = Forest(running.calls.tree, running.calls.discarded)
+        forest = running.forest
         ended = running.episode.model_copy(
             update={
                 "status": status,
@@ -275,14 +258,13 @@ class Episodes:
                 "timings": running.episode.timings.model_copy(update={"ended_s": running.elapsed()}),
             }
         )
-        ended = self._with_stats(ended, forest)
-        stored = Stored(ended, running.stored.idempotency_key, running.stored.request_digest)
+        stored = replace(running.stored, episode=forest.counted(ended))
         await self._journal.append(stored.record())
         del self._running[episode_id]
-        self._archive.ended(ended, forest)
+        self._archive.ended(stored.episode, forest)
         running.moved(stored)
-        self._count_ended(ended)
-        self._broadcast.publish(ended)
+        self._count_ended(stored.episode)
+        self._broadcast.publish(stored.episode)
 
     async def _drain(self, calls: EpisodeCalls, drain_s: float, status: EpisodeStatus) -> None:
         """Lets calls in flight end by themselves, then has the conductor give them up."""
@@ -294,9 +276,6 @@ class Episodes:
             self._conductor.abandon(call, status.value)
         for call in left:
             await call.ended()
-
-    def _with_stats(self, episode: Episode, forest: Forest) -> Episode:
-        return episode.model_copy(update={"stats": episode_statistics(forest.tree, forest.discarded)})
 
     def _count_ended(self, episode: Episode) -> None:
         stats = episode.stats
@@ -334,41 +313,3 @@ class Episodes:
             return
         for episode_id in deleted:
             self._archive.forget(episode_id)
-
-    async def _restore(self) -> None:
-        """Takes up what the journal holds; episodes that ran when the server died have failed."""
-        async for record in self._journal.episodes():
-            stored = stored_of(record)
-            self._archive.created(stored)
-            episode = stored.episode
-            if not episode.status.ended:
-                forest = Forest(*rebuild(await self._journal.read(episode.episode_id)))
-                error = ErrorInfo(
-                    type="server_restarted",
-                    message="the server stopped while the episode ran; its turns are kept, submit it again",
-                )
-                failed = episode.model_copy(
-                    update={
-                        "status": EpisodeStatus.FAILED,
-                        "error": error,
-                        "timings": episode.timings.model_copy(
-                            update={"ended_s": max(0.0, time.time() - episode.timings.created_at)}
-                        ),
-                    }
-                )
-                episode = self._with_stats(failed, forest)
-                await self._journal.append(Stored(episode, stored.idempotency_key, stored.request_digest).record())
-            self._archive.ended(episode)
-
-
-def _facts(episode: Episode, forest: Forest) -> EpisodeFacts:
-    return EpisodeFacts(
-        episode_id=episode.episode_id,
-        rollout_id=episode.rollout_id,
-        status=episode.status,
-        group_id=episode.group_id,
-        attempt=episode.attempt,
-        reward=episode.reward,
-        discarded=dict(forest.discarded),
-        metadata=episode.metadata,
-    )

@@ -1,0 +1,34 @@
+"""Taking up what the journal holds. Episodes that ran when the server died have failed; their turns are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo
+from turnstile_server.episodes.store import Stored, rebuild, stored_of
+from turnstile_server.journal.protocol import Journal
+
+_RESTARTED = ErrorInfo(
+    type="server_restarted",
+    message="the server stopped while the episode ran; its turns are kept, submit it again",
+)
+
+
+async def restored(journal: Journal) -> AsyncIterator[Stored]:
+    """Every episode of the journal, oldest first, all of them ended; a changed one is stored before it is
+    given."""
+    async for record in journal.episodes():
+        stored = stored_of(record)
+        if not stored.episode.status.ended:
+            forest = rebuild(await journal.read(stored.episode.episode_id))
+            stored = replace(stored, episode=forest.counted(_failed(stored.episode)))
+            await journal.append(stored.record())
+        yield stored
+
+
+def _failed(episode: Episode) -> Episode:
+    ended_s = max(0.0, time.time() - episode.timings.created_at)
+    timings = episode.timings.model_copy(update={"ended_s": ended_s})
+    return episode.model_copy(update={"status": EpisodeStatus.FAILED, "error": _RESTARTED, "timings": timings})
