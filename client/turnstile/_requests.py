@@ -79,7 +79,7 @@ def create_episode(request: EpisodeRequest) -> Call[EpisodeCreated]:
         "POST",
         "/episodes",
         EpisodeCreated.model_validate_json,
-        body=request.model_dump_json(exclude_none=True).encode(),
+        body=_json(request),
         repeatable=request.idempotency_key is not None,
     )
 
@@ -221,9 +221,17 @@ def _engine_call(action: str, body: bytes | None, extra_s: float) -> Call[Engine
 
 def _body(model: type[ModelT], **fields: Any) -> bytes:
     try:
-        return model(**fields).model_dump_json().encode()
+        return _json(model(**fields))
     except ValidationError as error:
         raise _invalid(error) from error
+
+
+def _json(model: BaseModel) -> bytes:
+    """Raises InvalidRequest for what JSON cannot hold (a NaN would arrive as null)."""
+    try:
+        return json.dumps(model.model_dump(exclude_none=True), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidRequest(f"the request is not JSON: {error}", type="invalid_value") from error
 
 
 def _invalid(error: ValidationError) -> errors.InvalidRequest:

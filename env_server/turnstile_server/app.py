@@ -11,6 +11,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
 
     journal = await FileJournal.open(settings.data_dir / "journal", settings.journal)
-    stack.push_async_callback(journal.close)
+    stack.push_async_callback(_shielded, journal.close)
     key = load_control_key(settings) if settings.control.auth else None
     keys = EpisodeKeys(load_secret(settings.data_dir))
     metrics = Metrics()
@@ -82,7 +83,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model_dir)
     renderer = await anyio.to_thread.run_sync(create_renderer, model_dir, settings.rendering)
     engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
-    stack.push_async_callback(engine.close)
+    stack.push_async_callback(_shielded, engine.close)
     await engine.start()
     doors = await assemble(Parts(settings, journal, renderer, engine, keys, metrics), agent_url, key, stack)
     idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
@@ -155,32 +156,48 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs a server until SIGINT or SIGTERM. Prints one line of JSON when both doors are open."""
-    stop = anyio.Event()
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(anyio.create_task_group())
-        tasks.start_soon(_stop_on_signal, stop)
-        server = await start(settings, stack)
-        # What start-up made lives as long as the process; a full collection would walk it, for a tenth of a
-        # second, in the middle of somebody's call.
-        gc.collect()
-        gc.freeze()
-        ready = {
-            "event": "ready",
-            "control_url": server.control_url,
-            "agent_url": server.agent_url,
-            "data_dir": str(settings.data_dir),
-        }
-        sys.stdout.write(json.dumps(ready) + "\n")
-        sys.stdout.flush()
-        await server.serve(stop)
+    """Runs a server until SIGINT or SIGTERM, also while it starts. Prints one line of JSON when both doors are
+    open."""
+    stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_on_signal, stop, started, starting)
+        with starting:
+            async with AsyncExitStack() as stack:
+                server = await start(settings, stack)
+                started.set()
+                _announce(settings, server)
+                await server.serve(stop)
         tasks.cancel_scope.cancel()
 
 
-async def _stop_on_signal(stop: anyio.Event) -> None:
+def _announce(settings: Settings, server: Server) -> None:
+    # What start-up made lives as long as the process; a full collection would walk it, for a tenth of a
+    # second, in the middle of somebody's call.
+    gc.collect()
+    gc.freeze()
+    ready = {
+        "event": "ready",
+        "control_url": server.control_url,
+        "agent_url": server.agent_url,
+        "data_dir": str(settings.data_dir),
+    }
+    sys.stdout.write(json.dumps(ready) + "\n")
+    sys.stdout.flush()
+
+
+async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
+    """Asks a server that serves to stop; cuts off one that is still starting."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             stop.set()
+            if not started.is_set():
+                starting.cancel()
+
+
+async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
+    """Releases also when the start was cut off."""
+    with anyio.CancelScope(shield=True):
+        await close()
 
 
 def run(settings: Settings) -> int:

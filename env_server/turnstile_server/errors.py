@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -41,8 +42,14 @@ class NotFound(TurnstileError):
 
 
 class MethodNotAllowed(TurnstileError):
+    """``allowed``: what is served there, for the ``Allow`` header."""
+
     status = 405
     type = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = tuple(allowed)
 
 
 class RequestTimeout(TurnstileError):

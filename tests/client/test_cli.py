@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -164,19 +165,28 @@ def test_an_audit_that_passes_prints_the_distance_and_exits_0(door: Door, record
 
 
 def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Path) -> None:
-    """Weights that were replaced under a version that the recorded turns name."""
+    """Weights that were overwritten in their folder and loaded again under the name that the turns carry."""
+    folder = tmp_path / "weights"
+    shutil.copytree(engine.model, folder)
     with running_door(engine, tmp_path) as door, Client(door.url, key=door.key) as client:
-        version = client.engine()[door.url].weight_version
-        assert version is not None
+        first = client.engine()[door.url].weight_version
+        assert first is not None
+        client.update_weights(str(folder), "step-1")
         episode = client.create_episode("say hello")
         door.add_turn(episode.episode_id)
         try:
-            client.update_weights(str(door.other_model), version)
-            done = turnstile("audit", "--all", **on(door))
+            shutil.copy(door.other_model / "model.safetensors", folder)
+            client.update_weights(str(folder), "step-1")
+            failed = turnstile("audit", "--all", **on(door))
         finally:
-            client.update_weights(str(engine.model), version)
-    assert done.returncode == FAILED, done.stdout + done.stderr
-    assert "0 of 1 episodes passed" in done.stdout
+            client.update_weights(str(engine.model), first)
+        other_weights = turnstile("audit", "--all", **on(door))
+    assert failed.returncode == FAILED, failed.stdout + failed.stderr
+    assert "0 of 1 episodes passed" in failed.stdout
+    # With other weights loaded nothing can be re-scored, and the table does not call that a pass.
+    assert other_weights.returncode == DONE
+    assert "records only" in other_weights.stdout
+    assert "1 of them on their records alone" in other_weights.stdout
 
 
 @pytest.mark.parametrize("arguments", [["audit"], ["audit", "ep_1", "--all"]])
@@ -244,6 +254,6 @@ def test_without_the_server_serve_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "turnstile_server" / "__init__.py").write_text("import a_dependency_that_is_absent\n")
     done = turnstile_process("serve", "--model", "somewhere", PYTHONPATH=str(tmp_path))
     sentence = one_sentence(done, USAGE)
-    assert "pip install 'turnstile-rl[server]'" in sentence
+    assert "pip install 'turnstile-rl[embedded]'" in sentence
     assert "a_dependency_that_is_absent" in sentence
     assert turnstile_process("--help", PYTHONPATH=str(tmp_path)).returncode == DONE

@@ -166,6 +166,12 @@ async def test_server_errors_are_typed(client: Any, door: Door) -> None:
     assert raised.value.type == "engine_refused"
 
 
+@pytest.mark.parametrize("metadata", [{"n": float("nan")}, {"text": "half a \ud800 pair"}])
+async def test_what_json_cannot_hold_is_an_invalid_request(client: Any, metadata: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        await client.create_episode("say hello", metadata=metadata)
+
+
 async def test_an_engine_that_has_died_is_an_engine_error(
     tiny_model: Path, other_tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -339,13 +339,21 @@ async def test_an_unknown_route_is_404(http: httpx.AsyncClient, path: str) -> No
     error_of(await http.get(path), 404, "not_found")
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/episodes"), ("GET", "/engine/pause"), ("POST", "/health")])
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/episodes", "GET, POST"),
+        ("PUT", "/episodes/ep_1", "DELETE, GET"),
+        ("GET", "/engine/pause", "POST"),
+        ("POST", "/health", "GET"),
+    ],
+)
 async def test_a_wrong_method_is_405_and_names_the_right_ones(
-    http: httpx.AsyncClient, method: str, path: str
+    http: httpx.AsyncClient, method: str, path: str, allowed: str
 ) -> None:
     response = await http.request(method, path)
     error_of(response, 405, "method_not_allowed")
-    assert response.headers["allow"]
+    assert response.headers["allow"] == allowed
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from engines_support import CONTEXT, LONG, collect, prompt_of
 from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
-from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer
+from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.sglang import SGLangEngine
@@ -285,7 +285,7 @@ async def test_weights_with_a_hole_are_refused_and_the_old_ones_serve_on(
         await single.update_weights(str(folder), "v2")
     after = await collect(single, prompt, SHORT, rid="after")
     assert after.ids.tolist() == before.ids.tolist()
-    assert {span.version for span in after.finish.weight_spans} == {"default"}
+    assert {span.version for span in after.finish.weight_spans} == {weights_name(tiny_model)}
 
 
 def test_the_factory_makes_what_the_settings_name(tiny_model: Path) -> None:

@@ -23,12 +23,17 @@ from engines_support import (
 )
 
 from turnstile.models import new_id
+from turnstile_server.engines.embedded.engine import EmbeddedEngine
+from turnstile_server.engines.embedded.model import weights_name
 from turnstile_server.engines.protocol import Engine, EngineSampling
-from turnstile_server.errors import EngineRefused, StartupError
+from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable, StartupError
 
 pytestmark = pytest.mark.anyio
 
-FIRST_VERSION = "default"
+
+def first_version(engine: Engine, model: Path) -> str:
+    """SGLang calls its first weights "default"; the embedded engine names them by what they are."""
+    return weights_name(model) if isinstance(engine, EmbeddedEngine) else "default"
 
 
 def rid() -> str:
@@ -135,10 +140,11 @@ async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, t
     assert (result.finish.reason, result.finish.matched) == ("stop", stop)
 
 
-async def test_the_length_limit_ends_the_call(engine: Engine) -> None:
+async def test_the_length_limit_ends_the_call(engine: Engine, tiny_model: Path) -> None:
     result = await collect(engine, prompt_of(10, 5), EngineSampling(max_new_tokens=7, temperature=0.0), rid=rid())
     assert (result.finish.reason, len(result.ids)) == ("length", 7)
-    assert [(span.start, span.end, span.version) for span in result.finish.weight_spans] == [(0, 7, FIRST_VERSION)]
+    spans = [(span.start, span.end, span.version) for span in result.finish.weight_spans]
+    assert spans == [(0, 7, first_version(engine, tiny_model))]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -255,7 +261,7 @@ async def test_new_weights_are_served_under_their_version(
         assert {span.version for span in after.finish.weight_spans} == {"v2"}
         assert_true_logprobs(other_tiny_model, prompt, after, 0.0)
     finally:
-        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
     again = await collect(engine, prompt, sampling, rid=rid())
     assert again.ids.tolist() == before.ids.tolist()
 
@@ -271,14 +277,33 @@ async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
         await engine.update_weights(str(other_tiny_model), "v2")
         result = await call
     finally:
-        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
     old, new = result.finish.weight_spans
-    assert (old.version, new.version) == (FIRST_VERSION, "v2")
+    assert (old.version, new.version) == (first_version(engine, tiny_model), "v2")
     assert old.end >= 30
     ids = np.concatenate([prompt, result.ids])
     for span, folder in ((old, tiny_model), (new, other_tiny_model)):
         expected = reference_logprobs(folder, ids, len(prompt), 0.0)[span.start : span.end]
         np.testing.assert_allclose(result.logprobs[span.start : span.end], expected, atol=TOLERANCE, rtol=0)
+
+
+async def test_a_name_of_weights_is_never_used_for_others(
+    engine: Engine, tiny_model: Path, other_tiny_model: Path
+) -> None:
+    """Turns say by it which weights sampled them."""
+    with pytest.raises(Conflict, match="names other weights"):
+        await engine.update_weights(str(other_tiny_model), first_version(engine, tiny_model))
+    state = await engine.state()
+    assert (state.weight_version, state.paused) == (first_version(engine, tiny_model), False)
+
+
+async def test_a_score_of_a_paused_engine_is_refused_at_once(engine: Engine) -> None:
+    await engine.pause("retract")
+    try:
+        with pytest.raises(EngineUnavailable, match="paused"):
+            await engine.score(prompt_of(25, 20), 10, 1.0)
+    finally:
+        await engine.resume()
 
 
 async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
@@ -287,7 +312,7 @@ async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
     with pytest.raises(EngineRefused):
         await engine.update_weights(str(tmp_path / "nothing"), "v9")
     state = await engine.state()
-    assert (state.weight_version, state.paused) == (FIRST_VERSION, False)
+    assert (state.weight_version, state.paused) == (first_version(engine, tiny_model), False)
     prompt = prompt_of(21, 10)
     result = await collect(engine, prompt, EngineSampling(max_new_tokens=10, temperature=0.0), rid=rid())
     assert_true_logprobs(tiny_model, prompt, result, 0.0)
@@ -335,7 +360,7 @@ async def test_weights_loaded_while_paused_leave_it_paused(engine: Engine, tiny_
         assert (state.weight_version, state.paused) == ("v3", True)
     finally:
         await engine.resume()
-        await engine.update_weights(str(tiny_model), FIRST_VERSION)
+        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
     await collect(engine, prompt_of(24, 4), EngineSampling(max_new_tokens=2), rid=rid())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -74,3 +75,27 @@ def test_a_data_directory_that_cannot_be_made(tiny_model: Path, tmp_path: Path) 
     file = tmp_path / "file"
     file.write_text("")
     assert str(file) in refusal("--model", tiny_model, "--data-dir", file / "data")
+
+
+def test_an_engine_url_that_is_none(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "foo")
+    assert "http://" in refusal(*arguments, "--engine", "sglang")
+
+
+def test_an_engine_url_for_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "http://127.0.0.1:9")
+    assert "--engine sglang" in refusal(*arguments)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_that_waits_can_be_stopped(tiny_model: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    command = [sys.executable, "-m", "turnstile", "serve", "--control-port", "0", "--agent-port", "0"]
+    command += ["--model", str(tiny_model), "--data-dir", str(tmp_path / "data")]
+    command += ["--engine", "sglang", "--engine-url", "http://127.0.0.1:9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        waiting = process.stderr.readline()
+        assert "waiting for the engine at http://127.0.0.1:9" in waiting
+        process.send_signal(sent)
+        _, rest = process.communicate(timeout=20)  # far less than engine.start_timeout_s
+    assert (process.returncode, rest) == (0, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from conversation import GO, body, raw, reply_ids, url
-from gate_support import Stage, says
+from gate_support import Stage, says, staged
 
+from turnstile_server.engines.protocol import EngineState
 from turnstile_server.episodes.store import rebuild
 from turnstile_server.journal.protocol import Record, RecordType
 
@@ -38,3 +41,45 @@ async def test_turns_whose_parent_is_lost_are_left_out_and_the_others_stay(
     tree = rebuild(records[:first] + records[first + 1 :]).tree
     assert [node.turn.reply.content for node in tree] == ["alone"]
     assert "its parent" in caplog.text
+
+
+async def test_a_full_disk_does_not_keep_a_restarted_server_from_showing_what_it_has(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        episode = await stage.episode()
+        async with stage.agent(episode) as agent:
+            await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
+    async with staged(tiny_model, tmp_path, journal={"min_free_bytes": 1 << 60}) as stage:
+        shown = await stage.get(episode)
+        assert (shown["status"], shown["error"]["type"]) == ("failed", "server_restarted")
+        assert len((await stage.get(episode, "/turns"))["turns"]) == 1
+    assert "could not be stored" in caplog.text
+
+
+async def test_an_episode_of_another_version_is_left_out_and_the_others_stay(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        kept = await stage.episode()
+        await stage.journal.append(Record(RecordType.EPISODE, "ep_other", {"shape": "of another day"}))
+    async with staged(tiny_model, tmp_path) as stage:
+        listed = (await stage.control.get("/episodes")).json()["episodes"]
+    assert [episode["episode_id"] for episode in listed] == [kept["episode_id"]]
+    assert "ep_other was written by another version" in caplog.text
+
+
+async def test_an_audit_without_an_answering_engine_is_an_error_not_a_pass(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = await stage.episode()
+    async with stage.agent(episode) as agent:
+        await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
+
+    async def dead() -> EngineState:
+        return EngineState(ok=False, weight_version=None, paused=None, detail="it died")
+
+    monkeypatch.setattr(stage.engine, "state", dead)
+    answer = await stage.control.post(f"/episodes/{episode['episode_id']}/audit")
+    assert answer.status_code == 503
+    assert "it died" in answer.json()["error"]["message"]

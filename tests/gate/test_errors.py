@@ -184,7 +184,9 @@ async def test_addresses_that_do_not_exist_are_404(stage: Stage) -> None:
 async def test_a_wrong_method_is_405(stage: Stage) -> None:
     episode = await stage.episode()
     async with raw(episode) as client:
-        refused(await client.get(url(episode)), 405, "method_not_allowed", retry=False)
+        answer = await client.get(url(episode))
+        refused(answer, 405, "method_not_allowed", retry=False)
+        assert answer.headers["allow"] == "POST"
         refused(
             await client.post(f"{episode['model_url']}/v1/models", json={}), 405, "method_not_allowed", retry=False
         )

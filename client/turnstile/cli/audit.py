@@ -51,7 +51,7 @@ def _show(reports: list[AuditReport]) -> None:
             str(sum(turn.tokens for turn in scored)),
             _distance(report.max_abs_delta),
             ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
-            "yes" if report.passed else "NO",
+            _verdict(report),
         )
     show_table(rows)
     for report in reports:
@@ -60,9 +60,17 @@ def _show(reports: list[AuditReport]) -> None:
                 typer.echo(f"{report.episode_id}: {check.name}: {failure}")
     distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
     passed = sum(report.passed for report in reports)
-    typer.echo(
-        f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {_distance(max(distances, default=None))}"
-    )
+    largest = _distance(max(distances, default=None))
+    typer.echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
+    unscored = sum(report.passed and report.max_abs_delta is None and bool(report.turns) for report in reports)
+    if unscored:
+        typer.echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")
+
+
+def _verdict(report: AuditReport) -> str:
+    if not report.passed:
+        return "NO"
+    return "yes" if report.max_abs_delta is not None or not report.turns else "records only"
 
 
 def _distance(nats: float | None) -> str:

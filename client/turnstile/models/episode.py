@@ -80,6 +80,7 @@ class EpisodeRequest(Model):
     rollout_id: ClientId | None = None
     attempt: int = Field(default=0, ge=0)
     seed: int | None = None
+    """Recorded with the episode, for whoever runs its agent; sampling on the engine is not seeded."""
     sampling: Sampling | None = None
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)

@@ -47,7 +47,7 @@ def build_control_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    install_error_handlers(inner)
+    install_error_handlers(inner, [route for router in routers for route in router.routes])
     for router in routers:
         inner.include_router(router)
     layers = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.errors import (
@@ -36,7 +37,6 @@ _INTERNAL = TurnstileError("The server failed on this request; its log says why.
 _BY_STATUS: dict[int, type[TurnstileError]] = {
     400: InvalidRequest,
     404: NotFound,
-    405: MethodNotAllowed,
     413: BodyTooLarge,
     422: Unprocessable,
 }
@@ -62,10 +62,10 @@ def unprocessable(errors: Sequence[Mapping[str, Any]]) -> Unprocessable:
     return Unprocessable(message, detail=detail)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Makes ``app`` answer every error of its routes in this door's shape."""
+def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Makes ``app`` answer every error of its ``routes`` in this door's shape."""
     app.add_exception_handler(TurnstileError, _turnstile_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, _http_error(routes))
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _unforeseen)
@@ -107,19 +107,33 @@ async def _turnstile_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    route = f"{request.method} {request.url.path}"
-    match error.status_code:
-        case 404:
-            return error_response(NotFound(f"No such route: {route}."))
-        case 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            response = error_response(MethodNotAllowed(f"{route} is not allowed here; allowed: {allowed}."))
-            response.headers["allow"] = allowed
-            return response
-        case status:
-            return error_response(_BY_STATUS.get(status, TurnstileError)(str(error.detail)))
+def _http_error(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        route = f"{request.method} {request.url.path}"
+        match error.status_code:
+            case 404:
+                return error_response(NotFound(f"No such route: {route}."))
+            case 405:
+                allowed = _methods(request, routes)
+                response = error_response(
+                    MethodNotAllowed(f"{route} is not allowed here; allowed: {', '.join(allowed)}.", allowed)
+                )
+                response.headers["allow"] = ", ".join(allowed)
+                return response
+            case status:
+                return error_response(_BY_STATUS.get(status, TurnstileError)(str(error.detail)))
+
+    return handle
+
+
+def _methods(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
+    """The methods that are routed at the request's path (the framework names those of one route only)."""
+    found: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def _validation_error(_request: Request, error: Exception) -> Response:

@@ -15,7 +15,13 @@ from turnstile_server.settings import EngineSettings
 
 def create_engine(settings: EngineSettings, model_dir: Path, expected_tokenizer: TokenizerProbe | None) -> Engine:
     """An engine that is not started yet. Raises StartupError when the settings lack what it needs."""
+    if settings.url is not None and not settings.url.startswith(("http://", "https://")):
+        raise StartupError(f"--engine-url {settings.url!r} is no URL: it must begin with http:// or https://.")
     if settings.kind == "embedded":
+        if settings.url is not None:
+            raise StartupError(
+                "--engine-url is for --engine sglang; the embedded engine is started by the server."
+            )
         return EmbeddedEngine(model_dir, settings, expected_tokenizer=expected_tokenizer)
     if settings.url is None:
         raise StartupError("--engine sglang needs --engine-url, the base URL of the running server.")

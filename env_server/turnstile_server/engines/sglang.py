@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
@@ -41,7 +42,14 @@ from turnstile_server.engines.sglang_wire import (
     parse_json,
 )
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
-from turnstile_server.errors import EngineProtocolError, EngineRefused, TurnstileError
+from turnstile_server.errors import (
+    Conflict,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    TurnstileError,
+)
 from turnstile_server.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -85,6 +93,8 @@ class SGLangEngine:
         self._live: dict[str, _LiveCall] = {}
         self._pauses = 0
         self._deferred_aborts: set[str] = set()
+        self._folder_of: dict[str, str] = {}
+        """Every name of weights that was served since start, and the folder it named."""
         self._insisting: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -230,34 +240,53 @@ class SGLangEngine:
                 )
             return chosen_logprob(payload, token)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(at(position)) for position in range(start, len(input_ids))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(at(position)) for position in range(start, len(input_ids))]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # one failed call fails the score; the others were cancelled
         return np.array([task.result() for task in tasks], np.float32)
 
     async def _score_call(self, input_ids: Int32Array, sampling: EngineSampling, extra: dict[str, Any]) -> Any:
+        if self._http.hold.held:
+            raise EngineUnavailable("The engine is paused; resume it, then score.")
         rid = f"score_{uuid.uuid4().hex}"
         body = generate_body(input_ids, sampling, rid=rid, stream=False, extra=extra)
         settled = False
         try:
-            async with self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply:
+            async with (
+                asyncio.timeout(self._settings.control_timeout_s),
+                self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply,
+            ):
                 answer = await reply.body()
             if reply.status != 200:
                 raise error_for_status(reply.status, answer)
             settled = True
             return parse_json(answer, "The engine's answer")
+        except TimeoutError as error:
+            limit = self._settings.control_timeout_s
+            raise EngineTimeout(
+                f"The engine did not score within engine.control_timeout_s ({limit:g} s)."
+            ) from error
         finally:
             if not settled:
                 self._later(self._quietly(self.abort(rid)))
 
     async def state(self) -> EngineState:
         try:
-            info = await self._http.request("GET", "/model_info", timeout_s=self._settings.control_timeout_s)
-            if info[0] != 200:
-                raise error_for_status(*info)
-            version = parse_json(info[1], "/model_info").get("weight_version")
+            version = (await self._model_info()).get("weight_version")
         except TurnstileError as error:
             return EngineState(ok=False, weight_version=None, paused=None, detail=error.message)
         return EngineState(ok=True, weight_version=version, paused=self._paused)
+
+    async def _model_info(self) -> dict[str, Any]:
+        status, body = await self._http.request("GET", "/model_info", timeout_s=self._settings.control_timeout_s)
+        if status != 200:
+            raise error_for_status(status, body)
+        info = parse_json(body, "/model_info")
+        if not isinstance(info, dict):
+            raise EngineProtocolError("/model_info is not an object.")
+        return info
 
     async def pause(self, mode: PauseMode) -> None:
         async with self._control:
@@ -269,15 +298,25 @@ class SGLangEngine:
             await self._resume()
 
     async def update_weights(self, path: str, version: str) -> None:
+        """Also raises Conflict for a name that other weights had: turns say by it which weights sampled them."""
         async with self._control:
+            await self._refuse_reused_name(path, version)
             await self._pause("retract")
             try:
                 body = {"model_path": path, "weight_version": version}
                 await self._post("/update_weights_from_disk", body, self._settings.weights_timeout_s)
+                self._folder_of[version] = path
             finally:
                 if not self._paused:
                     # Shielded: an engine left paused would hold every call.
                     await asyncio.shield(self._later(self._resume()))
+
+    async def _refuse_reused_name(self, path: str, version: str) -> None:
+        info = await self._model_info()
+        self._folder_of.setdefault(str(info.get("weight_version")), str(info.get("model_path")))
+        known = self._folder_of.get(version)
+        if known is not None and not _same_folder(known, path):
+            raise Conflict(f"the weight version {version!r} names other weights already; give each its own name")
 
     async def _pause(self, mode: PauseMode) -> None:
         if not self._http.hold.held:
@@ -337,3 +376,8 @@ class SGLangEngine:
         size = self.capabilities.vocab_size
         if len(ids) and int(ids.max()) >= size:
             raise EngineProtocolError(f"The engine sampled id {int(ids.max())}, outside the vocabulary of {size}.")
+
+
+def _same_folder(left: str, right: str) -> bool:
+    """By name only: the engine's folders need not be this machine's."""
+    return os.path.normpath(left) == os.path.normpath(right)

@@ -11,6 +11,7 @@ vocabulary size, so it is read off the server's model folder where that is reada
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,8 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
+
+log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.25
 
@@ -78,10 +81,14 @@ async def read_server(
 
 
 async def _ready(http: EngineHttp, settings: EngineSettings) -> dict[str, Any]:
+    told = False
     while True:
         try:
             return await _get(http, settings, "/model_info")
-        except (EngineUnavailable, EngineTimeout):
+        except (EngineUnavailable, EngineTimeout) as error:
+            if not told:
+                log.info("waiting for the engine at %s: %s", http.url, error.message)
+                told = True
             await asyncio.sleep(POLL_S)
 
 

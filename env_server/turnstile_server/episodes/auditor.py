@@ -12,6 +12,7 @@ import numpy as np
 from turnstile.models import AuditReport, InvariantCheck, SampleSet, TurnAudit
 from turnstile_server.capture import EpisodeFacts, Node, TokenTree, export_samples
 from turnstile_server.engines.protocol import Engine
+from turnstile_server.errors import EngineUnavailable
 
 
 class Auditor:
@@ -21,8 +22,10 @@ class Auditor:
 
     async def audit(self, tree: TokenTree, facts: EpisodeFacts) -> AuditReport:
         """Raises the engine's errors: an audit that could not score is no audit."""
-        serving = (await self._engine.state()).weight_version
-        turns = [await self._turn(node, serving) for node in tree]
+        state = await self._engine.state()
+        if not state.ok:
+            raise EngineUnavailable(f"the engine does not answer, so nothing can be re-scored: {state.detail}")
+        turns = [await self._turn(node, state.weight_version) for node in tree]
         checks = check_invariants(tree, export_samples(tree, facts, include_untrained=False))
         distances = [turn.max_abs_delta for turn in turns if turn.max_abs_delta is not None]
         largest = max(distances, default=None)

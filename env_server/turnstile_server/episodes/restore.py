@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from pydantic import ValidationError
+
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo
 from turnstile_server.episodes.store import Stored, rebuild, stored_of
+from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.protocol import Journal
+
+_LOG = logging.getLogger(__name__)
 
 _RESTARTED = ErrorInfo(
     type="server_restarted",
@@ -17,14 +23,21 @@ _RESTARTED = ErrorInfo(
 
 
 async def restored(journal: Journal) -> AsyncIterator[Stored]:
-    """Every episode of the journal, oldest first, all of them ended; a changed one is stored before it is
-    given."""
+    """Every episode of the journal that can be read, oldest first, all of them ended; a changed one is stored
+    before it is given, if the disk takes it."""
     async for record in journal.episodes():
-        stored = stored_of(record)
+        try:
+            stored = stored_of(record)
+        except (ValidationError, KeyError, TypeError) as error:
+            _LOG.error("episode %s was written by another version and is left out: %s", record.episode_id, error)
+            continue
         if not stored.episode.status.ended:
             forest = rebuild(await journal.read(stored.episode.episode_id))
             stored = replace(stored, episode=forest.counted(_failed(stored.episode)))
-            await journal.append(stored.record())
+            try:
+                await journal.append(stored.record())
+            except JournalUnavailable as error:  # what there is can still be read; the next start tries again
+                _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, error.message)
         yield stored
 
 

@@ -180,6 +180,8 @@ async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -
     headers: list[Header] = [(b"x-should-retry", b"true" if error.retryable else b"false")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
     if error.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted
     await exchange.respond(error.status, dialect.error(error), headers)
@@ -212,4 +214,4 @@ def _retried(exchange: Exchange) -> bool:
 
 def _allow(exchange: Exchange, *methods: str) -> None:
     if exchange.method not in methods:
-        raise MethodNotAllowed(f"{exchange.method} is not served here; use {' or '.join(methods)}")
+        raise MethodNotAllowed(f"{exchange.method} is not served here; use {' or '.join(methods)}", methods)

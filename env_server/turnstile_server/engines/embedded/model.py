@@ -6,6 +6,7 @@ forward equals its plain forward; both are checked at load.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,15 @@ SELF_CHECK_TOLERANCE: Final = 1e-3
 
 class ModelError(Exception):
     """The folder cannot be served; the message says why."""
+
+
+def weights_name(folder: Path) -> str:
+    """A name for the weights in ``folder`` by what they are: equal names, equal files."""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with file.open("rb") as weights:
+            digest.update(hashlib.file_digest(weights, "sha256").digest())
+    return f"sha256-{digest.hexdigest()[:12]}"
 
 
 class LoadedModel:

@@ -24,7 +24,7 @@ import torch
 from aiohttp import web
 
 from turnstile_server.engines.embedded.app import EngineApp
-from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer
+from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
 from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimits
 
 PR_SET_PDEATHSIG: Final = 1
@@ -39,7 +39,7 @@ def main() -> None:
     _die_with_parent(arguments.socket)
     torch.set_num_threads(arguments.threads)
     try:
-        model = LoadedModel(arguments.model, arguments.version)
+        model = LoadedModel(arguments.model, weights_name(arguments.model))
         tokenizer = load_tokenizer(arguments.model)
         model.check_cache()
     except ModelError as error:
@@ -118,7 +118,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The embedded engine's process; started by Turnstile.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket, alone in its folder")
-    parser.add_argument("--version", default="default", help="name of the first weights")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--prefill-chunk", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
