@@ -205,6 +205,12 @@ class Call:
     """Conversations that wait for this call too, with their own lengths: one may hold a reply in more parts."""
 
 
+def harmless_for(conversation: Conversation, how: str) -> str:
+    """An agent knows no defaults of a tool that it does not offer."""
+    offers_run = any(tool.name == "run" for tool in TOOLS[conversation.tools])
+    return how if offers_run or "fill" not in how else "verbatim"
+
+
 class CaptureMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +268,7 @@ class CaptureMachine(RuleBasedStateMachine):
         if not own or not conversation.faithful:
             return
         position = own[at % len(own)]
-        parts = HARMLESS[how](conversation.messages[position])
+        parts = HARMLESS[harmless_for(conversation, how)](conversation.messages[position])
         self.saw(f"harmless:{how}")
         conversation.messages[position : position + 1] = parts
         assert conversation.mark is not None
@@ -501,6 +507,7 @@ class CaptureMachine(RuleBasedStateMachine):
         """The agent takes the reply into its history, in its own way, unless it went on meanwhile."""
         if len(conversation.messages) != size or conversation.messages[-1].role == "assistant":
             return
+        echo = harmless_for(conversation, echo)
         conversation.messages.extend(HARMLESS[echo](reply))
         conversation.mark = len(conversation.messages)
         self.saw(f"harmless:{echo}")
