@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -34,6 +35,7 @@ class Listener:
                 log_config=None,
                 access_log=access_log,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=int(idle_s),
                 timeout_graceful_shutdown=int(grace_s),
             )
@@ -61,10 +63,12 @@ def bind(name: str, host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise StartupError(
-            f"the {name} listener cannot use {host}:{port}: {error.strerror}. "
+        hint = (
             f"Choose another port (--{name}-port), or 0 for a free one."
-        ) from error
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else f"Choose an address of this machine (--{name}-host)."
+        )
+        raise StartupError(f"the {name} listener cannot use {host}:{port}: {error.strerror}. {hint}") from error
     listener.setblocking(False)
     return listener
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,11 @@ def test_several_urls_are_several_servers(door: Door, open_door: OpenDoor, recor
 
 
 # The command tree
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = turnstile("--version")
+    assert (done.returncode, done.stdout) == (DONE, f"turnstile {version('turnstile-rl')}\n")
 
 
 def test_help_lists_own_commands_and_those_of_the_server() -> None:

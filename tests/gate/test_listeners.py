@@ -34,3 +34,8 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
         taken.listen()
         with pytest.raises(StartupError, match=r"--control-port"):
             bind("control", "127.0.0.1", taken.getsockname()[1])
+
+
+def test_an_address_that_is_not_this_machines_is_refused_by_that() -> None:
+    with pytest.raises(StartupError, match="--agent-host"):
+        bind("agent", "192.0.2.1", 0)

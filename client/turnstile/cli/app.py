@@ -6,8 +6,8 @@ Typer. It is loaded when it is called or listed; one that cannot be loaded says 
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -68,7 +68,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Turn any agent into a source of token-exact episodes.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turnstile {version('turnstile-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Turn any agent into a source of token-exact episodes."""
+
+
 app.add_typer(episodes, name="episodes")
 app.command("audit")(audit)

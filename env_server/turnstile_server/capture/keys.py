@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest
 
@@ -102,6 +104,10 @@ def _feed(digest: hashlib.blake2b, *texts: str) -> None:
 
 
 def _canonical_json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except orjson.JSONEncodeError:
+        pass  # numbers over 64 bits, or deeper than orjson goes
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     except RecursionError:

@@ -84,7 +84,9 @@ class EngineHttp:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
         headers = {"Content-Type": "application/json"}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=headers, cookie_jar=aiohttp.DummyCookieJar()
+        )
 
     async def close(self) -> None:
         """Ends every request under way with EngineUnavailable, then closes the connections."""
