@@ -24,6 +24,8 @@ from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUn
 MESSAGE_CHARS: Final = 2000
 """Longest text of the engine that an error message repeats."""
 
+FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+
 
 def generate_body(
     input_ids: Int32Array,
@@ -317,11 +319,9 @@ def _entry_logprob(entry: list[Any]) -> float:
 
 
 def _finite(values: list[float]) -> Float32Array:
-    with np.errstate(over="ignore"):
-        array = np.array(values, np.float32)
-    if not np.isfinite(array).all():
+    if not all(-FLOAT32_MAX <= value <= FLOAT32_MAX for value in values):  # NaN compares as False
         _bad("a logprob does not fit float32")
-    return array
+    return np.array(values, np.float32)
 
 
 def _raise_abort_with_status(reason: Mapping[str, Any]) -> None:
