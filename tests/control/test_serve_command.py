@@ -100,6 +100,9 @@ def test_an_unknown_choice_is_refused_in_process(option: str) -> None:
     assert option in refused_in_process(option, "nonsense")
 
 
+PUBLIC = "http://agents.example:8001"
+
+
 def test_flags_beat_the_file_and_a_started_server_stops_when_asked(tmp_path: Path, tiny_model: Path) -> None:
     config = tmp_path / "turnstile.toml"
     config.write_text(
@@ -107,7 +110,7 @@ def test_flags_beat_the_file_and_a_started_server_stops_when_asked(tmp_path: Pat
     )
     flags = ["--config", str(config), "--model", str(tiny_model), "--data-dir", str(tmp_path / "data")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "turnstile", "serve", *flags, "--control-port", "0"],
+        [sys.executable, "-m", "turnstile", "serve", *flags, "--control-port", "0", "--public-url", PUBLIC],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -119,6 +122,10 @@ def test_flags_beat_the_file_and_a_started_server_stops_when_asked(tmp_path: Pat
         assert httpx.get(f"{ready['control_url']}/health").status_code == 200
         assert httpx.get(f"{ready['control_url']}/episodes").status_code == 401
         assert httpx.get(f"{ready['control_url']}/k/{key}/engine").json()["ok"] is True
+        created = httpx.post(
+            f"{ready['control_url']}/k/{key}/episodes", json={"task": {"instruction": "t"}}
+        ).json()
+        assert created["model_url"].startswith(f"{PUBLIC}/e/")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

@@ -56,6 +56,8 @@ class ScriptedEngine:
     called: asyncio.Event = field(default_factory=asyncio.Event)
     abort_events: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     controls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    slow_control: dict[str, float] = field(default_factory=dict)
+    """Seconds before the answer, by path."""
     model_info: dict[str, Any] = field(
         default_factory=lambda: {"model_path": "MODEL", "weight_version": "default"}
     )
@@ -120,6 +122,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
 
     async def control(request: web.Request) -> web.Response:
         engine.controls.append((request.path, await request.json()))
+        await asyncio.sleep(engine.slow_control.get(request.path, 0.0))
         return web.json_response({"status": "ok"})
 
     async def model_info(request: web.Request) -> web.Response:

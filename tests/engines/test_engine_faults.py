@@ -379,3 +379,33 @@ async def test_the_window_is_the_least_of_the_engines_and_ours(server: ScriptedE
     server.server_info["max_req_input_len"] = 1000
     async with attached(server) as engine:
         assert engine.capabilities.context_length == 1006
+
+
+async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_goes_on(
+    server: ScriptedEngine,
+) -> None:
+    server.slow_control["/update_weights_from_disk"] = 5.0
+    async with attached(server, weights_timeout_s=0.2) as engine:
+        with pytest.raises(EngineTimeout):
+            await engine.update_weights("folder", "v2")
+    assert [path for path, _ in server.controls][-1] == "/continue_generation"
+
+
+@pytest.mark.parametrize(("attempts", "reached"), [(1, False), (8, True)])
+async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attempts: int, reached: bool) -> None:
+    """Nothing was sent, so it is the one failure that is safe to repeat."""
+    async with scripted_engine() as server:
+        server.answers(whole("whole_length"))
+        async with attached(server, connect_attempts=attempts) as engine:
+            port = int(server.url.rpartition(":")[2])
+            with socket.socket() as closed:
+                closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+                engine._http.url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+                call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=False))
+                await asyncio.sleep(0.3)
+                engine._http.url = f"http://127.0.0.1:{port}"
+                if reached:
+                    assert len((await call).ids) > 0
+                else:
+                    with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                        await call
