@@ -50,7 +50,8 @@ async def test_retention_is_applied_again_and_again(tiny_model: Path, tmp_path: 
     async with staged(tiny_model, tmp_path, episodes=often, journal={"retention_days": 1e-9}) as stage:
         episode = await one_turn(stage)
         with anyio.fail_after(20):
-            while (await stage.control.get(f"/episodes/{episode['episode_id']}")).status_code != 404:
+            path = f"/episodes/{episode['episode_id']}"
+            while (await stage.control.get(path)).status_code != 404:  # noqa: ASYNC110 - nothing tells of it
                 await anyio.sleep(0.02)
 
 
