@@ -49,7 +49,7 @@ def list_episodes(
             for episode in found:
                 typer.echo(episode.model_dump_json())
             return
-        rows = table("episode", "status", "agent", "group", "#reward", "#turns", "#trained/sampled", "created")
+        rows = table("episode", "status", "group", "#reward", "#turns", "#sampled", "#trained", "created")
         for episode in found:
             rows.add_row(*_row(episode))
         show_table(rows)
@@ -170,12 +170,12 @@ def _row(episode: Episode) -> tuple[str, ...]:
     return (
         episode.episode_id,
         episode.status.value,
-        episode.agent,
         episode.group_id or "",
         "" if episode.reward is None else f"{episode.reward:.3g}",
         str(stats.turns),
-        f"{stats.trained_tokens}/{stats.sampled_tokens}",
-        datetime.fromtimestamp(episode.timings.created_at).strftime("%Y-%m-%d %H:%M:%S"),
+        str(stats.sampled_tokens),
+        f"{stats.trained_share:.0%}",
+        datetime.fromtimestamp(episode.timings.created_at).strftime("%m-%d %H:%M"),
     )
 
 

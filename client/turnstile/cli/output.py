@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -55,9 +56,14 @@ def show_table(table: Table) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose cells fold rather than vanish."""
-    made = Table(title=title, title_justify="left")
-    for column in columns:
+    """A table whose cells fold rather than vanish; the first column stays whole, so that an id can be copied."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
         numeric = column.startswith("#")
-        made.add_column(column.removeprefix("#"), justify="right" if numeric else "left", overflow="fold")
+        made.add_column(
+            column.removeprefix("#"),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=index == 0,
+        )
     return made
