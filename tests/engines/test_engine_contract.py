@@ -221,6 +221,13 @@ async def test_scores_equal_the_recorded_logprobs(engine: Engine, tiny_model: Pa
     np.testing.assert_allclose(everything, expected, atol=TOLERANCE, rtol=0)
 
 
+async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(engine: Engine, tiny_model: Path) -> None:
+    last = engine.capabilities.vocab_size - 1
+    ids = np.concatenate([prompt_of(15, 20), np.array([last, 7, last], np.int32)])
+    scores = await engine.score(ids, 1, 1.0)
+    np.testing.assert_allclose(scores, reference_logprobs(tiny_model, ids, 1, 1.0), atol=TOLERANCE, rtol=0)
+
+
 async def test_scoring_nothing_gives_nothing(engine: Engine) -> None:
     assert len(await engine.score(prompt_of(16, 4), 4, 1.0)) == 0
 

@@ -23,6 +23,8 @@ from turnstile_server.engines.sglang_wire import (
 )
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
+VOCAB = 4160
+
 
 def read_all(payloads: list[dict[str, Any]]) -> list[EngineChunk]:
     reader = ReplyReader()
@@ -97,11 +99,13 @@ def test_a_recorded_refusal_keeps_the_engines_words() -> None:
 def test_recorded_scores_are_read() -> None:
     record = recording("score")
     ids = np.array(record["request"]["input_ids"], np.int32)
-    scores = input_logprobs(json.loads(record["body"]), ids, 2)
+    scores = input_logprobs(json.loads(record["body"]), ids, 2, VOCAB)
     assert len(scores) == 2
     assert chosen_logprob(whole("score_one"), 7) < 0
     with pytest.raises(EngineProtocolError):
-        input_logprobs(json.loads(record["body"]), ids, 1)
+        input_logprobs(json.loads(record["body"]), ids, 1, VOCAB)
+    with pytest.raises(EngineProtocolError, match="other ids"):
+        input_logprobs(json.loads(record["body"]), np.where(ids == ids[-1], VOCAB - 1, ids), 2, VOCAB)
     with pytest.raises(EngineProtocolError):
         chosen_logprob(whole("score_one"), 8)
 

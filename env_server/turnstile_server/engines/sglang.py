@@ -224,7 +224,7 @@ class SGLangEngine:
         if temperature in (0.0, 1.0) or self._known.scales_input_logprobs:
             sampling = EngineSampling(max_new_tokens=0, temperature=temperature)
             payload = await self._score_call(input_ids, sampling, {"logprob_start_len": start - 1})
-            return input_logprobs(payload, input_ids, start)
+            return input_logprobs(payload, input_ids, start, self.capabilities.vocab_size)
         # SGLang gives input logprobs at temperature 1 only (0.5.23, layers/logits_processor.py); the logprob
         # of a named id at the next position is scaled (layers/sampler.py). The prefix cache makes each of
         # these calls one step.

@@ -271,8 +271,12 @@ def _weight_spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]
     return tuple(result)
 
 
-def input_logprobs(payload: Any, input_ids: Int32Array, start: int) -> Float32Array:
-    """float32[len - start] from a reply to ``logprob_start_len = start - 1`` (whose first entry has none)."""
+def input_logprobs(payload: Any, input_ids: Int32Array, start: int, vocab_size: int) -> Float32Array:
+    """float32[len - start] from a reply to ``logprob_start_len = start - 1`` (whose first entry has none).
+
+    SGLang (0.5.23, logprob_result_processor.py) names the last id of the vocabulary 0 in these entries, where it
+    clips what stands for images; the logprob itself is that of the id sent.
+    """
     meta = payload.get("meta_info") if isinstance(payload, dict) else None
     if not isinstance(meta, dict):
         _bad("a reply has no meta_info")
@@ -281,7 +285,10 @@ def input_logprobs(payload: Any, input_ids: Int32Array, start: int) -> Float32Ar
         count = len(entries) if isinstance(entries, list) else None
         _bad(f"it gave {count} input logprobs for {len(input_ids) - start + 1} positions")
     scored = entries[1:]
-    if [_entry_id(entry) for entry in scored] != input_ids[start:].tolist():
+    sent = input_ids[start:].tolist()
+    named = [_entry_id(entry) for entry in scored]
+    clipped = vocab_size - 1
+    if any(name != one and (name, one) != (0, clipped) for name, one in zip(named, sent, strict=True)):
         _bad("input_token_logprobs are of other ids than were sent")
     return _finite([_entry_logprob(entry) for entry in scored])
 
