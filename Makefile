@@ -18,7 +18,7 @@ INSTALLED := .venv/installed
 .PHONY: test lint demo bench clean
 
 test: lint
-	$(BIN)/pytest -m "not sglang and not agents and not slow"
+	$(BIN)/pytest -m "not sglang and not agents and not slow and not docker"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

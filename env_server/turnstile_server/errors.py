@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from turnstile.models import Fault
+
 
 class TurnstileError(Exception):
     """Base. ``message`` is a sentence for the caller: what was wrong and what to do."""
@@ -16,6 +18,8 @@ class TurnstileError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    fault: ClassVar[Fault | None] = None
+    """Whose fault an episode's failure with this error is; None for errors that end no episode as failed."""
 
     def __init__(self, message: str, *, detail: Any = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -119,12 +123,14 @@ class EngineUnavailable(TurnstileError):
     status = 503
     type = "engine_unavailable"
     retryable = True
+    fault = Fault.INFRASTRUCTURE
 
 
 class EngineTimeout(TurnstileError):
     status = 504
     type = "engine_timeout"
     retryable = True
+    fault = Fault.INFRASTRUCTURE
 
 
 class EngineProtocolError(TurnstileError):
@@ -133,6 +139,7 @@ class EngineProtocolError(TurnstileError):
     status = 502
     type = "engine_protocol_error"
     retryable = True
+    fault = Fault.INFRASTRUCTURE
 
 
 class EngineRefused(TurnstileError):
@@ -148,6 +155,56 @@ class JournalUnavailable(TurnstileError):
     status = 503
     type = "journal_unavailable"
     retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
+class QueueFull(TurnstileError):
+    """As many episodes are open as the server takes."""
+
+    status = 429
+    type = "queue_full"
+    retryable = True
+
+
+class SandboxUnavailable(TurnstileError):
+    """No sandbox could be made: no backend, it does not answer, or it has no room."""
+
+    status = 503
+    type = "sandbox_unavailable"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
+class SandboxFailed(TurnstileError):
+    """A sandbox died, or stopped answering, while it was in use."""
+
+    status = 502
+    type = "sandbox_failed"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
+class FileProblem(TurnstileError):
+    """A file in a sandbox cannot be read, written, packed or unpacked as asked. The tool door tells the agent."""
+
+    status = 400
+    type = "file_problem"
+
+
+class TaskFailed(TurnstileError):
+    """The task itself cannot be run or judged: its image, set-up or hidden tests do not work."""
+
+    status = 422
+    type = "task_failed"
+    fault = Fault.TASK
+
+
+class AgentFailed(TurnstileError):
+    """The agent crashed, could not be started, or never called the model."""
+
+    status = 502
+    type = "agent_failed"
+    fault = Fault.AGENT
 
 
 class StartupError(TurnstileError):

@@ -82,7 +82,14 @@ class GateSettings(Section):
 class EpisodeSettings(Section):
     """Server-wide ceilings and defaults of an episode's limits."""
 
-    max_open: int = Field(1024, ge=1, description="Episodes that may be open at once; more is 429.")
+    max_open: int = Field(
+        1024, ge=1, description="Episodes that may be open at once, queued ones too; more is 429."
+    )
+    max_running: int = Field(
+        16,
+        ge=1,
+        description="Episodes with a sandbox that are prepared, run and graded at once; others are queued.",
+    )
     max_turns: int = Field(1000, ge=1, description="Ceiling of `limits.max_turns`.")
     max_completion_tokens: int = Field(32_768, ge=1, description="Ceiling of `limits.max_completion_tokens`.")
     max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
@@ -105,6 +112,76 @@ class EpisodeSettings(Section):
         le=1,
         description="An episode that ends with a smaller trained/sampled share is logged and counted.",
     )
+
+
+class SandboxSettings(Section):
+    """Where launched agents, tools and hidden tests run."""
+
+    kind: Literal["auto", "docker", "local", "none"] = Field(
+        "auto", description="`auto`: Docker if its engine answers, else bubblewrap if it works, else none."
+    )
+    allow_unisolated: bool = Field(
+        False, description="`local` without bubblewrap: agents run with the server's own rights. Never in earnest."
+    )
+    docker_host: str | None = Field(
+        None, description="Docker engine's address; None: `DOCKER_HOST`, then the socket."
+    )
+    docker_image: str = Field("python:3.11-slim", description="`docker`: image of tasks that name none.")
+    docker_timeout_s: float = Field(60.0, gt=0, description="Time for one call of the Docker engine.")
+    docker_parallel: int = Field(4, ge=1, description="Calls of the Docker engine at once; more wait.")
+    run_dir: Path | None = Field(
+        None, description="Folder of the sandboxes' sockets; short (Unix sockets); None: one in the temp folder."
+    )
+    memory_mb: int = Field(1024, ge=16, description="Memory of a sandbox: default and ceiling.")
+    cpus: float = Field(1.0, gt=0, description="CPUs of a sandbox: default and ceiling.")
+    pids: int = Field(256, ge=8, description="Processes of a sandbox: default and ceiling.")
+    disk_mb: int = Field(512, ge=1, description="Size of a sandbox's work folder, and of its /tmp.")
+    agent_uid: int = Field(61001, ge=1, description="User id of the agent and its tools.")
+    tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")
+    max_open: int = Field(128, ge=1, description="Sandboxes at once, warm ones included; more wait for one.")
+    wait_s: float = Field(600.0, gt=0, description="Time to wait for room for a sandbox; then 503.")
+    start_timeout_s: float = Field(60.0, gt=0, description="From create to the helper's call; then 503.")
+    call_timeout_s: float = Field(30.0, gt=0, description="Time for the helper to answer what runs no command.")
+    warm: int = Field(0, ge=0, description="Sandboxes kept ready for each of the latest specs; 0 keeps none.")
+    warm_specs: int = Field(2, ge=1, description="How many of the latest specs have warm sandboxes.")
+    max_file_bytes: int = Field(16 << 20, ge=1024, description="Largest file read or written at once.")
+    max_archive_bytes: int = Field(
+        64 << 20, ge=1024, description="Largest upload, and largest work folder fetched."
+    )
+
+
+class ToolSettings(Section):
+    """The tool door."""
+
+    command_timeout_s: float = Field(60.0, gt=0, description="`bash`: time for a command that asks for none.")
+    max_command_timeout_s: float = Field(600.0, gt=0, description="`bash`: most a command may ask for.")
+    max_output_chars: int = Field(16_000, ge=256, description="Result of `bash`; more is cut in the middle.")
+    max_file_chars: int = Field(64_000, ge=256, description="Result of `read_file`; more is cut, and said so.")
+    max_answer_chars: int = Field(16_000, ge=16, description="Longest answer `submit` takes.")
+    max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
+    max_sessions_per_episode: int = Field(16, ge=1, description="MCP sessions per episode; more are refused.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest MCP request; more is 413.")
+
+
+class TaskSettings(Section):
+    sources: tuple[Path, ...] = Field(
+        (), description="Task files (YAML, JSONL) or folders of them; none: the tasks that ship with Turnstile."
+    )
+    inline: bool = Field(True, description="Whether episodes may bring their task along.")
+
+
+class GradingSettings(Section):
+    parallel: int = Field(2, ge=1, description="Episodes graded at once; more wait.")
+    timeout_s: float = Field(600.0, gt=0, description="Time for one grading, sandbox and all; then no reward.")
+    attempts: int = Field(2, ge=1, description="Tries when the infrastructure fails under a grading.")
+
+
+class AgentSettings(Section):
+    install_dir: Path | None = Field(
+        None, description="Folder of installed agents; None: `turnstile/agents` in the user's cache folder."
+    )
+    install_timeout_s: float = Field(900.0, gt=0, description="Time to install one agent.")
+    max_output_bytes: int = Field(64 << 10, ge=1024, description="Of an agent's output, the last bytes kept.")
 
 
 class EngineSettings(Section):
@@ -213,6 +290,11 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     rendering: RenderingSettings = RenderingSettings()
     journal: JournalSettings = JournalSettings()
+    sandboxes: SandboxSettings = SandboxSettings()
+    tools: ToolSettings = ToolSettings()
+    tasks: TaskSettings = TaskSettings()
+    grading: GradingSettings = GradingSettings()
+    agents: AgentSettings = AgentSettings()
 
     @classmethod
     def settings_customise_sources(

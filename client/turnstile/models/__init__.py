@@ -4,6 +4,8 @@ from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
 from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit
 from turnstile.models.engine import EngineInfo, PauseMode, PauseRequest, WeightsRequest
 from turnstile.models.episode import (
+    AgentInfo,
+    AgentList,
     Episode,
     EpisodeCreated,
     EpisodePage,
@@ -12,8 +14,11 @@ from turnstile.models.episode import (
     EpisodeStatus,
     EpisodeTimings,
     ErrorInfo,
+    Fault,
     Limits,
     Sampling,
+    TaskInfo,
+    TaskPage,
     TaskRef,
 )
 from turnstile.models.ids import CLIENT_ID_PATTERN, new_id
@@ -37,6 +42,8 @@ from turnstile.models.turn import (
 __all__ = [
     "CLIENT_ID_PATTERN",
     "SCHEMA_VERSION",
+    "AgentInfo",
+    "AgentList",
     "AuditReport",
     "Break",
     "BreakAt",
@@ -52,6 +59,7 @@ __all__ = [
     "EpisodeStatus",
     "EpisodeTimings",
     "ErrorInfo",
+    "Fault",
     "FinishReason",
     "Float32Array",
     "Int32Array",
@@ -68,6 +76,8 @@ __all__ = [
     "SampleStatus",
     "Sampling",
     "SamplingUsed",
+    "TaskInfo",
+    "TaskPage",
     "TaskRef",
     "Tool",
     "ToolCall",

@@ -38,6 +38,14 @@ _ENDED = frozenset(
 )
 
 
+class Fault(StrEnum):
+    """Whose fault an episode's failure is. Only ``infrastructure`` is worth another try of the same episode."""
+
+    INFRASTRUCTURE = "infrastructure"
+    AGENT = "agent"
+    TASK = "task"
+
+
 class Sampling(Model):
     """Training sampling, pinned by the trainer. What an agent asks for is recorded, not obeyed."""
 
@@ -93,6 +101,7 @@ class ErrorInfo(Model):
 
     type: str
     message: str
+    fault: Fault | None = None
     detail: Any = None
 
 
@@ -100,7 +109,10 @@ class EpisodeTimings(Model):
     """``created_at`` is the episode's one wall-clock anchor (Unix seconds); the rest are durations from it."""
 
     created_at: float
+    preparing_s: float | None = None
+    """When it left the queue; None where nothing was to be prepared."""
     running_s: float | None = None
+    grading_s: float | None = None
     ended_s: float | None = None
 
 
@@ -138,6 +150,12 @@ class Episode(Model):
     seed: int | None = None
     reward: float | None = None
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
+    grading: dict[str, Any] = Field(default_factory=dict)
+    """What grading found (tests by outcome, paths the work changed, …); for the trainer, not for the agent."""
+    agent_exit_code: int | None = None
+    """Of an agent that the server launched."""
+    agent_output: str | None = None
+    """The last of its output, bounded (``agents.max_output_bytes``)."""
     error: ErrorInfo | None = None
     sampling: Sampling
     limits: Limits
@@ -161,3 +179,38 @@ class EpisodePage(Model):
 
     episodes: tuple[Episode, ...]
     cursor: str | None = None
+
+
+class TaskInfo(Model):
+    """One task of ``GET /tasks``: what a trainer chooses by. Nothing of its tests or its solution."""
+
+    id: str
+    instruction: str
+    graded_by: tuple[str, ...] = ()
+    """Reward components: ``tests``, ``answer``."""
+    needs_sandbox: bool = False
+    image: str | None = None
+    difficulty: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskPage(Model):
+    """``GET /tasks``, in the source's order; ``cursor`` fetches the next page."""
+
+    tasks: tuple[TaskInfo, ...]
+    cursor: str | None = None
+
+
+class AgentInfo(Model):
+    """One agent of ``GET /agents`` that this server can launch."""
+
+    name: str
+    version: str
+    summary: str
+    installed: bool
+    uses_tools: bool
+
+
+class AgentList(Model):
+    agents: tuple[AgentInfo, ...]

@@ -42,7 +42,7 @@ from turnstile_server.errors import (
     Conflict,
     Gone,
     NotFound,
-    TooManyCalls,
+    QueueFull,
     TurnstileError,
     Unauthorized,
 )
@@ -139,7 +139,7 @@ class Episodes:
 
     def _admitted(self, request: EpisodeRequest) -> Episode:
         if len(self._running) >= self._settings.max_open:
-            raise TooManyCalls(
+            raise QueueFull(
                 f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
                 retry_after_s=5.0,
             )

@@ -1,0 +1,1 @@
+"""Agents that Turnstile launches: declarative specs, one file each."""

@@ -1,0 +1,174 @@
+"""What a sandbox is to the rest of the server, whichever backend makes it.
+
+Holds for every backend: nothing inside reaches a network but the agent door of its own episode; a command is
+over, with its whole process group, when its time is; output and files that come out are bounded; the host never
+unpacks or interprets what the agent wrote; ``destroy`` releases everything, may be called twice and on any path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from starlette.types import ASGIApp
+
+WORKDIR = "/workspace"
+"""Where a task's files are, unless its image has them elsewhere."""
+
+
+class User(StrEnum):
+    """Who a command runs as. The helper has a third uid that neither can act on."""
+
+    AGENT = "agent"
+    TESTS = "tests"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    memory_bytes: int
+    cpus: float
+    pids: int
+    disk_bytes: int
+    """Size of the work folder and of /tmp, each, where they are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of the host, always read-only inside."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is made from; equal specs are interchangeable, so a warm pool is keyed by them."""
+
+    limits: SandboxLimits
+    image: str | None = None
+    """Backends without images (``local``) refuse one; None is the backend's default."""
+    workdir: str = WORKDIR
+    image_files: bool = False
+    """True: the work folder is the image's own (so the root cannot be read-only)."""
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command inside a sandbox. Its environment is built from nothing: ``env`` over PATH, HOME, LANG, TMPDIR."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    """None: the work folder."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: User = User.AGENT
+    timeout_s: float | None = None
+    """After it the process group is killed. None: until it ends, is killed, or the sandbox is destroyed."""
+    max_output_bytes: int = 1 << 20
+    """Per stream. Of more, the first and the last half are kept."""
+    stdin: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    exit_code: int
+    """128 + signal for a process ended by one; 137 after a time-out."""
+    stdout: bytes
+    stderr: bytes
+    dropped_bytes: int
+    """Output beyond ``max_output_bytes``, both streams together, left out of the middle."""
+    timed_out: bool
+    duration_s: float
+
+
+class Process(Protocol):
+    """A command that runs on its own."""
+
+    async def wait(self) -> ExecResult:
+        """Waits for its end; every caller gets the same result. Raises SandboxFailed when the sandbox died."""
+        ...
+
+    async def kill(self) -> None:
+        """Kills its whole process group; nothing when it has ended."""
+        ...
+
+
+class Sandbox(Protocol):
+    @property
+    def sandbox_id(self) -> str: ...
+
+    @property
+    def workdir(self) -> str: ...
+
+    @property
+    def agent_door(self) -> str | None:
+        """URL inside the sandbox under which the agent door answers (``http://127.0.0.1:PORT``), None where the
+        image cannot run the helper, which forwards it."""
+        ...
+
+    def admit(self, episode_id: str | None) -> None:
+        """From now on the sandbox's socket serves this one episode; any other, and None, is 404."""
+        ...
+
+    async def exec(self, command: Command) -> ExecResult:
+        """Runs a command to its end. Cancelling the call kills it. Raises SandboxFailed when the sandbox died
+        or could not start the command by a fault of its own; a program that is not there is exit code 127."""
+        ...
+
+    async def start(self, command: Command) -> Process:
+        """Starts a command and returns; the sandbox owns it."""
+        ...
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        """A regular file, read as the agent. Raises FileProblem (missing, a folder, not a regular file, too
+        large, not permitted)."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Replaces a file, written as the agent; makes its folders. Raises FileProblem."""
+        ...
+
+    async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
+        """Unpacks a tar inside the sandbox, as ``user``, below ``target``. Entries that would leave ``target``
+        (absolute, "..", through a link) or are devices are refused. Raises FileProblem, naming the entry."""
+        ...
+
+    async def download(self, path: str, max_bytes: int) -> bytes:
+        """A tar of the folder, made inside as the agent; links are kept as links, sockets and devices left out.
+        Raises FileProblem when it would be larger than ``max_bytes``."""
+        ...
+
+    async def stop_all(self) -> None:
+        """Kills every process in the sandbox but the helper's own."""
+        ...
+
+    async def destroy(self) -> None: ...
+
+
+class SandboxProvider(Protocol):
+    """Makes sandboxes, and knows what it made."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def isolated(self) -> bool:
+        """False where an agent runs with the server's own rights."""
+        ...
+
+    async def start(self, agent_door: ASGIApp) -> None:
+        """Checks that it can work and removes what an earlier server with the same data directory left.
+        ``agent_door``: what each sandbox's socket serves, to its own episode's paths only. Raises StartupError."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox in which nothing has run yet. Raises SandboxUnavailable (the backend does not answer, no
+        room; worth another try) or TaskFailed (its image is not there, or cannot be used)."""
+        ...
+
+    async def close(self) -> None:
+        """Destroys everything that is left."""
+        ...

@@ -1,0 +1,109 @@
+"""A task, checked field by field. The file format is this model as YAML (one task) or JSONL (one per line).
+
+Nothing of ``tests``, ``answer`` and ``gold`` ever enters a sandbox in which an agent runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from turnstile.models import Limits
+from turnstile.models.ids import ClientId
+from turnstile_server.sandboxes.protocol import WORKDIR
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Files(Part):
+    """Files by path, relative and inside: from a folder beside the task file, or written out."""
+
+    folder: Path | None = Field(
+        None, description="Folder of files; relative to the task file. Not in inline tasks."
+    )
+    inline: dict[str, str] = Field(default_factory=dict, description="Text by path, over the folder's files.")
+
+
+class HiddenTests(Part):
+    """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
+
+    files: Files
+    runner: Literal["unittest", "pytest", "command"] = Field(
+        "unittest",
+        description="`unittest` and `pytest` report by id; `command` passes by exit status 0 of `command`.",
+    )
+    expected: tuple[str, ...] = Field(
+        (), description="Ids that must pass: `module.Class.test` (unittest), `file.py::Class::test` (pytest)."
+    )
+    command: tuple[str, ...] = Field(
+        (), description="`command`: argv, run in the work folder; `{tests}` is theirs."
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Time for all of them; then they failed.")
+    protected: tuple[str, ...] = Field(
+        (), description="Paths (globs) of the work folder whose changes are left out of the diff."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> HiddenTests:
+        if self.runner == "command" and not self.command:
+            raise ValueError("runner: command needs `command`")
+        if self.runner != "command" and not self.expected:
+            raise ValueError(f"runner: {self.runner} needs `expected`, the ids that must pass")
+        return self
+
+
+class Answer(Part):
+    """An answer given through the tool ``submit``. Reward component ``answer``: 1 or 0."""
+
+    kind: Literal["exact", "numeric", "regex"] = "exact"
+    value: str | FiniteFloat = Field(description="Text (exact), number (numeric) or pattern of the whole (regex).")
+    tolerance: float = Field(0.0, ge=0, allow_inf_nan=False, description="`numeric`: largest |difference|.")
+    ignore_case: bool = Field(False, description="`exact` and `regex`: letters' case does not matter.")
+
+
+class Gold(Part):
+    """A known solution, for `turnstile tasks validate` and scripted policies."""
+
+    files: Files | None = Field(None, description="Files that replace those of the work folder.")
+    delete: tuple[str, ...] = Field((), description="Paths to delete.")
+    answer: str | None = Field(None, description="What to submit.")
+
+
+class SandboxWish(Part):
+    """None takes the server's default; more than the server's ceiling is refused."""
+
+    memory_mb: int | None = Field(None, ge=16)
+    cpus: float | None = Field(None, gt=0)
+    pids: int | None = Field(None, ge=8)
+
+
+class Task(Part):
+    id: ClientId
+    instruction: str = Field(min_length=1, description="What the agent is told.")
+    image: str | None = Field(None, description="Docker image; None takes the server's (sandboxes.docker_image).")
+    workdir: str = Field(WORKDIR, pattern=r"^/", description="Work folder inside the sandbox.")
+    image_files: bool = Field(False, description="The work folder's files are the image's own.")
+    base: Files | None = Field(None, description="Files the agent finds in the work folder.")
+    setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
+    setup_timeout_s: float = Field(120.0, gt=0)
+    tests: HiddenTests | None = None
+    answer: Answer | None = None
+    gold: Gold | None = None
+    limits: Limits = Limits()
+    sandbox: SandboxWish = SandboxWish()
+    difficulty: Literal["easy", "medium", "hard"] | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def graded(self) -> bool:
+        return self.tests is not None or self.answer is not None
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether the agent is given a place to work in. Without one an agent can only submit an answer."""
+        return self.base is not None or self.image is not None or bool(self.setup) or self.tests is not None

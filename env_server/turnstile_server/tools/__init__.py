@@ -1,0 +1,1 @@
+"""The tool door: a standard MCP server per episode."""
