@@ -199,6 +199,15 @@ class TaskFailed(TurnstileError):
     fault = Fault.TASK
 
 
+class AgentNotInstalled(TurnstileError):
+    """An agent's packages could not be installed on this server."""
+
+    status = 503
+    type = "agent_not_installed"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
 class AgentFailed(TurnstileError):
     """The agent crashed, could not be started, or never called the model."""
 

@@ -1,0 +1,51 @@
+"""The agents this server can launch: every ``*.yaml`` of the specs folder, checked when the server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.errors import StartupError, Unprocessable
+
+SPECS = Path(__file__).parent / "specs"
+EXTERNAL = "external"
+"""The name of every agent that somebody else runs."""
+
+
+class AgentRegistry:
+    def __init__(self, specs: Mapping[str, AgentSpec]) -> None:
+        self._specs = dict(specs)
+
+    def get(self, name: str) -> AgentSpec:
+        """Raises Unprocessable, naming the agents there are."""
+        spec = self._specs.get(name)
+        if spec is None:
+            raise Unprocessable(
+                f"agent {name!r} is not known here; this server launches {', '.join(self._specs) or 'none'}, "
+                f"and records agents that you run yourself as {EXTERNAL!r}"
+            )
+        return spec
+
+    def __iter__(self) -> Iterator[AgentSpec]:
+        return iter(self._specs.values())
+
+
+def load_registry(folder: Path = SPECS) -> AgentRegistry:
+    """Raises StartupError, naming the file and the field."""
+    specs: dict[str, AgentSpec] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            spec = AgentSpec.model_validate(yaml.safe_load(path.read_text("utf-8")))
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise StartupError(f"the agent spec {path.name} cannot be read: {error}") from error
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise StartupError(f"the agent spec {path.name} is wrong: {faults}") from error
+        if spec.name == EXTERNAL or spec.name in specs:
+            raise StartupError(f"the agent spec {path.name} has a name that is taken: {spec.name}")
+        specs[spec.name] = spec
+    return AgentRegistry(specs)
