@@ -14,7 +14,7 @@ from turnstile_server.settings import EngineSettings
 async def main() -> None:
     engine = EmbeddedEngine(Path(sys.argv[1]), EngineSettings())
     await engine.start()
-    print(engine.pid, engine._folder, flush=True)  # noqa: T201
+    print(engine.pid, engine.socket.parent, flush=True)  # noqa: T201
     await asyncio.sleep(3600)
 
 

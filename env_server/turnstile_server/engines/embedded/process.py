@@ -1,0 +1,179 @@
+"""The embedded engine's process as its parent sees it: started, read, stopped.
+
+Owns the child and the folder of its socket. What must hold: the child never outlives ``close`` nor this
+process; nobody else on the machine can reach it (a Unix socket in a folder of mode 700); a child that cannot
+start is a StartupError with its own words. It never speaks HTTP to the child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from turnstile_server.errors import StartupError
+from turnstile_server.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+SOCKET_PATH_BYTES: Final = 107
+"""sockaddr_un.sun_path on Linux, without its closing zero."""
+
+KEPT_LINES: Final = 40
+"""Last lines of the child's stderr that an error repeats."""
+
+PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""All that the child gets of our environment: no key of ours is in it."""
+
+
+class WorkerProcess:
+    """Serves ``model_dir`` on ``socket`` from ``start`` to ``close``.
+
+    ``incremental``: chunks bring only what is new (SGLang's ``--incremental-streaming-output``); False repeats
+    all output in each, as SGLang does by default.
+    """
+
+    def __init__(
+        self, model_dir: Path, settings: EngineSettings, *, seed: int | None = None, incremental: bool = True
+    ) -> None:
+        self._model_dir = model_dir.resolve()
+        self._settings = settings
+        self._seed = seed
+        self._incremental = incremental
+        self._folder: Path | None = None
+        self._process: Process | None = None
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._stderr: asyncio.Task[None] | None = None
+
+    @property
+    def socket(self) -> Path:
+        if self._folder is None:
+            raise RuntimeError("the worker was not started")
+        return self._folder / "engine.sock"
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and when there is none."""
+        return None if self._process is None else self._process.returncode
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what the child wrote to stderr."""
+        return list(self._tail)
+
+    async def start(self) -> None:
+        """Returns when the child serves. Raises StartupError; call ``close`` also then."""
+        self._folder = Path(tempfile.mkdtemp(prefix="turnstile-engine-"))
+        if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES:
+            raise StartupError(f"{self.socket} is too long for a socket's path; set TMPDIR to a shorter folder.")
+        settings = self._settings
+        command = [sys.executable, "-m", "turnstile_server.engines.embedded.worker"]
+        command += ["--model", str(self._model_dir), "--socket", str(self.socket)]
+        command += ["--max-batch", str(settings.max_batch), "--threads", str(settings.threads)]
+        command += ["--prefill-chunk", str(settings.prefill_chunk)]
+        if settings.context_length is not None:
+            command += ["--context-length", str(settings.context_length)]
+        if self._seed is not None:
+            command += ["--seed", str(self._seed)]
+        if self._incremental:
+            command.append("--incremental-streaming-output")
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(settings), start_new_session=True
+        )
+        self._stderr = asyncio.create_task(self._read_stderr(self._process))
+        await self._wait_ready(self._process)
+
+    async def _wait_ready(self, process: Process) -> None:
+        if process.stdout is None:
+            raise RuntimeError("the child has no stdout")
+        limit = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                line = await process.stdout.readline()
+        except TimeoutError as error:
+            raise StartupError(
+                f"The embedded engine was not ready within engine.start_timeout_s ({limit:g} s)."
+            ) from error
+        if not line:
+            code = await process.wait()
+            raise StartupError(f"The embedded engine's process ended with code {code}.{await self._last_words()}")
+        try:
+            message = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise StartupError(f"The embedded engine's process said {line[:200]!r}, not JSON.") from error
+        if "error" in message:
+            raise StartupError(str(message["error"]))
+
+    async def _last_words(self) -> str:
+        if self._stderr is not None:
+            await self._stderr
+        return "".join(f"\n{line}" for line in self._tail)
+
+    async def _read_stderr(self, process: Process) -> None:
+        if process.stderr is None:
+            return
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # a line above the reader's limit was dropped
+                continue
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.append(text)
+            log.info("engine: %s", text)
+
+    async def close(self) -> None:
+        """Ends the child and removes its folder; may be called twice and after a failed start."""
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                await _stop(process, self._settings.stop_grace_s)
+            if self._stderr is not None:
+                await self._stderr
+                self._stderr = None
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+
+async def _stop(process: Process, grace_s: float) -> None:
+    """SIGTERM, then SIGKILL after ``grace_s``; returns when the process is gone."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(grace_s):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+    await process.wait()
+
+
+def _environment(settings: EngineSettings) -> dict[str, str]:
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return environment | {
+        "OMP_NUM_THREADS": str(settings.threads),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
