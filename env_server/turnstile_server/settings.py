@@ -42,6 +42,24 @@ class ControlSettings(Section):
     )
 
 
+class OpenEnvSettings(Section):
+    """OpenEnv's routes on the control door."""
+
+    preload: bool = Field(
+        False, description="Import openenv-core in the background after the start, not at the first request of it."
+    )
+    wait_s: float = Field(
+        45.0,
+        gt=0,
+        description="`reset`, `wait` and `finish` answer after this at the latest; published clients give up at 60.",
+    )
+    max_sockets: int = Field(1024, ge=1, description="WebSockets at once; more are told CAPACITY_REACHED.")
+    max_ahead: int = Field(16, ge=1, description="Frames a socket may send ahead of their answers; then it is closed.")
+    kept: int = Field(1024, ge=1, description="Detached episodes whose key and step count are kept once they ended.")
+    ping_interval_s: float = Field(20.0, gt=0, description="How often a socket's peer is pinged.")
+    ping_timeout_s: float = Field(60.0, gt=0, description="A peer that answers no ping for this long is gone.")
+
+
 class GateSettings(Section):
     host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
     port: int = Field(8001, ge=0, le=65535, description="Port of the agent listener; 0 takes a free one.")
@@ -95,6 +113,9 @@ class EpisodeSettings(Section):
     max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
     wall_s: float = Field(14_400.0, gt=0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
     idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    finish_wait_s: float = Field(
+        30.0, ge=0, description="`finish` waits this long for the grading, then answers `grading`."
+    )
     watch_interval_s: float = Field(1.0, gt=0, description="How often wall and idle limits are looked at.")
     max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more is 429.")
     subscriber_queue: int = Field(
@@ -168,12 +189,23 @@ class TaskSettings(Section):
         (), description="Task files (YAML, JSONL) or folders of them; none: the tasks that ship with Turnstile."
     )
     inline: bool = Field(True, description="Whether episodes may bring their task along.")
+    max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
+    max_folder_files: int = Field(5_000, ge=1, description="Most files in one `folder` of a task.")
+    max_folder_bytes: int = Field(32 << 20, ge=1024, description="Largest `folder` of a task, all files together.")
 
 
 class GradingSettings(Section):
     parallel: int = Field(2, ge=1, description="Episodes graded at once; more wait.")
     timeout_s: float = Field(600.0, gt=0, description="Time for one grading, sandbox and all; then no reward.")
     attempts: int = Field(2, ge=1, description="Tries when the infrastructure fails under a grading.")
+    diff_timeout_s: float = Field(
+        60.0, gt=0, description="Time to find and apply what the work changed; then the work scores 0."
+    )
+    max_changed_files: int = Field(
+        5_000, ge=1, description="Files that a work may add, change or delete; with more it scores 0."
+    )
+    regex_timeout_s: float = Field(5.0, gt=0, description="Time to match one answer; then it scores 0.")
+    max_shown: int = Field(20, ge=1, description="Failed tests, and paths of each kind, shown in a grade.")
 
 
 class AgentSettings(Section):
@@ -185,7 +217,10 @@ class AgentSettings(Section):
 
 
 class EngineSettings(Section):
-    kind: Literal["embedded", "sglang"] = Field("embedded", description="Which engine samples.")
+    kind: Literal["embedded", "sglang", "none"] = Field(
+        "embedded",
+        description="Which engine samples. `none`: no model; the control door answers `/health`, and all else is 503.",
+    )
     url: str | None = Field(None, description="`sglang`: base URL of the running server.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
     start_timeout_s: float = Field(120.0, gt=0, description="Time for the engine to become ready at start.")
@@ -285,6 +320,7 @@ class Settings(BaseSettings):
     )
     sampling: Sampling = Field(Sampling(), description="Training sampling where task and episode say nothing.")
     control: ControlSettings = ControlSettings()
+    openenv: OpenEnvSettings = OpenEnvSettings()
     gate: GateSettings = GateSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     engine: EngineSettings = EngineSettings()

@@ -5,14 +5,31 @@ Nothing of ``tests``, ``answer`` and ``gold`` ever enters a sandbox in which an 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from turnstile.models import Limits
 from turnstile.models.ids import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
+
+MAX_PATH = 1024
+
+
+def inner_path(path: str) -> str:
+    """``path`` if it is relative, normal (no empty, ``.`` or ``..`` part) and printable. Raises ValueError."""
+    parts = path.split("/")
+    if not path or len(path) > MAX_PATH or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} is not a plain relative path (no leading slash, no empty, `.` or `..` part)")
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        raise ValueError(f"{path!r} has control characters")
+    return path
+
+
+InnerPath = Annotated[str, AfterValidator(inner_path)]
+"""A path inside a folder."""
 
 
 class Part(BaseModel):
@@ -25,7 +42,22 @@ class Files(Part):
     folder: Path | None = Field(
         None, description="Folder of files; relative to the task file. Not in inline tasks."
     )
-    inline: dict[str, str] = Field(default_factory=dict, description="Text by path, over the folder's files.")
+    inline: dict[InnerPath, str] = Field(
+        default_factory=dict, description="Text by path, over the folder's files."
+    )
+
+    @field_validator("inline")
+    @classmethod
+    def _no_file_is_a_folder(cls, inline: dict[str, str]) -> dict[str, str]:
+        for path in inline:
+            for parent in PurePosixPath(path).parents:
+                if str(parent) in inline:
+                    raise ValueError(f"{str(parent)!r} is a file and, for {path!r}, a folder")
+        return inline
+
+
+UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
+PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
 
 
 class HiddenTests(Part):
@@ -43,16 +75,37 @@ class HiddenTests(Part):
         (), description="`command`: argv, run in the work folder; `{tests}` is theirs."
     )
     timeout_s: float = Field(60.0, gt=0, description="Time for all of them; then they failed.")
+    import_paths: tuple[str, ...] = Field(
+        (".",), description="Folders of the work that its modules are imported from, after all others."
+    )
     protected: tuple[str, ...] = Field(
         (), description="Paths (globs) of the work folder whose changes are left out of the diff."
     )
 
+    @field_validator("import_paths")
+    @classmethod
+    def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(path if path == "." else inner_path(path) for path in paths)
+
     @model_validator(mode="after")
-    def _complete(self) -> HiddenTests:
-        if self.runner == "command" and not self.command:
-            raise ValueError("runner: command needs `command`")
-        if self.runner != "command" and not self.expected:
+    def _complete(self) -> Self:
+        if self.runner == "command":
+            if not self.command:
+                raise ValueError("runner: command needs `command`")
+            if self.expected:
+                raise ValueError("runner: command passes by exit status; it has no `expected`")
+            return self
+        if self.command:
+            raise ValueError(f"runner: {self.runner} has no `command`")
+        if not self.expected:
             raise ValueError(f"runner: {self.runner} needs `expected`, the ids that must pass")
+        if len(set(self.expected)) != len(self.expected):
+            raise ValueError("`expected` names an id twice")
+        shape = UNITTEST_ID if self.runner == "unittest" else PYTEST_ID
+        for test in self.expected:
+            if not shape.fullmatch(test):
+                example = "`module.Class.test`" if self.runner == "unittest" else "`file.py::Class::test`"
+                raise ValueError(f"expected id {test!r} does not look like {example}")
         return self
 
 
@@ -64,12 +117,26 @@ class Answer(Part):
     tolerance: float = Field(0.0, ge=0, allow_inf_nan=False, description="`numeric`: largest |difference|.")
     ignore_case: bool = Field(False, description="`exact` and `regex`: letters' case does not matter.")
 
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if (self.kind == "numeric") != isinstance(self.value, float):
+            wanted = "a number" if self.kind == "numeric" else "text (quote it)"
+            raise ValueError(f"kind: {self.kind} needs a `value` that is {wanted}")
+        if self.kind == "regex":
+            try:
+                re.compile(str(self.value))
+            except re.error as error:
+                raise ValueError(f"`value` is not a regular expression: {error}") from None
+        if self.kind != "numeric" and self.tolerance:
+            raise ValueError("`tolerance` is for kind: numeric")
+        return self
+
 
 class Gold(Part):
     """A known solution, for `turnstile tasks validate` and scripted policies."""
 
     files: Files | None = Field(None, description="Files that replace those of the work folder.")
-    delete: tuple[str, ...] = Field((), description="Paths to delete.")
+    delete: tuple[InnerPath, ...] = Field((), description="Paths to delete.")
     answer: str | None = Field(None, description="What to submit.")
 
 
@@ -89,7 +156,7 @@ class Task(Part):
     image_files: bool = Field(False, description="The work folder's files are the image's own.")
     base: Files | None = Field(None, description="Files the agent finds in the work folder.")
     setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
-    setup_timeout_s: float = Field(120.0, gt=0)
+    setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
     answer: Answer | None = None
     gold: Gold | None = None

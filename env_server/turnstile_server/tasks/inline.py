@@ -1,0 +1,66 @@
+"""The task of an episode's request: one of the source's by id, or one that the request brings along.
+
+An inline task is the same model as a task file's, without ``folder``: a request never names files of the server's
+machine. ``{"instruction": "…"}`` is enough; without tests or answer the episode is not graded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnstile.models import TaskRef
+from turnstile.models.ids import new_id
+from turnstile_server.errors import Unprocessable
+from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.protocol import TaskSource
+
+
+def is_inline(ref: TaskRef) -> bool:
+    """Whether the reference says more than an id."""
+    return ref.instruction is not None or bool(ref.model_extra)
+
+
+def find_task(ref: TaskRef, source: TaskSource, *, allow_inline: bool) -> Task:
+    """The task that ``ref`` means. Raises NotFound (no such id), Unprocessable (none named, a bad inline task)."""
+    if is_inline(ref):
+        return task_from_ref(ref, allow_inline=allow_inline)
+    if ref.id is None:
+        raise Unprocessable("task: name one by `id`, or bring one along with an `instruction`.")
+    return source.get(ref.id)
+
+
+def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
+    """The inline task ``ref``; an id is made where it has none. Raises Unprocessable, naming every bad field."""
+    if not allow_inline:
+        raise Unprocessable(
+            "task: this server takes no inline tasks (setting tasks.inline); name one by its `id`."
+        )
+    values: dict[str, Any] = {"id": new_id("task"), **ref.model_dump(exclude_none=True), **(ref.model_extra or {})}
+    try:
+        task = Task.model_validate(values)
+    except ValidationError as error:
+        faults = [_fault(dict(item)) for item in error.errors(include_url=False)]
+        raise Unprocessable("; ".join(faults), detail=faults) from None
+    for name, files in _files(task):
+        if files is not None and files.folder is not None:
+            raise Unprocessable(
+                f"task.{name}.folder: an inline task has its files in `inline`, never in a folder."
+            )
+    return task
+
+
+def _files(task: Task) -> tuple[tuple[str, Files | None], ...]:
+    return (
+        ("base", task.base),
+        ("tests.files", task.tests.files if task.tests else None),
+        ("gold.files", task.gold.files if task.gold else None),
+    )
+
+
+def _fault(item: dict[str, Any]) -> str:
+    field = ".".join(["task", *(str(part) for part in item["loc"] if part != "[key]")])
+    if item["type"] == "extra_forbidden":
+        return f"{field}: there is no such field"
+    return f"{field}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,166 @@
+"""Task files as text: YAML and JSONL to plain values, with the line that each value stands on.
+
+What must hold: a value that comes out is what JSON could hold (text, numbers, true, false, null, lists, mappings
+by text), whatever the format, so a task means the same in both. YAML's surprises are off: only ``true`` and
+``false`` are booleans, dates stay text, a key given twice is an error, and there are no aliases (which can make
+a small file a huge value).
+
+Never opens a file and knows nothing of what a task is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import yaml
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a task file."""
+
+    file: str
+    line: int | None
+    field: str | None
+    """Path of the field in the task, dotted: ``tests.files.folder``."""
+    message: str
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One task's values and where they stand."""
+
+    value: Any
+    line: int
+    lines: Mapping[Loc, int]
+    """Line by path in ``value``; a path that is not there stands where its longest known prefix does."""
+
+    def line_of(self, loc: Loc) -> int:
+        for length in range(len(loc), 0, -1):
+            if loc[:length] in self.lines:
+                return self.lines[loc[:length]]
+        return self.line
+
+
+class SourceError(ValueError):
+    """The text itself cannot be read. ``line`` is 1-based."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise SourceError("aliases (`*name`) are not supported", event.start_mark.line + 1)
+        return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"null|~|", "n~\0"),
+    ("bool", r"true|false", "tf"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), ["" if c == "\0" else c for c in _first]
+    )
+
+
+def parse_yaml(text: str) -> list[Entry]:
+    """The tasks of a YAML file: one mapping, or a list of them. Raises SourceError."""
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise SourceError("the file is empty", 1)
+        if not isinstance(root, yaml.SequenceNode):
+            return [_yaml_entry(root)]
+        if not root.value:
+            raise SourceError("the list is empty", root.start_mark.line + 1)
+        return [_yaml_entry(node) for node in root.value]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise SourceError(f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else None) from None
+    except yaml.YAMLError as error:
+        raise SourceError(f"not YAML: {error}", None) from None
+    except RecursionError:
+        raise SourceError("not YAML that can be read: nested too deep", None) from None
+    finally:
+        loader.dispose()
+
+
+def _yaml_entry(node: yaml.Node) -> Entry:
+    lines: dict[Loc, int] = {}
+    return Entry(_yaml_value(node, (), lines), node.start_mark.line + 1, lines)
+
+
+def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
+    line = node.start_mark.line + 1
+    lines.setdefault(loc, line)
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SourceError("a key must be text", key_node.start_mark.line + 1)
+            key = key_node.value
+            if key in mapping:
+                raise SourceError(f"the key {key!r} is given twice", key_node.start_mark.line + 1)
+            lines[(*loc, key)] = key_node.start_mark.line + 1
+            mapping[key] = _yaml_value(value_node, (*loc, key), lines)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_yaml_value(item, (*loc, index), lines) for index, item in enumerate(node.value)]
+    match node.tag.removeprefix("tag:yaml.org,2002:"):
+        case "null":
+            return None
+        case "bool":
+            return node.value == "true"
+        case "int":
+            return int(node.value)
+        case "float":
+            return float(node.value)
+        case "str":
+            return node.value
+        case tag:
+            raise SourceError(f"the tag {tag!r} is not supported", line)
+
+
+def parse_jsonl(text: str) -> Iterator[Entry | SourceError]:
+    """The tasks of a JSONL file, one per line that is not blank; a line that is not JSON is its error."""
+    # Not splitlines(): JSON strings may hold U+2028 and the like.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield Entry(json.loads(line, object_pairs_hook=_no_twins, parse_constant=_no_constant), number, {})
+        except json.JSONDecodeError as error:
+            yield SourceError(f"not JSON: {error.msg} (column {error.colno})", number)
+        except (ValueError, RecursionError) as error:
+            yield SourceError(f"not JSON that can be read: {error}", number)
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        twin = next(key for index, (key, _) in enumerate(pairs) if any(key == k for k, _ in pairs[:index]))
+        raise ValueError(f"the key {twin!r} is given twice")
+    return mapping
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
