@@ -54,8 +54,12 @@ class OpenEnvSettings(Section):
         description="`reset`, `wait` and `finish` answer after this at the latest; published clients give up at 60.",
     )
     max_sockets: int = Field(1024, ge=1, description="WebSockets at once; more are told CAPACITY_REACHED.")
-    max_ahead: int = Field(16, ge=1, description="Frames a socket may send ahead of their answers; then it is closed.")
-    kept: int = Field(1024, ge=1, description="Detached episodes whose key and step count are kept once they ended.")
+    max_ahead: int = Field(
+        16, ge=1, description="Frames a socket may send ahead of their answers; then it is closed."
+    )
+    kept: int = Field(
+        1024, ge=1, description="Detached episodes whose key and step count are kept once they ended."
+    )
     ping_interval_s: float = Field(20.0, gt=0, description="How often a socket's peer is pinged.")
     ping_timeout_s: float = Field(60.0, gt=0, description="A peer that answers no ping for this long is gone.")
 
@@ -178,6 +182,9 @@ class ToolSettings(Section):
     max_command_timeout_s: float = Field(600.0, gt=0, description="`bash`: most a command may ask for.")
     max_output_chars: int = Field(16_000, ge=256, description="Result of `bash`; more is cut in the middle.")
     max_file_chars: int = Field(64_000, ge=256, description="Result of `read_file`; more is cut, and said so.")
+    max_file_bytes: int = Field(
+        4 << 20, ge=1024, description="Largest file that `read_file`, `write_file` and `edit_file` take."
+    )
     max_answer_chars: int = Field(16_000, ge=16, description="Longest answer `submit` takes.")
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
     max_sessions_per_episode: int = Field(16, ge=1, description="MCP sessions per episode; more are refused.")

@@ -26,6 +26,10 @@ class User(StrEnum):
     TESTS = "tests"
 
 
+HOMES = {User.AGENT: "/home/agent", User.TESTS: "/home/tests"}
+"""A writable folder for each, empty at first."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
     memory_bytes: int
@@ -127,8 +131,9 @@ class Sandbox(Protocol):
         large, not permitted)."""
         ...
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Replaces a file, written as the agent; makes its folders. Raises FileProblem."""
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Replaces a file, written as the agent; makes its folders. ``mode`` None keeps the permissions of the
+        file that is replaced (a script stays one); a new file then gets 0o644. Raises FileProblem."""
         ...
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
