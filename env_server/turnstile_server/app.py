@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 from starlette.types import ASGIApp
 
+from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key, load_secret
 from turnstile_server.control.rest import ControlParts, build_router
@@ -28,7 +29,8 @@ from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
-from turnstile_server.episodes.service import Episodes
+from turnstile_server.episodes.plan import Planner
+from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.routes import Gate
@@ -40,7 +42,9 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
+from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
+from turnstile_server.workplace import Workplace, bare_workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Parts:
     engine: Engine
     keys: EpisodeKeys
     metrics: Metrics
+    work: Workplace | None = None
+    """None: no sandboxes and no tasks by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +126,33 @@ class Doors:
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
     """Joins the parts to the two doors; ``control_key`` None switches the control door's authentication off."""
     settings, engine, metrics = parts.settings, parts.engine, parts.metrics
+    work = parts.work or bare_workplace(settings)
     context_length = _context_length(settings, engine)
     conductor = await stack.enter_async_context(
         Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
     )
     episodes = await stack.enter_async_context(
         Episodes(
-            parts.journal,
-            conductor,
-            Auditor(engine, settings.episodes.audit_tolerance),
-            parts.keys,
-            agent_url,
-            settings.sampling,
-            settings.episodes,
-            settings.gate,
-            metrics,
+            EpisodeParts(
+                journal=parts.journal,
+                conductor=conductor,
+                auditor=Auditor(engine, settings.episodes.audit_tolerance),
+                keys=parts.keys,
+                planner=Planner(
+                    work.task_of,
+                    work.agents,
+                    Mount(work.installer.folder, INSTALLS),
+                    settings.sandboxes,
+                    work.no_sandboxes,
+                ),
+                sandboxes=work.sandboxes,
+                installer=work.installer,
+                grader=work.grader,
+                archive_of=work.archive_of,
+                agent_url=agent_url,
+                settings=settings,
+                metrics=metrics,
+            )
         )
     )
     chat = ChatDialect()

@@ -169,6 +169,9 @@ class SandboxSettings(Section):
     call_timeout_s: float = Field(30.0, gt=0, description="Time for the helper to answer what runs no command.")
     warm: int = Field(0, ge=0, description="Sandboxes kept ready for each of the latest specs; 0 keeps none.")
     warm_specs: int = Field(2, ge=1, description="How many of the latest specs have warm sandboxes.")
+    warm_retry_s: float = Field(
+        1.0, gt=0, description="Pause after a warm sandbox could not be made; doubled each time, up to a minute."
+    )
     max_file_bytes: int = Field(16 << 20, ge=1024, description="Largest file read or written at once.")
     max_archive_bytes: int = Field(
         64 << 20, ge=1024, description="Largest upload, and largest work folder fetched."

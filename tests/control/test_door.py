@@ -419,7 +419,7 @@ async def test_a_full_server_is_429_with_the_time_to_retry(open_door: OpenDoor) 
         async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
             await create(http)
             response = await http.post("/episodes", json=TASK)
-    error_of(response, 429, "too_many_calls")
+    error_of(response, 429, "queue_full")
     assert response.headers["retry-after"] == "5"
 
 

@@ -1,4 +1,4 @@
-"""What becomes an episode: a request checked field by field, and the episode it asks for."""
+"""What becomes an episode: a request, its plan, and the episode it asks for."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import time
 
 from turnstile.models import Episode, EpisodeRequest, EpisodeStatus, EpisodeTimings, Sampling, new_id
 from turnstile_server.episodes.limits import resolve_limits
-from turnstile_server.errors import Unprocessable
+from turnstile_server.episodes.plan import Plan
 from turnstile_server.settings import EpisodeSettings
 
 
-def new_episode(request: EpisodeRequest, sampling: Sampling, settings: EpisodeSettings) -> Episode:
-    """The running episode. ``sampling``: the server's, where the request has none.
-
-    Raises Unprocessable, naming the field.
-    """
-    if request.agent != "external":
-        raise Unprocessable(f"agent {request.agent!r} is not known here; this server runs 'external' ones only")
-    if request.task.id is not None:
-        raise Unprocessable(f"task.id {request.task.id!r}: no task source is configured; send the task inline")
-    if request.env:
-        raise Unprocessable("env is for agents that this server launches; an external agent has its own")
+def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings) -> Episode:
+    """The episode: queued where it needs a sandbox, else running at once. ``sampling``: the server's, where the
+    request has none. Raises Unprocessable, naming the field."""
     episode_id = request.episode_id or new_id("ep")
+    queued = plan.sandbox is not None
     return Episode(
         episode_id=episode_id,
-        status=EpisodeStatus.RUNNING,
+        status=EpisodeStatus.QUEUED if queued else EpisodeStatus.RUNNING,
         agent=request.agent,
         task=request.task,
         group_id=request.group_id,
@@ -32,7 +25,7 @@ def new_episode(request: EpisodeRequest, sampling: Sampling, settings: EpisodeSe
         attempt=request.attempt,
         seed=request.seed,
         sampling=request.sampling or sampling,
-        limits=resolve_limits(request.limits, settings),
+        limits=resolve_limits(plan.limits, settings),
         metadata=request.metadata,
-        timings=EpisodeTimings(created_at=time.time(), running_s=0.0),
+        timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 
 import anyio
 import anyio.abc
@@ -23,21 +23,26 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
-    ErrorInfo,
     SampleSet,
-    Sampling,
     Turn,
 )
+from turnstile_server.agents.installer import Installer
+from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.capture import export_samples
 from turnstile_server.episodes.admission import new_episode
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.director import Director
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.episodes.limits import call_limits
+from turnstile_server.episodes.outcome import Outcome
+from turnstile_server.episodes.plan import Plan, Planner
 from turnstile_server.episodes.restore import restored
 from turnstile_server.episodes.running import RunningEpisode
+from turnstile_server.episodes.stage import Stage
 from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.tools import RunningTools
 from turnstile_server.errors import (
     Conflict,
     Gone,
@@ -48,11 +53,33 @@ from turnstile_server.errors import (
 )
 from turnstile_server.gate.episode_calls import EpisodeCalls
 from turnstile_server.gate.turn import Conductor
+from turnstile_server.grading.protocol import Grader
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.settings import EpisodeSettings, GateSettings
+from turnstile_server.sandboxes.protocol import SandboxProvider
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.model import Files
+from turnstile_server.tools.protocol import EpisodeTools
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeParts:
+    """What episodes are made with. ``sandboxes`` None: the planner refuses what needs one."""
+
+    journal: Journal
+    conductor: Conductor
+    auditor: Auditor
+    keys: EpisodeKeys
+    planner: Planner
+    sandboxes: SandboxProvider | None
+    installer: Installer
+    grader: Grader
+    archive_of: Callable[[Files], bytes]
+    agent_url: str
+    settings: Settings
+    metrics: Metrics
 
 
 class Episodes:
@@ -62,32 +89,20 @@ class Episodes:
     episodes are found again as ``server_restarted``.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        conductor: Conductor,
-        auditor: Auditor,
-        keys: EpisodeKeys,
-        model_url: str,
-        sampling: Sampling,
-        settings: EpisodeSettings,
-        gate: GateSettings,
-        metrics: Metrics,
-    ) -> None:
-        self._journal = journal
-        self._conductor = conductor
-        self._auditor = auditor
-        self._keys = keys
-        self._model_url = model_url
-        self._sampling = sampling
-        self._settings = settings
-        self._gate = gate
-        self._metrics = metrics
+    def __init__(self, parts: EpisodeParts) -> None:
+        settings = parts.settings
+        self._parts = parts
+        self._journal = parts.journal
+        self._auditor = parts.auditor
+        self._keys = parts.keys
+        self._settings = settings.episodes
+        self._metrics = parts.metrics
+        self._director = Director(self, parts.conductor, parts.grader, settings)
         self._running: dict[str, RunningEpisode] = {}
-        self._archive = Archive(journal, settings.cached_trees)
-        self._broadcast = Broadcast(settings.max_subscribers, settings.subscriber_queue)
+        self._archive = Archive(parts.journal, self._settings.cached_trees)
+        self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
         self._creating = anyio.Lock()
-        self._exports = anyio.CapacityLimiter(settings.export_threads)
+        self._exports = anyio.CapacityLimiter(self._settings.export_threads)
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> Episodes:
@@ -100,16 +115,29 @@ class Episodes:
 
     async def __aexit__(self, *_: object) -> None:
         self._broadcast.close()
+        for running in self._running.values():
+            self._director.interrupt(running)
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    # The gate
+    # The agent's doors
 
     def open_episode(self, episode_id: str, key: str) -> EpisodeCalls:
+        return self._opened(episode_id, key).calls
+
+    def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
+        return RunningTools(self._opened(episode_id, key), self._submitted)
+
+    def _submitted(self, running: RunningEpisode) -> None:
+        agent = running.plan.agent
+        if agent is not None and agent.ends_on_submit:
+            self._tasks.start_soon(self._director.end_unasked, running, Outcome(EpisodeStatus.COMPLETED))
+
+    def _opened(self, episode_id: str, key: str) -> RunningEpisode:
         running = self._running.get(episode_id)
         nonce = self._keys.nonce(episode_id, key)
         if running is not None and nonce == running.stored.key_nonce:
-            return running.calls
+            return running
         if nonce is not None:  # only this server makes such a key, so the episode existed
             raise Gone(f"episode {episode_id} has ended; its key is dead")
         if episode_id in self._archive:
@@ -128,40 +156,56 @@ class Episodes:
                         raise Conflict("idempotency_key was used before, for another request")
                     episode = await self.get(earlier.episode.episode_id)
                     return self._created(replace(earlier, episode=episode)), False
-            stored = Stored(self._admitted(request), new_nonce(), request.idempotency_key, digest)
+            plan = self._parts.planner.plan(request)
+            stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             await self._journal.append(stored.record())
             episode = stored.episode
             self._archive.created(stored)
-            self._running[episode.episode_id] = RunningEpisode(stored, self._calls(episode))
+            running = self._open(stored, plan, request.env)
         self._metrics.episode_moved(None, episode.status)
         self._broadcast.publish(episode)
+        if running.stage is not None:
+            self._tasks.start_soon(self._director.live, running, running.stage)
         return self._created(stored), True
 
-    def _admitted(self, request: EpisodeRequest) -> Episode:
+    def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
         if len(self._running) >= self._settings.max_open:
             raise QueueFull(
                 f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
                 retry_after_s=5.0,
             )
-        episode = new_episode(request, self._sampling, self._settings)
+        episode = new_episode(request, plan, self._parts.settings.sampling, self._settings)
         if episode.episode_id in self._archive:
             raise Conflict(f"episode_id {episode.episode_id} is taken")
         return episode
 
-    def _calls(self, episode: Episode) -> EpisodeCalls:
-        def exhausted(error: TurnstileError) -> None:
-            self._tasks.start_soon(self._end_unasked, episode.episode_id, EpisodeStatus.TRUNCATED, error)
+    def _open(self, stored: Stored, plan: Plan, env: dict[str, str]) -> RunningEpisode:
+        episode, parts = stored.episode, self._parts
 
-        limits = call_limits(episode.limits, self._gate)
-        return EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted)
+        def exhausted(error: TurnstileError) -> None:
+            self._tasks.start_soon(self._director.end_unasked, running, Outcome(EpisodeStatus.TRUNCATED, error))
+
+        limits = call_limits(episode.limits, parts.settings.gate)
+        calls = EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted)
+        stage = None
+        if plan.sandbox is not None:
+            assert parts.sandboxes is not None  # the planner refuses else
+            key = self._keys.key(episode.episode_id, stored.key_nonce)
+            made = (parts.sandboxes, parts.installer, parts.archive_of, parts.settings.agents)
+            stage = Stage(episode.episode_id, key, plan, plan.sandbox, *made)
+        running = self._running[episode.episode_id] = RunningEpisode(stored, calls, plan, stage, env)
+        return running
 
     def _created(self, stored: Stored) -> EpisodeCreated:
         episode = stored.episode
+        door = f"{self._parts.agent_url}/e/{episode.episode_id}"
+        external = episode.agent == EXTERNAL
         return EpisodeCreated(
             episode_id=episode.episode_id,
             status=episode.status,
-            model_url=f"{self._model_url}/e/{episode.episode_id}",
-            episode_key=self._keys.key(episode.episode_id, stored.key_nonce),
+            model_url=door,
+            tool_url=f"{door}/mcp",
+            episode_key=self._keys.key(episode.episode_id, stored.key_nonce) if external else None,
         )
 
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
@@ -182,16 +226,24 @@ class Episodes:
         return self._archive.page(self._running, status=status, group_id=group_id, cursor=cursor, limit=limit)
 
     async def finish(self, episode_id: str) -> Episode:
-        await self._end(episode_id, EpisodeStatus.COMPLETED, None)
+        """Waits for a grading at most ``episodes.finish_wait_s``; the episode is ``grading`` then."""
+        running = self._running.get(episode_id)
+        if running is not None and running.plan.task.graded:
+            self._tasks.start_soon(self._director.end_unasked, running, Outcome(EpisodeStatus.COMPLETED))
+            with anyio.move_on_after(self._settings.finish_wait_s):
+                await running.over.wait()
+        elif running is not None:
+            await self._director.end(running, Outcome(EpisodeStatus.COMPLETED))
         return await self.get(episode_id)
 
     async def cancel(self, episode_id: str) -> Episode:
-        await self._end(episode_id, EpisodeStatus.CANCELLED, None)
+        running = self._running.get(episode_id)
+        if running is not None:
+            await self._director.end(running, Outcome(EpisodeStatus.CANCELLED))
         return await self.get(episode_id)
 
     async def delete(self, episode_id: str) -> None:
-        await self._end(episode_id, EpisodeStatus.CANCELLED, None)
-        await self.get(episode_id)
+        await self.cancel(episode_id)
         await self._journal.delete(episode_id)
         self._archive.forget(episode_id)
 
@@ -222,64 +274,30 @@ class Episodes:
             return episode, running.forest
         return episode, await self._archive.forest(episode_id)
 
-    # Ending
+    # What the director tells (EpisodeRecords)
 
-    async def _end(self, episode_id: str, status: EpisodeStatus, error: TurnstileError | None) -> None:
-        """Ends the episode once; whoever comes later finds it ended. A caller that goes away does not stop it."""
-        running = self._running.get(episode_id)
-        if running is None:
-            return
-        with anyio.CancelScope(shield=True):
-            async with running.ending:
-                if episode_id in self._running:
-                    await self._end_now(running, status, error)
+    def moved(self, running: RunningEpisode, status: EpisodeStatus) -> None:
+        before = running.episode.status
+        episode = running.status_moved(status)
+        self._metrics.episode_moved(before, status)
+        self._broadcast.publish(episode)
 
-    async def _end_unasked(self, episode_id: str, status: EpisodeStatus, error: TurnstileError) -> None:
-        """An end that no request waits for. If it cannot be stored, the episode stays, closed, and the watch
-        tries again, unless the trainer ends it before."""
-        running = self._running.get(episode_id)
-        try:
-            await self._end(episode_id, status, error)
-        except TurnstileError as failure:
-            _LOG.error("episode %s could not be ended: %s", episode_id, failure.message)
-            if running is not None:
-                running.owed_end = (status, error)
+    def is_open(self, running: RunningEpisode) -> bool:
+        return self._running.get(running.episode.episode_id) is running
 
-    async def _end_now(self, running: RunningEpisode, status: EpisodeStatus, error: TurnstileError | None) -> None:
-        episode_id = running.episode.episode_id
-        running.calls.closed = Gone(f"episode {episode_id} has ended ({status.value}); its key is dead")
-        drain_s = 0.0 if status in (EpisodeStatus.CANCELLED, EpisodeStatus.TIMED_OUT) else self._gate.drain_s
-        await self._drain(running.calls, drain_s, status)
-        forest = running.forest
-        ended = running.episode.model_copy(
-            update={
-                "status": status,
-                "error": ErrorInfo(type=error.type, message=error.message) if error is not None else None,
-                "timings": running.episode.timings.model_copy(update={"ended_s": running.elapsed()}),
-            }
-        )
-        stored = replace(running.stored, episode=forest.counted(ended))
+    async def ended(self, running: RunningEpisode, outcome: Outcome) -> None:
+        forest, before = running.forest, running.episode
+        stored = replace(running.stored, episode=forest.counted(outcome.on(before, running.elapsed())))
         await self._journal.append(stored.record())
-        del self._running[episode_id]
+        del self._running[before.episode_id]
         self._archive.ended(stored.episode, forest)
         running.moved(stored)
-        self._count_ended(stored.episode)
+        self._count_ended(before.status, stored.episode)
         self._broadcast.publish(stored.episode)
 
-    async def _drain(self, calls: EpisodeCalls, drain_s: float, status: EpisodeStatus) -> None:
-        """Lets calls in flight end by themselves, then has the conductor give them up."""
-        with anyio.move_on_after(drain_s):
-            for call in list(calls.in_flight.values()):
-                await call.ended()
-        left = list(calls.in_flight.values())
-        for call in left:
-            self._conductor.abandon(call, status.value)
-        for call in left:
-            await call.ended()
-
-    def _count_ended(self, episode: Episode) -> None:
+    def _count_ended(self, before: EpisodeStatus, episode: Episode) -> None:
         stats = episode.stats
-        self._metrics.episode_moved(EpisodeStatus.RUNNING, episode.status)
+        self._metrics.episode_moved(before, episode.status)
         self._metrics.tokens_trained(stats.trained_tokens)
         for reason, tokens in stats.untrained.items():
             self._metrics.tokens_untrained(reason, tokens)
@@ -296,10 +314,10 @@ class Episodes:
         """Ends what is over its wall or idle limit, and applies the journal's retention."""
         next_retention = time.monotonic()
         while True:
-            for episode_id, running in list(self._running.items()):
+            for running in list(self._running.values()):
                 due = running.due_end()
                 if due is not None and not running.ending.statistics().locked:
-                    self._tasks.start_soon(self._end_unasked, episode_id, *due)
+                    self._tasks.start_soon(self._director.end_unasked, running, due)
             if time.monotonic() >= next_retention:
                 await self._apply_retention()
                 next_retention = time.monotonic() + self._settings.retention_interval_s

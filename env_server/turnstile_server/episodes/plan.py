@@ -1,0 +1,89 @@
+"""What an episode will need, decided when it is created: its task, its agent, its sandbox, its limits.
+
+Pure: nothing is started here, so a request that cannot work is refused before anything has been spent on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnstile.models import EpisodeRequest, Limits, TaskRef
+from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
+from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.errors import SandboxUnavailable, Unprocessable
+from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec
+from turnstile_server.settings import SandboxSettings
+from turnstile_server.tasks.model import SandboxWish, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    task: Task
+    agent: AgentSpec | None
+    """None: somebody else runs it."""
+    sandbox: SandboxSpec | None
+    limits: Limits
+    """Asked of the server: the episode's, else the task's."""
+
+
+class Planner:
+    """``no_sandboxes``: why this server has none, None if it has. ``installs``: the host's folder of agents."""
+
+    def __init__(
+        self,
+        task_of: Callable[[TaskRef], Task],
+        agents: AgentRegistry,
+        installs: Mount,
+        settings: SandboxSettings,
+        no_sandboxes: str | None,
+    ) -> None:
+        self._task_of = task_of
+        self._agents = agents
+        self._installs = installs
+        self._settings = settings
+        self._no_sandboxes = no_sandboxes
+
+    def plan(self, request: EpisodeRequest) -> Plan:
+        """Raises Unprocessable or NotFound (naming the field), SandboxUnavailable where none can be made."""
+        agent = self._agents.get(request.agent) if request.agent != EXTERNAL else None
+        if agent is None and request.env:
+            raise Unprocessable("env is for agents that this server launches; an external agent has its own")
+        task = self._task_of(request.task)
+        spec = None
+        if agent is not None or task.needs_sandbox:
+            if self._no_sandboxes is not None:
+                raise SandboxUnavailable(f"this episode needs a sandbox: {self._no_sandboxes}")
+            mounts = (self._installs,) if agent is not None else ()
+            spec = sandbox_spec(task, self._settings, mounts)
+        return Plan(task, agent, spec, merged(request.limits, task.limits))
+
+
+def merged(first: Limits, then: Limits) -> Limits:
+    """``first``'s limits, ``then``'s where it has none."""
+    asked = first.model_dump(exclude_none=True)
+    return Limits(**{**then.model_dump(exclude_none=True), **asked})
+
+
+def sandbox_spec(task: Task, settings: SandboxSettings, mounts: tuple[Mount, ...] = ()) -> SandboxSpec:
+    """The sandbox for a task, for its agent and for its grading. Raises Unprocessable above a ceiling."""
+    wish = _within(task.sandbox, settings)
+    limits = SandboxLimits(
+        memory_bytes=(wish.memory_mb or settings.memory_mb) << 20,
+        cpus=wish.cpus or settings.cpus,
+        pids=wish.pids or settings.pids,
+        disk_bytes=settings.disk_mb << 20,
+    )
+    return SandboxSpec(
+        limits=limits, image=task.image, workdir=task.workdir, image_files=task.image_files, mounts=mounts
+    )
+
+
+def _within(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish:
+    for name, ceiling in (("memory_mb", settings.memory_mb), ("cpus", settings.cpus), ("pids", settings.pids)):
+        wanted = wish.model_dump()[name]
+        if wanted is not None and wanted > ceiling:
+            raise Unprocessable(
+                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
+            )
+    return wish
