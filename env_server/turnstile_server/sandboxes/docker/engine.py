@@ -1,0 +1,225 @@
+"""The Docker engine, as far as sandboxes need it: images, the life of containers, exec for images without Python.
+
+Owns the connection pool. Every call runs in a thread of its own under ``docker_timeout_s`` (``calls.py``), because
+the SDK blocks and its own time-out does not hold for everything. Errors are ours: SandboxUnavailable where the
+engine does not answer or refuses for a reason of its own, TaskFailed where the image is at fault. Removing what is
+gone is no error. Bodies are those of the Engine API (v1.41 and later), whose field names they keep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import kwargs_from_env
+
+from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.docker.calls import Calls
+from turnstile_server.sandboxes.docker.exec_stream import ExecStream
+from turnstile_server.settings import SandboxSettings
+
+T = TypeVar("T")
+
+_EXTRA_CONNECTIONS = 128
+"""Connections kept beside those of bounded calls: commands of images without the helper hold one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    image_id: str
+    volumes: tuple[str, ...]
+    """Paths that the image declares as volumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    running: bool
+    exit_code: int
+    out_of_memory: bool
+    """Its first process was killed for memory (a command's end by it is not told here)."""
+    error: str
+
+
+class DockerEngine:
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._calls = Calls(settings.docker_parallel, settings.docker_timeout_s)
+        self._api: docker.APIClient | None = None
+
+    async def open(self) -> str:
+        """Connects; the engine's version. Raises SandboxUnavailable."""
+
+        def connect() -> tuple[docker.APIClient, str]:
+            where = {"base_url": self._settings.docker_host} if self._settings.docker_host else kwargs_from_env()
+            api = docker.APIClient(
+                version="auto",
+                timeout=max(1, round(self._settings.docker_timeout_s)),
+                max_pool_size=self._settings.docker_parallel + _EXTRA_CONNECTIONS,
+                **where,
+            )
+            return api, str(api.version()["Version"])
+
+        api, version = await self._run(connect, "connect", undo=lambda made: made[0].close())
+        self._api = api
+        return version
+
+    def close(self) -> None:
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+
+    async def image(self, name: str) -> Image | None:
+        """None where the engine does not have it (it is never fetched here)."""
+
+        def inspect(api: docker.APIClient) -> Image | None:
+            try:
+                found = api.inspect_image(name)  # type: ignore[no-untyped-call]
+            except ImageNotFound:
+                return None
+            declared = (found.get("Config") or {}).get("Volumes") or {}
+            return Image(found["Id"], tuple(sorted(declared)))
+
+        return await self._call(inspect, f"look up the image {name}")
+
+    async def create(self, name: str, body: Mapping[str, Any], *, image_name: str) -> str:
+        """A container's id. Raises TaskFailed where the engine refuses what the image or the task asks."""
+
+        def create(api: docker.APIClient) -> str:
+            try:
+                made = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
+                return str(made["Id"])
+            except (ImageNotFound, NotFound) as error:
+                raise TaskFailed(f"Docker has no image {image_name}: {_said(error)}") from error
+            except APIError as error:
+                if error.status_code == 400:
+                    raise TaskFailed(f"Docker refuses a container of {image_name}: {_said(error)}") from error
+                raise
+
+        return await self._call(create, "create a container", undo=self._remove)
+
+    async def start(self, container: str, *, image_name: str) -> None:
+        """Raises TaskFailed where the image cannot run the container's first program."""
+
+        def start(api: docker.APIClient) -> None:
+            try:
+                api.start(container)
+            except APIError as error:
+                said = _said(error)
+                if error.status_code == 400 or "executable file not found" in said or "no such file" in said:
+                    raise TaskFailed(f"a container of {image_name} does not start: {said}") from error
+                raise
+
+        await self._call(start, "start a container")
+
+    async def wait(self, container: str) -> int:
+        """The exit code of a container that ends by itself soon."""
+        wait_s = max(1, round(self._settings.docker_timeout_s))
+        return await self._call(lambda api: int(api.wait(container, timeout=wait_s)["StatusCode"]), "wait")
+
+    async def state(self, container: str) -> ContainerState | None:
+        def inspect(api: docker.APIClient) -> ContainerState | None:
+            try:
+                state = api.inspect_container(container)["State"]
+            except NotFound:
+                return None
+            return ContainerState(
+                running=bool(state["Running"]),
+                exit_code=int(state["ExitCode"]),
+                out_of_memory=bool(state["OOMKilled"]),
+                error=str(state["Error"]),
+            )
+
+        return await self._call(inspect, "look at a container")
+
+    async def log(self, container: str, max_chars: int = 2000) -> str:
+        """The last of what a container's first process wrote."""
+
+        def read(api: docker.APIClient) -> str:
+            written: bytes = api.logs(container, stdout=True, stderr=True, tail=50)
+            return written.decode("utf-8", "replace")[-max_chars:].strip()
+
+        return await self._call(read, "read a container's log")
+
+    async def remove(self, container: str) -> None:
+        """Kills and removes a container, by id or name, with its unnamed volumes; nothing where it is gone."""
+        await self._call(lambda _: self._remove(container), "remove a container")
+
+    async def labelled(self, label: str, value: str) -> list[str]:
+        """Ids of all containers, stopped ones too, that bear the label."""
+
+        def find(api: docker.APIClient) -> list[str]:
+            return [each["Id"] for each in api.containers(all=True, filters={"label": f"{label}={value}"})]
+
+        return await self._call(find, "list containers")
+
+    async def exec_start(self, container: str, argv: list[str], *, user: str, cwd: str, stdin: bool) -> ExecStream:
+        """Starts a command by the engine's own exec. Whoever gets the stream pumps it to its end or cuts it."""
+
+        def start(api: docker.APIClient) -> ExecStream:
+            made = api.exec_create(container, argv, stdin=stdin, user=user, workdir=cwd)["Id"]
+            return ExecStream(made, api.exec_start(made, socket=True))
+
+        return await self._call(start, "start a command", undo=lambda stream: stream.cut())
+
+    async def exec_exit(self, exec_id: str) -> int | None:
+        """None while it runs."""
+
+        def inspect(api: docker.APIClient) -> int | None:
+            code = api.exec_inspect(exec_id)["ExitCode"]
+            return None if code is None else int(code)
+
+        return await self._call(inspect, "ask for an exit code")
+
+    def _remove(self, container: str) -> None:
+        api = self._connected()
+        try:
+            api.remove_container(container, v=True, force=True)
+        except NotFound:
+            return
+        except APIError as error:
+            # 409: somebody else is removing it, which ends the same.
+            if error.status_code != 409:
+                raise
+
+    def _connected(self) -> docker.APIClient:
+        if self._api is None:
+            raise SandboxUnavailable("the Docker engine is not connected")
+        return self._api
+
+    async def _call(
+        self, work: Callable[[docker.APIClient], T], what: str, *, undo: Callable[[T], object] | None = None
+    ) -> T:
+        return await self._run(lambda: work(self._connected()), what, undo=undo)
+
+    async def _run(self, work: Callable[[], T], what: str, *, undo: Callable[[T], object] | None = None) -> T:
+        def translated() -> T:
+            with _our_errors(what):
+                return work()
+
+        try:
+            return await self._calls.run(translated, undo=undo)
+        except TimeoutError as error:
+            waited = self._settings.docker_timeout_s
+            raise SandboxUnavailable(
+                f"the Docker engine took more than {waited:g} s to {what} (sandboxes.docker_timeout_s)"
+            ) from error
+
+
+@contextmanager
+def _our_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except APIError as error:
+        raise SandboxUnavailable(f"the Docker engine cannot {what}: {_said(error)}") from error
+    except (DockerException, requests.exceptions.RequestException, OSError, json.JSONDecodeError) as error:
+        raise SandboxUnavailable(f"the Docker engine does not answer ({what}): {error}") from error
+
+
+def _said(error: APIError) -> str:
+    return str(error.explanation or error)

@@ -1,0 +1,246 @@
+"""A bound on the sandboxes of any provider, and a few of them ready beforehand.
+
+What must hold: never more than ``max_open`` sandboxes exist, warm ones and those being made or removed included;
+who waits for room is served in order, after ``wait_s`` refused; a warm sandbox gives way to a waiting call, and is
+never handed out when it has died; everything is destroyed at close, whoever still holds it. Has no idea what a
+sandbox is made of: it is a provider itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
+from turnstile_server.sandboxes.pooled import PooledSandbox
+from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.settings import SandboxSettings
+
+log = logging.getLogger(__name__)
+
+_LONGEST_RETRY_S = 60.0
+"""Failing refills are tried again ever more rarely, but an engine that came back is noticed within a minute."""
+
+
+class SandboxPool:
+    def __init__(self, provider: SandboxProvider, settings: SandboxSettings) -> None:
+        self._provider = provider
+        self._settings = settings
+        self._taken = 0
+        self._leaving = 0
+        self._waiting: deque[asyncio.Event] = deque()
+        self._warm: OrderedDict[SandboxSpec, deque[Sandbox]] = OrderedDict()
+        """The specs that are kept warm, the latest last."""
+        self._lent: set[PooledSandbox] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refill_wanted = asyncio.Event()
+        self._refiller: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def isolated(self) -> bool:
+        return self._provider.isolated
+
+    @property
+    def taken(self) -> int:
+        """Sandboxes that exist, are being made or being removed."""
+        return self._taken
+
+    @property
+    def warm(self) -> int:
+        return sum(len(ready) for ready in self._warm.values())
+
+    async def start(self, agent_door: ASGIApp) -> None:
+        await self._provider.start(agent_door)
+        if self._settings.warm:
+            self._refiller = asyncio.create_task(self._refill(), name="sandbox-refill")
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        while True:
+            ready = await self._claim(spec)
+            if ready is None:
+                try:
+                    ready = await self._make(spec)
+                except BaseException:
+                    self._give_back()
+                    raise
+                break
+            try:
+                alive = await self._alive(ready)
+            except BaseException:
+                self._discard(ready)
+                raise
+            if alive:
+                break
+            self._discard(ready)
+        self._keep_warm(spec)
+        lent = PooledSandbox(ready, self._end)
+        self._lent.add(lent)
+        return lent
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._refiller is not None:
+            self._refiller.cancel()
+            await asyncio.gather(self._refiller, return_exceptions=True)
+            self._refiller = None
+        for waiting in self._waiting:
+            waiting.set()
+        self._forget_specs(keep=0)
+        for lent in list(self._lent):
+            self._spawn(lent.destroy())
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._provider.close()
+
+    # Room.
+
+    async def _claim(self, spec: SandboxSpec) -> Sandbox | None:
+        """A warm sandbox, or None: room to make one. Either counts as taken by the caller."""
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._settings.wait_s):
+                while True:
+                    if self._closed:
+                        raise SandboxUnavailable("the server is closing")
+                    if self._waiting[0] is turn:
+                        if ready := self._warm.get(spec):
+                            return ready.popleft()
+                        if self._taken < self._settings.max_open:
+                            self._taken += 1
+                            return None
+                        if not self._leaving:
+                            self._evict_one()
+                    turn.clear()
+                    await turn.wait()
+        except TimeoutError as error:
+            raise SandboxUnavailable(
+                f"all {self._settings.max_open} sandboxes (sandboxes.max_open) were in use for "
+                f"{self._settings.wait_s:g} s (sandboxes.wait_s)"
+            ) from error
+        finally:
+            self._waiting.remove(turn)
+            self._wake()
+
+    def _give_back(self) -> None:
+        self._taken -= 1
+        self._wake()
+        self._refill_wanted.set()
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._waiting[0].set()
+
+    def _evict_one(self) -> None:
+        """Of the spec that was asked for longest ago."""
+        for ready in self._warm.values():
+            if ready:
+                self._discard(ready.popleft())
+                return
+
+    # Warm sandboxes.
+
+    def _keep_warm(self, spec: SandboxSpec) -> None:
+        if not self._settings.warm or self._closed:
+            return
+        self._warm.setdefault(spec, deque())
+        self._warm.move_to_end(spec)
+        self._forget_specs(keep=self._settings.warm_specs)
+        self._refill_wanted.set()
+
+    def _forget_specs(self, keep: int) -> None:
+        while len(self._warm) > keep:
+            _, ready = self._warm.popitem(last=False)
+            for sandbox in ready:
+                self._discard(sandbox)
+
+    async def _refill(self) -> None:
+        retry_s = self._settings.warm_retry_s
+        while True:
+            await self._refill_wanted.wait()
+            self._refill_wanted.clear()
+            while (spec := self._cold_spec()) is not None:
+                self._taken += 1
+                try:
+                    sandbox = await self._make(spec)
+                except TaskFailed as error:
+                    log.warning("no sandbox is kept warm for %s: %s", spec.image or "the default image", error)
+                    self._warm.pop(spec, None)
+                    self._give_back()
+                except TurnstileError as error:
+                    self._give_back()
+                    log.warning("a warm sandbox could not be made, again in %g s: %s", retry_s, error)
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                except BaseException:
+                    self._give_back()
+                    raise
+                else:
+                    retry_s = self._settings.warm_retry_s
+                    if spec in self._warm:
+                        self._warm[spec].append(sandbox)
+                        self._wake()
+                    else:
+                        self._discard(sandbox)
+
+    def _cold_spec(self) -> SandboxSpec | None:
+        """The latest spec that lacks a warm sandbox, if there is room that nobody waits for."""
+        if self._waiting or self._taken >= self._settings.max_open:
+            return None
+        return next((s for s in reversed(self._warm) if len(self._warm[s]) < self._settings.warm), None)
+
+    async def _alive(self, sandbox: Sandbox) -> bool:
+        """Nothing has run in it: this only asks for an answer."""
+        try:
+            await sandbox.stop_all()
+        except TurnstileError as error:
+            log.warning("a warm sandbox had died: %s", error)
+            return False
+        return True
+
+    # Making and ending.
+
+    async def _make(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await self._provider.create(spec)
+        if self._closed:
+            await sandbox.destroy()
+            raise SandboxUnavailable("the server is closing")
+        return sandbox
+
+    def _end(self, lent: PooledSandbox, sandbox: Sandbox) -> asyncio.Task[None]:
+        self._lent.discard(lent)
+        return self._discard(sandbox)
+
+    def _discard(self, sandbox: Sandbox) -> asyncio.Task[None]:
+        """In a task of the pool's: it goes on when who asked for it is cancelled."""
+
+        async def discard() -> None:
+            try:
+                await sandbox.destroy()
+            finally:
+                self._leaving -= 1
+                self._give_back()
+
+        self._leaving += 1
+        return self._spawn(discard())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a sandbox could not be destroyed: %s", error)

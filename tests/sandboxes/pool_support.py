@@ -1,0 +1,104 @@
+"""A provider in memory, whose sandboxes can die, fail to be made, and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp
+
+from turnstile_server.errors import SandboxFailed, TurnstileError
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxLimits, SandboxSpec, User
+
+LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=32, disk_bytes=8 << 20)
+
+
+def spec(image: str = "a") -> SandboxSpec:
+    return SandboxSpec(LIMITS, image=image)
+
+
+async def no_door(scope: object, receive: object, send: object) -> None:
+    raise AssertionError("no sandbox in memory calls its door")
+
+
+@dataclass(eq=False)
+class MemorySandbox:
+    sandbox_id: str
+    spec: SandboxSpec
+    owner: MemoryProvider
+    alive: bool = True
+    destroyed: bool = False
+    agent_door: str | None = None
+
+    @property
+    def workdir(self) -> str:
+        return self.spec.workdir
+
+    def admit(self, episode_id: str | None) -> None:
+        return
+
+    async def stop_all(self) -> None:
+        await asyncio.sleep(0)
+        if not self.alive:
+            raise SandboxFailed("it died")
+
+    async def destroy(self) -> None:
+        if self.destroyed:
+            return
+        self.destroyed = True
+        await self.owner.may_destroy.wait()
+        self.owner.open.discard(self)
+
+    async def exec(self, command: Command) -> ExecResult:
+        raise NotImplementedError
+
+    async def start(self, command: Command) -> Process:
+        raise NotImplementedError
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        raise NotImplementedError
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        raise NotImplementedError
+
+    async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
+        raise NotImplementedError
+
+    async def download(self, path: str, max_bytes: int) -> bytes:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class MemoryProvider:
+    name: str = "memory"
+    isolated: bool = True
+    open: set[MemorySandbox] = field(default_factory=set)
+    made: list[MemorySandbox] = field(default_factory=list)
+    most: int = 0
+    fail: TurnstileError | None = None
+    attempts: int = 0
+    closed: bool = False
+    may_create: asyncio.Event = field(default_factory=asyncio.Event)
+    may_destroy: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_create.set()
+        self.may_destroy.set()
+
+    async def start(self, agent_door: ASGIApp) -> None:
+        return
+
+    async def create(self, spec: SandboxSpec) -> MemorySandbox:
+        self.attempts += 1
+        await self.may_create.wait()
+        await asyncio.sleep(0)
+        if self.fail is not None:
+            raise self.fail
+        sandbox = MemorySandbox(f"sbx_{len(self.made)}", spec, self)
+        self.made.append(sandbox)
+        self.open.add(sandbox)
+        self.most = max(self.most, len(self.open))
+        return sandbox
+
+    async def close(self) -> None:
+        self.closed = True
