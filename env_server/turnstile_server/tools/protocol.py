@@ -24,11 +24,18 @@ class EpisodeTools(Protocol):
         ...
 
     def check_open(self) -> None:
-        """Raises Gone when the episode has ended."""
+        """Raises Gone when the episode has ended, Conflict while its sandbox is not there yet."""
+        ...
+
+    async def ended(self) -> None:
+        """Returns when tools are no longer served: what the door holds for the episode is then released, and
+        calls that run are stopped."""
         ...
 
 
 class ToolDirectory(Protocol):
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
-        """The running episode that ``key`` opens. Raises NotFound, Unauthorized, Gone, as the gate's does."""
+        """The running episode that ``key`` opens. Raises NotFound, Unauthorized, Gone, as the gate's does.
+
+        ``key`` opens one episode only, also when its id is used again."""
         ...
