@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key, load_secret
+from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.rest import ControlParts, build_router
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine
@@ -44,7 +45,7 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
-from turnstile_server.workplace import Workplace, bare_workplace
+from turnstile_server.workplace import Workplace, make_workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Parts:
     keys: EpisodeKeys
     metrics: Metrics
     work: Workplace | None = None
-    """None: no sandboxes and no tasks by id."""
+    """None: the settings'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Doors:
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
     """Joins the parts to the two doors; ``control_key`` None switches the control door's authentication off."""
     settings, engine, metrics = parts.settings, parts.engine, parts.metrics
-    work = parts.work or bare_workplace(settings)
+    work = parts.work or make_workplace(settings)
     context_length = _context_length(settings, engine)
     conductor = await stack.enter_async_context(
         Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
@@ -169,7 +170,8 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
     closing = anyio.Event()
     router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers, closing))
-    control = build_control_app([router], key=control_key, metrics=metrics, settings=settings.control)
+    catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
+    control = build_control_app([router, catalog], key=control_key, metrics=metrics, settings=settings.control)
     return Doors(control, gate, closing)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnstile.models import TaskRef, new_id
+from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import SPECS, AgentRegistry, load_registry
-from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
+from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.archive import FilesProblem, pack
+from turnstile_server.tasks.inline import find_task
+from turnstile_server.tasks.loader import SHIPPED, LoadedTasks, load_tasks
 from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.protocol import TaskSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class Workplace:
 
     sandboxes: SandboxProvider | None
     no_sandboxes: str | None
+    tasks: TaskSource
     task_of: Callable[[TaskRef], Task]
     archive_of: Callable[[Files], bytes]
     agents: AgentRegistry
@@ -28,34 +33,25 @@ class Workplace:
     grader: Grader
 
 
-def bare_workplace(settings: Settings) -> Workplace:
-    """Without sandboxes and tasks by id: external agents on inline tasks."""
-    return Workplace(
-        None,
-        "sandboxes are switched off",
-        _inline,
-        _nothing,
-        AgentRegistry({spec.name: spec for spec in load_registry()}),
-        Installer(settings.agents, SPECS),
-        _Ungraded(),
-    )
+def make_workplace(settings: Settings) -> Workplace:
+    """Raises StartupError for task files or agent specs that are wrong."""
+    shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
+    tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else LoadedTasks(())
+
+    def task_of(ref: TaskRef) -> Task:
+        return find_task(ref, tasks, allow_inline=settings.tasks.inline)
+
+    def archive_of(files: Files) -> bytes:
+        try:
+            return pack(files, settings.tasks)
+        except FilesProblem as error:
+            raise TaskFailed(f"the task's files cannot be packed: {error}") from error
+
+    agents, installer = load_registry(), Installer(settings.agents, SPECS)
+    return Workplace(None, "there are none yet", tasks, task_of, archive_of, agents, installer, _Answers())
 
 
-def _inline(ref: TaskRef) -> Task:
-    if ref.id is not None and ref.instruction is None:
-        raise NotFound(f"task.id {ref.id!r}: there is no such task")
-    fields = {"id": new_id("task"), "instruction": "-", **ref.model_dump(exclude_none=True)}
-    try:
-        return Task.model_validate(fields)
-    except ValueError as error:
-        raise Unprocessable(f"task: {error}") from error
-
-
-def _nothing(files: Files) -> bytes:
-    raise TaskFailed("no files")
-
-
-class _Ungraded:
+class _Answers:
     async def grade(self, task: Task, work: Work) -> Grade:
         if task.answer is None:
             return Grade(None)

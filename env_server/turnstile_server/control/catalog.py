@@ -1,0 +1,76 @@
+"""What a trainer may choose from: ``GET /tasks`` and ``GET /agents``. Nothing of hidden tests or solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from turnstile.models import AgentInfo, AgentList, TaskInfo, TaskPage
+from turnstile_server.agents.registry import AgentRegistry
+from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.protocol import TaskSource
+
+JSON = "application/json"
+MAX_PAGE = 1000
+"""Ceiling of ``GET /tasks?limit=``."""
+
+
+def build_catalog_router(
+    tasks: TaskSource, agents: AgentRegistry, installed: Callable[[AgentSpec], bool], page_size: int
+) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/tasks")
+    async def task_page(
+        cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = page_size
+    ) -> Response:
+        start = _position(cursor)
+        found = tuple(islice(tasks, start, start + limit))
+        more = start + limit < len(tasks)
+        page = TaskPage(tasks=tuple(map(task_info, found)), cursor=str(start + limit) if more else None)
+        return Response(page.model_dump_json(), media_type=JSON)
+
+    @router.get("/agents")
+    async def agent_list() -> Response:
+        listed = AgentList(agents=tuple(agent_info(spec, installed(spec)) for spec in agents))
+        return Response(listed.model_dump_json(), media_type=JSON)
+
+    return router
+
+
+def task_info(task: Task) -> TaskInfo:
+    graders = {"tests": task.tests, "answer": task.answer}
+    return TaskInfo(
+        id=task.id,
+        instruction=task.instruction,
+        graded_by=tuple(name for name, grader in graders.items() if grader is not None),
+        needs_sandbox=task.needs_sandbox,
+        image=task.image,
+        difficulty=task.difficulty,
+        tags=task.tags,
+        metadata=task.metadata,
+    )
+
+
+def agent_info(spec: AgentSpec, installed: bool) -> AgentInfo:
+    return AgentInfo(
+        name=spec.name,
+        version=spec.version,
+        summary=spec.summary,
+        installed=installed,
+        uses_tools=spec.uses_tools,
+    )
+
+
+def _position(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise InvalidRequest(f"cursor {cursor!r} is not one that a page of tasks gave")
+    return int(cursor)
