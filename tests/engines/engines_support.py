@@ -35,6 +35,8 @@ class Target:
     model: Path
     url: str | None = None
     incremental: bool = True
+    first_version: str = "default"
+    """What the engine calls its first weights; SGLang's name."""
 
     def engine(self, probe: TokenizerProbe) -> Engine:
         if self.url is not None:

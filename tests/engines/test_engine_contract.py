@@ -23,17 +23,10 @@ from engines_support import (
 )
 
 from turnstile.models import new_id
-from turnstile_server.engines.embedded.engine import EmbeddedEngine
-from turnstile_server.engines.embedded.model import weights_name
 from turnstile_server.engines.protocol import Engine, EngineSampling
 from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable, StartupError
 
 pytestmark = pytest.mark.anyio
-
-
-def first_version(engine: Engine, model: Path) -> str:
-    """SGLang calls its first weights "default"; the embedded engine names them by what they are."""
-    return weights_name(model) if isinstance(engine, EmbeddedEngine) else "default"
 
 
 def rid() -> str:
@@ -140,11 +133,11 @@ async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, t
     assert (result.finish.reason, result.finish.matched) == ("stop", stop)
 
 
-async def test_the_length_limit_ends_the_call(engine: Engine, tiny_model: Path) -> None:
+async def test_the_length_limit_ends_the_call(target: Target, engine: Engine, tiny_model: Path) -> None:
     result = await collect(engine, prompt_of(10, 5), EngineSampling(max_new_tokens=7, temperature=0.0), rid=rid())
     assert (result.finish.reason, len(result.ids)) == ("length", 7)
     spans = [(span.start, span.end, span.version) for span in result.finish.weight_spans]
-    assert spans == [(0, 7, first_version(engine, tiny_model))]
+    assert spans == [(0, 7, target.first_version)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -254,7 +247,7 @@ async def test_an_empty_prompt_is_refused(engine: Engine) -> None:
 
 
 async def test_new_weights_are_served_under_their_version(
-    engine: Engine, tiny_model: Path, other_tiny_model: Path
+    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
     prompt = prompt_of(19, 40)
     sampling = EngineSampling(max_new_tokens=20, temperature=0.0)
@@ -268,13 +261,13 @@ async def test_new_weights_are_served_under_their_version(
         assert {span.version for span in after.finish.weight_spans} == {"v2"}
         assert_true_logprobs(other_tiny_model, prompt, after, 0.0)
     finally:
-        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
+        await engine.update_weights(str(tiny_model), target.first_version)
     again = await collect(engine, prompt, sampling, rid=rid())
     assert again.ids.tolist() == before.ids.tolist()
 
 
 async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
-    engine: Engine, tiny_model: Path, other_tiny_model: Path
+    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
     prompt, started = prompt_of(20, 40), asyncio.Event()
     sampling = EngineSampling(max_new_tokens=1500, temperature=0.0)
@@ -284,9 +277,9 @@ async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
         await engine.update_weights(str(other_tiny_model), "v2")
         result = await call
     finally:
-        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
+        await engine.update_weights(str(tiny_model), target.first_version)
     old, new = result.finish.weight_spans
-    assert (old.version, new.version) == (first_version(engine, tiny_model), "v2")
+    assert (old.version, new.version) == (target.first_version, "v2")
     assert old.end >= 30
     ids = np.concatenate([prompt, result.ids])
     for span, folder in ((old, tiny_model), (new, other_tiny_model)):
@@ -295,13 +288,13 @@ async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
 
 
 async def test_a_name_of_weights_is_never_used_for_others(
-    engine: Engine, tiny_model: Path, other_tiny_model: Path
+    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
     """Turns say by it which weights sampled them."""
     with pytest.raises(Conflict, match="names other weights"):
-        await engine.update_weights(str(other_tiny_model), first_version(engine, tiny_model))
+        await engine.update_weights(str(other_tiny_model), target.first_version)
     state = await engine.state()
-    assert (state.weight_version, state.paused) == (first_version(engine, tiny_model), False)
+    assert (state.weight_version, state.paused) == (target.first_version, False)
 
 
 async def test_a_score_of_a_paused_engine_is_refused_at_once(engine: Engine) -> None:
@@ -314,12 +307,12 @@ async def test_a_score_of_a_paused_engine_is_refused_at_once(engine: Engine) -> 
 
 
 async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
-    engine: Engine, tiny_model: Path, tmp_path: Path
+    target: Target, engine: Engine, tiny_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineRefused):
         await engine.update_weights(str(tmp_path / "nothing"), "v9")
     state = await engine.state()
-    assert (state.weight_version, state.paused) == (first_version(engine, tiny_model), False)
+    assert (state.weight_version, state.paused) == (target.first_version, False)
     prompt = prompt_of(21, 10)
     result = await collect(engine, prompt, EngineSampling(max_new_tokens=10, temperature=0.0), rid=rid())
     assert_true_logprobs(tiny_model, prompt, result, 0.0)
@@ -359,7 +352,9 @@ async def test_pause_abort_ends_running_calls_with_what_they_have(engine: Engine
     assert len(result.ids) > 0
 
 
-async def test_weights_loaded_while_paused_leave_it_paused(engine: Engine, tiny_model: Path) -> None:
+async def test_weights_loaded_while_paused_leave_it_paused(
+    target: Target, engine: Engine, tiny_model: Path
+) -> None:
     await engine.pause("retract")
     try:
         await engine.update_weights(str(tiny_model), "v3")
@@ -367,7 +362,7 @@ async def test_weights_loaded_while_paused_leave_it_paused(engine: Engine, tiny_
         assert (state.weight_version, state.paused) == ("v3", True)
     finally:
         await engine.resume()
-        await engine.update_weights(str(tiny_model), first_version(engine, tiny_model))
+        await engine.update_weights(str(tiny_model), target.first_version)
     await collect(engine, prompt_of(24, 4), EngineSampling(max_new_tokens=2), rid=rid())
 
 

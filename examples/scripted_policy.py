@@ -1,0 +1,109 @@
+"""A policy that follows a script, with honest numbers: an engine for `turnstile serve --engine sglang`.
+
+    python examples/scripted_policy.py --model DIR --script FILE [--port N]
+
+For demos and tests that need a model which solves its task. It speaks SGLang's `/generate` in front of the model
+in DIR. Where a play of the script fits the prompt (see scripted/script.py) the tokens are the script's, and their
+log-probabilities are those that the model gives them, so that recorded turns can be audited like any others. They
+are true values of unlikely tokens: nothing here was sampled, and training on it means nothing. All other calls
+are the model's own. The first line it prints is JSON with its `url`; it ends on SIGTERM and SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from scripted.chat import ChatFormat
+from scripted.script import Policy, ScriptError, load_script
+from scripted.server import ScriptedServer
+from turnstile_server.engines.embedded.process import WorkerProcess
+from turnstile_server.engines.sglang_start import read_vocab_size
+from turnstile_server.errors import StartupError
+from turnstile_server.settings import EngineSettings
+
+HOST = "127.0.0.1"
+
+
+@contextlib.asynccontextmanager
+async def scripted_policy(
+    model: Path,
+    policy: Policy,
+    *,
+    port: int = 0,
+    settings: EngineSettings | None = None,
+    chunk_tokens: int = 8,
+    chunk_pause_s: float = 0.0,
+) -> AsyncIterator[str]:
+    """The URL of a running scripted policy over the model in ``model``; it and its process end with the block.
+
+    ``policy``: usually a ``Script``. Raises StartupError when the model cannot be served, ScriptError when its
+    chat template has no tool calls in the Hermes form.
+    """
+    vocab_size = read_vocab_size(model)
+    if vocab_size is None:
+        raise StartupError(f"{model} is no model folder: it has no config.json with a vocab_size")
+    chat = await asyncio.to_thread(ChatFormat, model)
+    worker = WorkerProcess(model, settings or EngineSettings(), incremental=False)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(worker.close)
+        await worker.start()
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                "http://model",
+                connector=aiohttp.UnixConnector(str(worker.socket), limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        )
+        async with session.get("/server_info") as answer:
+            window = (await answer.json())["context_length"]
+        server = ScriptedServer(
+            session,
+            chat,
+            policy,
+            window=window,
+            vocab_size=vocab_size,
+            chunk_tokens=chunk_tokens,
+            chunk_pause_s=chunk_pause_s,
+        )
+        runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        await web.TCPSite(runner, HOST, port).start()
+        yield f"http://{HOST}:{runner.addresses[0][1]}"
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with scripted_policy(arguments.model, load_script(arguments.script), port=arguments.port) as url:
+        print(json.dumps({"url": url}), flush=True)
+        await ended.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    parser.add_argument("--script", type=Path, required=True, help="YAML or JSON")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    try:
+        asyncio.run(run(parser.parse_args()))
+    except (ScriptError, StartupError, OSError) as error:
+        print(f"Failed: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
