@@ -51,7 +51,7 @@ class OpenEnvSettings(Section):
     wait_s: float = Field(
         45.0,
         gt=0,
-        description="`reset`, `wait` and `finish` answer after this at the latest; published clients give up at 60.",
+        description="`reset`, `wait`, `finish` answer after this at the latest; published clients give up at 60.",
     )
     max_sockets: int = Field(1024, ge=1, description="WebSockets at once; more are told CAPACITY_REACHED.")
     max_ahead: int = Field(
@@ -167,6 +167,11 @@ class SandboxSettings(Section):
     wait_s: float = Field(600.0, gt=0, description="Time to wait for room for a sandbox; then 503.")
     start_timeout_s: float = Field(60.0, gt=0, description="From create to the helper's call; then 503.")
     call_timeout_s: float = Field(30.0, gt=0, description="Time for the helper to answer what runs no command.")
+    output_grace_s: float = Field(
+        0.25,
+        ge=0,
+        description="After a command's end, time for output that its children still hold; then they are killed.",
+    )
     warm: int = Field(0, ge=0, description="Sandboxes kept ready for each of the latest specs; 0 keeps none.")
     warm_specs: int = Field(2, ge=1, description="How many of the latest specs have warm sandboxes.")
     warm_retry_s: float = Field(
@@ -190,8 +195,14 @@ class ToolSettings(Section):
     )
     max_answer_chars: int = Field(16_000, ge=16, description="Longest answer `submit` takes.")
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
-    max_sessions_per_episode: int = Field(16, ge=1, description="MCP sessions per episode; more are refused.")
+    max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
+    session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
+    max_requests_per_episode: int = Field(
+        128, ge=1, description="MCP requests in flight per episode, open streams included; more are 429."
+    )
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest MCP request; more is 413.")
+    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive an MCP request's body; later is 408.")
+    send_timeout_s: float = Field(30.0, gt=0, description="A caller that takes no bytes for this long is gone.")
 
 
 class TaskSettings(Section):
@@ -229,7 +240,7 @@ class AgentSettings(Section):
 class EngineSettings(Section):
     kind: Literal["embedded", "sglang", "none"] = Field(
         "embedded",
-        description="Which engine samples. `none`: no model; the control door answers `/health`, and all else is 503.",
+        description="Which engine samples. `none`: no model; `/health` is answered, all else is 503.",
     )
     url: str | None = Field(None, description="`sglang`: base URL of the running server.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")

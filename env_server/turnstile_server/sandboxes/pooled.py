@@ -43,7 +43,7 @@ class PooledSandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await self._sandbox.read(path, max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         await self._sandbox.write(path, data, mode=mode)
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:

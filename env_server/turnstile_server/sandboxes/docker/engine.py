@@ -29,12 +29,17 @@ T = TypeVar("T")
 _EXTRA_CONNECTIONS = 128
 """Connections kept beside those of bounded calls: commands of images without the helper hold one each."""
 
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What Docker gives a container whose image names none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
     image_id: str
     volumes: tuple[str, ...]
     """Paths that the image declares as volumes."""
+    path: str
+    """The image's PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,13 @@ class DockerEngine:
                 found = api.inspect_image(name)  # type: ignore[no-untyped-call]
             except ImageNotFound:
                 return None
-            declared = (found.get("Config") or {}).get("Volumes") or {}
-            return Image(found["Id"], tuple(sorted(declared)))
+            config = found.get("Config") or {}
+            environment = dict(each.partition("=")[::2] for each in config.get("Env") or ())
+            return Image(
+                image_id=found["Id"],
+                volumes=tuple(sorted(config.get("Volumes") or ())),
+                path=environment.get("PATH") or _USUAL_PATH,
+            )
 
         return await self._call(inspect, f"look up the image {name}")
 

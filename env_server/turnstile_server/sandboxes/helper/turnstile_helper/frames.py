@@ -1,0 +1,93 @@
+"""The wire format between the server and the helper in a sandbox, used by both. Pure: bytes in, frames out.
+
+The helper dials the server's Unix socket once; everything goes over that one connection, both ways in frames::
+
+    uint32 header length | uint32 payload length | header (a JSON object, UTF-8) | payload (bytes)
+
+both lengths big-endian, bounded by ``MAX_HEADER`` and ``MAX_PAYLOAD``; a frame beyond them ends the connection.
+
+First frame, helper to server: ``{"hello": VERSION, "token"}``. Then the server asks, ``id`` being its own number::
+
+    {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
+    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size}
+    {"id", "op": "file", action: read|write|unpack|pack, path, user, max_bytes, mode, timeout_s, stdin_size}
+    {"id", "op": "stop_all"}
+    {"op": "data", "id"} + payload       a part of that request's standard input (file contents, a tar)
+    {"op": "kill", "id"}                 kills that request's processes; its "end" follows
+
+and the helper answers, parts of different requests in any order::
+
+    {"id", "ev": "ack", "n"}             n bytes of standard input were taken; at most ``WINDOW`` are under way
+    {"id", "ev": "out", "stream"} + payload     a part of stdout (1) or stderr (2)
+    {"id", "ev": "end", …}               the last frame of a request: exit_code, timed_out, dropped, duration_s for
+                                         "run" and "file"; the request's own fields, or "error", for the others
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Dict, Iterator, Tuple  # noqa: UP035 - Python 3.8
+
+VERSION = 1
+MAX_HEADER = 8 << 20
+MAX_PAYLOAD = 1 << 20
+CHUNK = 256 << 10
+"""Size of the parts that long payloads are sent in, so that requests share the connection."""
+WINDOW = 1 << 20
+"""Bytes of standard input of one request that are sent and not yet taken."""
+FILE_PROBLEM = 3
+"""Exit code of a file operation that was refused; its stderr is the sentence why."""
+
+_LENGTHS = struct.Struct("!II")
+
+Frame = Tuple[Dict[str, Any], bytes]  # noqa: UP006 - evaluated on Python 3.8
+
+
+class FrameError(Exception):
+    """What came is not this format."""
+
+
+def encode(header: dict[str, Any], payload: bytes | bytearray | memoryview = b"") -> bytes:
+    """One frame. Raises FrameError when it is larger than the other side takes."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
+        raise FrameError(f"a frame of {len(text)} + {len(payload)} bytes is too large")
+    return b"".join((_LENGTHS.pack(len(text), len(payload)), text, payload))
+
+
+class Decoder:
+    """Cuts what a connection delivers into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Every frame that is now whole. Raises FrameError; the connection is then of no use."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= _LENGTHS.size:
+                head, body = _LENGTHS.unpack_from(buffer, start)
+                if head > MAX_HEADER or body > MAX_PAYLOAD:
+                    raise FrameError(f"a frame of {head} + {body} bytes was announced")
+                end = start + _LENGTHS.size + head + body
+                if len(buffer) < end:
+                    break
+                text = bytes(buffer[start + _LENGTHS.size : end - body])
+                payload = bytes(buffer[end - body : end])
+                start = end
+                yield _object(text), payload
+        finally:
+            del buffer[:start]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError("a header is not JSON") from error
+    if not isinstance(header, dict):
+        raise FrameError("a header is not a JSON object")
+    return header

@@ -1,0 +1,220 @@
+"""Dials the server, says the token, then serves requests until the connection ends; then kills everything.
+
+Holds: the connection is made before any other program runs in the sandbox, and once; a request that fails answers
+with its failure and disturbs no other; when the server is gone nothing of the sandbox's runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import Any, Mapping  # noqa: UP035 - Python 3.8
+
+from . import files, frames, processes, setup
+from .forward import Forwarder
+from .job import Job, Pipes
+from .loop import Loop
+from .outbox import Outbox
+from .output import Kept, Output, Passed
+from .spawn import CANNOT_RUN, Spawner
+
+_TOKEN = "TURNSTILE_HELPER_TOKEN"
+_SOCKET = "TURNSTILE_HELPER_SOCKET"
+_MAX_COMPLAINT = 8192
+_LOST = 70
+"""Exit code when the server is gone."""
+
+
+def main() -> int:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.connect(os.environ[_SOCKET])
+    link.sendall(frames.encode({"hello": frames.VERSION, "token": os.environ[_TOKEN]}))
+    os.environ.clear()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    if os.getpid() != 1:
+        processes.adopt_orphans()
+    gc.freeze()  # a child shares these pages for longer
+    Helper(link).run()
+    return _LOST
+
+
+class Helper:
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        link.setblocking(False)
+        self._decoder = frames.Decoder()
+        self._loop = Loop(self._reap)
+        self._outbox = Outbox(self._loop, link.fileno(), self._read, self._leave)
+        self._jobs: dict[int, Job] = {}
+        self._by_pid: dict[int, Job] = {}
+        self._spawner = Spawner({}, {})
+        self._config: Mapping[str, Any] = {}
+        self._forwarder: Forwarder | None = None
+
+    def run(self) -> None:
+        self._loop.run()
+
+    def _read(self) -> None:
+        try:
+            data = self._link.recv(frames.CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._leave()
+        try:
+            for header, payload in self._decoder.feed(data):
+                self._dispatch(header, payload)
+        except frames.FrameError as error:
+            sys.stderr.write(f"the server's frames cannot be read: {error}\n")
+            self._leave()
+
+    def _dispatch(self, header: dict[str, Any], payload: bytes) -> None:
+        request, operation = header["id"], header["op"]
+        try:
+            if operation == "data":
+                if request in self._jobs:
+                    self._jobs[request].feed(payload)
+            elif operation == "kill":
+                if request in self._jobs:
+                    self._jobs[request].kill()
+            elif operation == "run":
+                self._run(request, header)
+            elif operation == "file":
+                self._file(request, header)
+            elif operation == "stop_all":
+                left = processes.kill_all(bool(self._config.get("own_processes")))
+                self._reap()
+                self._outbox.send({"id": request, "ev": "end", "left": left})
+            elif operation == "setup":
+                self._outbox.send({"id": request, "ev": "end", **self._setup(header)})
+            else:
+                raise ValueError(f"there is no operation {operation!r}")
+        except Exception as error:  # noqa: BLE001 - one request's fault may not end the others
+            sentence = f"{type(error).__name__}: {error}"
+            self._outbox.send({"id": request, "ev": "end", "error": sentence})
+
+    def _setup(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        uids = setup.usable_uids(header["uids"])
+        setup.make_folders(header, uids)
+        self._spawner = Spawner(uids, header["rlimits"])
+        self._config = header
+        port = None
+        if header["forward"] is not None:
+            self._forwarder = Forwarder(self._loop, header["forward"][0], header["forward"][1])
+            port = self._forwarder.port
+        return {"two_users": bool(uids), "port": port}
+
+    def _run(self, request: int, header: Mapping[str, Any]) -> None:
+        user = header["user"]
+        env = {
+            "PATH": self._config["path"],
+            "HOME": self._config["homes"][user],
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            **header["env"],
+        }
+        outputs = (
+            Kept(self._outbox, request, 1, header["max_output"]),
+            Kept(self._outbox, request, 2, header["max_output"]),
+        )
+        try:
+            argv = [_encoded(word) for word in header["argv"]]
+            environment = {_encoded(name): _encoded(value) for name, value in env.items()}
+            cwd = _encoded(header["cwd"] or self._config["workdir"])
+            pipes = Pipes(header["stdin_size"] > 0)
+        except (OSError, ValueError) as error:
+            self._could_not_run(request, str(error))
+            return
+        try:
+            pid = self._spawner.command(
+                argv, cwd, environment, user, (pipes.child_in, pipes.child_out, pipes.child_err)
+            )
+        except OSError as error:
+            # The sandbox is full of processes: that is what ran in it, not a fault of the sandbox.
+            pipes.close()
+            self._could_not_run(request, f"no process could be made: {error.strerror}")
+            return
+        self._own(request, pid, pipes, outputs, header)
+
+    def _could_not_run(self, request: int, sentence: str) -> None:
+        self._outbox.send_long(
+            {"id": request, "ev": "out", "stream": 2}, sentence.encode(errors="replace") + b"\n"
+        )
+        self._outbox.send(
+            {
+                "id": request,
+                "ev": "end",
+                "exit_code": CANNOT_RUN,
+                "timed_out": False,
+                "dropped": 0,
+                "duration_s": 0.0,
+            }
+        )
+
+    def _file(self, request: int, header: Mapping[str, Any]) -> None:
+        pipes = Pipes(header["stdin_size"] > 0)
+        try:
+            pid = self._spawner.fork(
+                lambda: files.run(header["action"], header["path"], header["max_bytes"], header["mode"]),
+                header["user"],
+                (pipes.child_in, pipes.child_out, pipes.child_err),
+            )
+        except OSError:
+            pipes.close()
+            raise
+        outputs = (Passed(self._outbox, request, 1), Kept(self._outbox, request, 2, _MAX_COMPLAINT))
+        self._own(request, pid, pipes, outputs, header)
+
+    def _own(
+        self, request: int, pid: int, pipes: Pipes, outputs: tuple[Output, Output], header: Mapping[str, Any]
+    ) -> None:
+        pipes.close_child_ends()
+
+        def ended() -> None:
+            del self._jobs[request]
+            self._by_pid.pop(pid, None)
+
+        job = Job(
+            self._loop,
+            self._outbox,
+            request,
+            pid,
+            pipes,
+            outputs,
+            header["stdin_size"],
+            header["timeout_s"],
+            self._config["grace_s"],
+            ended,
+        )
+        self._jobs[request] = self._by_pid[pid] = job
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self._by_pid.pop(pid, None)
+            if job is not None:
+                job.exited(status)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError):
+            processes.kill_all(bool(self._config.get("own_processes")))
+        os._exit(_LOST)
+
+
+def _encoded(text: str) -> bytes:
+    """As the system wants names. Raises ValueError for what no name may hold."""
+    if "\0" in text:
+        raise ValueError("a command, its folder and its environment hold no NUL characters")
+    return os.fsencode(text)

@@ -1,0 +1,75 @@
+"""What becomes of a child's output: kept up to a bound, or passed on as it comes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from . import frames
+from .outbox import Outbox
+
+
+class Output(Protocol):
+    def take(self, data: bytes) -> None: ...
+
+    @property
+    def full(self) -> bool:
+        """No more is to be read for now."""
+        ...
+
+    def finish(self) -> int:
+        """Sends what is kept; returns the bytes that were left out."""
+        ...
+
+
+class Kept:
+    """The first and the last half of ``bound`` bytes."""
+
+    def __init__(self, outbox: Outbox, request: int, stream: int, bound: int) -> None:
+        self._outbox = outbox
+        self._header = {"id": request, "ev": "out", "stream": stream}
+        self._head_size = bound - bound // 2
+        self._tail_size = bound // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    full = False
+
+    def take(self, data: bytes) -> None:
+        room = self._head_size - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        # Cut only now and then: each cut moves the whole tail.
+        if len(self._tail) > 2 * self._tail_size + frames.CHUNK:
+            self._cut()
+
+    def _cut(self) -> None:
+        excess = len(self._tail) - self._tail_size
+        if excess > 0:
+            self._dropped += excess
+            del self._tail[:excess]
+
+    def finish(self) -> int:
+        self._cut()
+        self._outbox.send_long(self._header, self._head + self._tail)
+        return self._dropped
+
+
+class Passed:
+    """Sent on as it comes."""
+
+    def __init__(self, outbox: Outbox, request: int, stream: int) -> None:
+        self._outbox = outbox
+        self._header = {"id": request, "ev": "out", "stream": stream}
+
+    @property
+    def full(self) -> bool:
+        return self._outbox.full
+
+    def take(self, data: bytes) -> None:
+        self._outbox.send(self._header, data)
+
+    def finish(self) -> int:
+        return 0

@@ -1,0 +1,93 @@
+"""Killing: a session, or everything in the sandbox but the helper. Reads /proc; makes no process.
+
+Where the sandbox has a process name space of its own ``kill(-1)`` reaches everything in it at once. Where it has
+not (no isolation) only what descends from the helper may be touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ROUNDS = 200
+_ROUND_S = 0.005
+"""A killed process needs a moment to be gone; after a second of this it is stuck in the kernel."""
+
+
+def adopt_orphans() -> None:
+    """Orphans of the sandbox come to the helper, so that it finds and reaps them (PID 1 has this by itself)."""
+    try:
+        import ctypes  # noqa: PLC0415 - costly, and small Pythons lack it
+    except ImportError:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_session(session: int) -> None:
+    """Every process of the session, those in other process groups of it (a shell's job control) too."""
+    kill_group(session)
+    for pid, (_, sid, state) in _table().items():
+        if sid == session and state not in "ZX":
+            _kill(pid)
+
+
+def kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_all(own_name_space: bool) -> int:
+    """Kills until nothing is left; returns how many processes did not go. Children stay zombies to be reaped."""
+    left: list[int] = []
+    for _ in range(_ROUNDS):
+        if own_name_space:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                return 0
+        table = _table()
+        pids = set(table) - {os.getpid(), 1} if own_name_space else _descendants(table)
+        left = [pid for pid in pids if table[pid][2] not in "ZX"]
+        if not left:
+            return 0
+        for pid in left:
+            _kill(pid)
+        time.sleep(_ROUND_S)
+    return len(left)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone meanwhile, or not of this sandbox
+        os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(table: dict[int, tuple[int, int, str]]) -> set[int]:
+    found: set[int] = set()
+    level = {os.getpid()}
+    while level:
+        level = {pid for pid, (parent, _, _) in table.items() if parent in level} - found
+        found |= level
+    return found
+
+
+def _table() -> dict[int, tuple[int, int, str]]:
+    """pid to (parent, session, state), by proc_pid_stat(5)."""
+    table: dict[int, tuple[int, int, str]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return table
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The command's name may hold anything, parentheses too: the fields begin after the last one.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        table[int(name)] = (int(fields[1]), int(fields[3]), fields[0].decode())
+    return table

@@ -1,0 +1,114 @@
+"""Children: a fork that drops every right and descriptor before it does anything else.
+
+Holds: a child is in a session of its own, has the asked uid and no group but its own, no descriptor but
+its three standard ones, and is killed by the kernel before the helper when memory runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from typing import Callable, Mapping, Sequence  # noqa: UP035 - Python 3.8
+
+_OOM_SCORE = "500"
+CANNOT_RUN = 126
+NOT_FOUND = 127
+
+
+class Spawner:
+    """``uids``: user name to uid (gid likewise); empty: every child keeps the helper's. ``rlimits``: name (``AS``)
+    to bound, for commands."""
+
+    def __init__(self, uids: Mapping[str, int], rlimits: Mapping[str, int]) -> None:
+        self._uids = uids
+        self._rlimits: dict[int, int] = {
+            getattr(resource, "RLIMIT_" + name): bound for name, bound in rlimits.items()
+        }
+
+    def command(
+        self,
+        argv: Sequence[bytes],
+        cwd: bytes,
+        env: Mapping[bytes, bytes],
+        user: str | None,
+        stdio: Sequence[int],
+    ) -> int:
+        """Starts a program; returns its pid. One that cannot be started exits 127 (not there) or 126, and says
+        why on stderr. Raises OSError when no process can be made."""
+        return self.fork(lambda: self._execute(argv, cwd, env), user, stdio)
+
+    def fork(self, work: Callable[[], int], user: str | None, stdio: Sequence[int]) -> int:
+        """Runs ``work`` in a child; what it returns is the exit code."""
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = CANNOT_RUN
+        try:
+            self._enter(user, stdio)
+            code = work()
+        except BaseException as error:  # noqa: BLE001 - nothing of a child may run on in the helper's code
+            os.write(2, (f"{type(error).__name__}: {error}\n").encode(errors="replace"))
+        finally:
+            os._exit(code)
+        raise AssertionError("unreachable")
+
+    def _enter(self, user: str | None, stdio: Sequence[int]) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        # Copies above the standard ones first: one of them may be 0, 1 or 2 itself.
+        copies = [os.dup(fd) for fd in stdio]
+        for target, fd in enumerate(copies):
+            os.dup2(fd, target)
+        _close_others()
+        try:
+            with open("/proc/self/oom_score_adj", "w") as score:
+                score.write(_OOM_SCORE)
+        except OSError:
+            pass  # no /proc, or already higher: then the kernel chooses by size
+        if user is not None and user in self._uids:
+            uid = self._uids[user]
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        os.umask(0o022)
+
+    def _execute(self, argv: Sequence[bytes], cwd: bytes, env: Mapping[bytes, bytes]) -> int:
+        for which, bound in self._rlimits.items():
+            resource.setrlimit(which, (bound, bound))
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            return _cannot(CANNOT_RUN, f"cannot enter {_shown(cwd)}: {error.strerror}")
+        try:
+            os.execvpe(argv[0], list(argv), env)
+        except (FileNotFoundError, NotADirectoryError):
+            return _cannot(NOT_FOUND, f"{_shown(argv[0])}: not found")
+        except OSError as error:
+            return _cannot(CANNOT_RUN, f"cannot run {_shown(argv[0])}: {error.strerror}")
+
+
+def _close_others() -> None:
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        os.closerange(3, 65536)
+        return
+    for fd in numbers:
+        if fd > 2:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+                os.close(fd)
+
+
+def _cannot(code: int, sentence: str) -> int:
+    os.write(2, sentence.encode(errors="replace") + b"\n")
+    return code
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="replace")
