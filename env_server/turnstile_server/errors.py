@@ -216,7 +216,27 @@ class AgentFailed(TurnstileError):
     fault = Fault.AGENT
 
 
+class NotInstalled(TurnstileError):
+    """A part of the server whose packages are not there."""
+
+    status = 501
+    type = "not_installed"
+
+
 class StartupError(TurnstileError):
     """A configuration that cannot serve; the process exits with code 2 and this sentence."""
 
     type = "startup_error"
+
+
+def error_of_type(name: str, message: str, *, detail: Any = None) -> TurnstileError:
+    """The error that was told elsewhere as ``type`` and ``message`` (an ended episode's, another door's)."""
+    return _by_type(TurnstileError).get(name, TurnstileError)(message, detail=detail)
+
+
+def _by_type(base: type[TurnstileError]) -> dict[str, type[TurnstileError]]:
+    """``base`` and what is derived from it, those that a message is enough for."""
+    found = {base.type: base} if base.__init__ is TurnstileError.__init__ else {}
+    for derived in base.__subclasses__():
+        found |= _by_type(derived)
+    return found

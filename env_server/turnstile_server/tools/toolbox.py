@@ -85,6 +85,11 @@ class Toolbox:
         self._submit = _spec(SUBMIT, SubmitArguments, settings)
         self._all = (*(_spec(tool.name, tool.arguments, settings) for tool in _TOOLS), self._submit)
 
+    @property
+    def all_tools(self) -> tuple[ToolSpec, ...]:
+        """Every tool there is; an episode may have fewer."""
+        return self._all
+
     def tools_of(self, episode: EpisodeTools) -> tuple[ToolSpec, ...]:
         """The tools of an episode: ``submit`` alone where it has no sandbox."""
         return (self._submit,) if episode.sandbox is None else self._all

@@ -1,0 +1,294 @@
+"""One episode as an OpenEnv environment.
+
+Holds: what it started and owns is cancelled by ``release``, on every path; a detached episode is nobody's but its
+own limits'. A step has no time limit but the ones it names and those of the tool or model. The agent's failures
+are observations; what the trainer asked wrongly is an error. It never computes a reward: it tells the episode's.
+
+The framework's own server is not used (``docs/openenv.md`` says why), so only the asynchronous half of the
+interface runs here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
+from openenv.core.env_server.types import EnvironmentMetadata
+
+from turnstile.models import Episode, EpisodeCreated, EpisodeStatus
+from turnstile_server.control.openenv.metadata import metadata
+from turnstile_server.control.openenv.model_call import ModelDoor
+from turnstile_server.control.openenv.parts import OpenEnvParts
+from turnstile_server.control.openenv.tool_calls import EpisodeToolCalls, Said
+from turnstile_server.control.openenv.wire import (
+    ResetParameters,
+    TurnstileAction,
+    TurnstileObservation,
+    TurnstileState,
+    error_of,
+    outcome,
+)
+from turnstile_server.errors import Conflict, NotFound, TurnstileError, error_of_type
+
+_LOG = logging.getLogger(__name__)
+_WAITING = (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
+_ASYNC_ONLY = "this environment lives on its server's event loop: use reset_async and step_async"
+
+
+class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, TurnstileState]):
+    """Plays at most one episode at a time; ``reset`` gives up the one before."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, parts: OpenEnvParts) -> None:
+        super().__init__()
+        self._parts = parts
+        self._model = ModelDoor(parts.gate)
+        self._tools = EpisodeToolCalls(parts.directory, parts.toolbox)
+        self._created: EpisodeCreated | None = None
+        self._seen: Episode | None = None
+        self._owned = False
+        self._steps = 0
+
+    @property
+    def episode_id(self) -> str | None:
+        return self._seen.episode_id if self._seen is not None else None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the episode ends with this environment."""
+        return self._owned
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        return EnvironmentMetadata.model_validate(metadata())
+
+    # The interface
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TurnstileObservation:
+        raise RuntimeError(_ASYNC_ONLY)
+
+    def step(self, action: TurnstileAction, timeout_s: float | None = None, **_: Any) -> TurnstileObservation:
+        raise RuntimeError(_ASYNC_ONLY)
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **rest: Any
+    ) -> TurnstileObservation:
+        """Starts an episode (``ResetParameters``). For an external agent it answers once the episode runs, at
+        latest after ``openenv.wait_s``. Raises pydantic.ValidationError, the errors of creating an episode, and
+        the error of an episode that ended while it was prepared."""
+        given = {"seed": seed, "episode_id": episode_id}
+        asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
+        await self.release()
+        self._created, self._seen, self._steps = None, None, 0
+        # From the creation on somebody must own it, so a caller that leaves now is noticed after it.
+        with anyio.CancelScope(shield=True):
+            created, _ = await self._parts.episodes.create(asked.request())
+            self._created, self._owned = created, not asked.detached
+        episode = self._seen = await self._parts.episodes.get(created.episode_id)
+        if created.episode_key is not None:
+            wait_s = self._parts.settings.wait_s
+            episode = await self._until(lambda found: found.status not in _WAITING, wait_s)
+        if episode.status.ended and episode.error is not None:
+            detail = {"episode_id": episode.episode_id}
+            raise error_of_type(episode.error.type, episode.error.message, detail=detail)
+        told = {
+            "instruction": self._instruction(episode),
+            "model_url": created.model_url,
+            "tool_url": created.tool_url,
+            "episode_key": created.episode_key,
+        }
+        return self._observation(**{name: value for name, value in told.items() if value is not None})
+
+    async def step_async(
+        self, action: TurnstileAction, timeout_s: float | None = None, **_: Any
+    ) -> TurnstileObservation:
+        """Raises Conflict where there is no episode to act in, and the errors of the episode service."""
+        if action.type == "list_tools" and self._seen is None:
+            return TurnstileObservation(step=0, tools=self._tools.known())
+        if self._seen is None:
+            raise Conflict(f"{action.type} needs an episode: send reset first, with a task")
+        self._steps += 1
+        limit_s = action.timeout_s if action.timeout_s is not None else timeout_s
+        match action.type:
+            case "list_tools":
+                return await self._told(tools=self.tools())
+            case "call_tool":
+                return await self._call_tool(action, limit_s)
+            case "generate":
+                return await self._generate(action, limit_s)
+            case "wait":
+                before = self._seen.status
+                await self._until(lambda episode: episode.status != before, self._bounded(limit_s))
+                return self._observation()
+            case "finish":
+                await self._parts.episodes.finish(self._seen.episode_id)
+                await self._until(lambda episode: episode.status.ended, self._bounded(limit_s))
+                return self._observation()
+
+    @property
+    def state(self) -> TurnstileState:
+        """The episode as it was last seen; ``refreshed`` looks first."""
+        episode = self._seen
+        if episode is None:
+            return TurnstileState(episode_id=None, step_count=0)
+        created = self._created
+        return TurnstileState(
+            episode_id=episode.episode_id,
+            step_count=self._steps,
+            status=episode.status.value,
+            done=episode.status.ended,
+            reward=episode.reward,
+            reward_components=dict(episode.reward_components),
+            error=error_of(episode.error) if episode.error is not None else None,
+            agent=episode.agent,
+            task_id=episode.task.id,
+            group_id=episode.group_id,
+            rollout_id=episode.rollout_id,
+            model_url=created.model_url if created is not None else None,
+            tool_url=created.tool_url if created is not None else None,
+            turns=episode.stats.turns,
+            sampled_tokens=episode.stats.sampled_tokens,
+        )
+
+    async def refreshed(self) -> TurnstileState:
+        """The episode as it is now."""
+        if self._seen is not None:
+            self._seen = await self._parts.episodes.get(self._seen.episode_id)
+        return self.state
+
+    def tools(self) -> list[Tool]:
+        """The episode's tools, or all that there are where there is no episode yet."""
+        if self._created is None or self._seen is None or self._seen.status.ended:
+            return self._tools.known()
+        return self._tools.of(self._seen.episode_id, self._key("list_tools"))
+
+    # What the doors add
+
+    async def attach(self, episode_id: str) -> None:
+        """Plays an episode that was started elsewhere, without its key: no tools, no ``generate``. Raises
+        NotFound."""
+        self._seen = await self._parts.episodes.get(episode_id)
+
+    def detach(self) -> None:
+        """From now on the episode does not end with this environment."""
+        self._owned = False
+
+    async def cancel(self) -> None:
+        """Ends an open episode as cancelled."""
+        assert self._seen is not None
+        self._seen = await self._parts.episodes.cancel(self._seen.episode_id)
+
+    async def has_ended(self) -> bool:
+        """Whether its episode has, or is no more."""
+        if self._seen is None or self._seen.status.ended:
+            return True
+        try:
+            return (await self.refreshed()).done
+        except NotFound:
+            return True
+
+    async def release(self) -> None:
+        """Cancels the episode if it is owned. Nothing stops it, and it may be called again."""
+        owned, self._owned = self._owned, False
+        if not owned or self._created is None:
+            return
+        episode_id = self._created.episode_id
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._parts.episodes.cancel(episode_id)
+            except NotFound:
+                return  # deleted meanwhile
+            except TurnstileError as error:
+                _LOG.error("episode %s could not be cancelled: %s", episode_id, error.message)
+
+    # Steps
+
+    async def _call_tool(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
+        assert self._seen is not None
+        name, key = action.tool_name or "", self._key("call_tool")
+        said = _timeout(name, limit_s)
+        with anyio.move_on_after(limit_s):
+            said = await self._tools.call(self._seen.episode_id, key, name, action.arguments)
+        told = {"result": said.result, "is_error": said.is_error}
+        return await self._told(tool_name=name, **(told if said.error is None else {"error": said.error}))
+
+    async def _generate(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
+        assert self._seen is not None
+        key = self._key("generate")
+        told: dict[str, Any] = {"error": _timeout("generate", limit_s).error}
+        with anyio.move_on_after(limit_s):
+            try:
+                answer = await self._model.chat(self._seen.episode_id, key, self._chat_body(action))
+                choice = answer["choices"][0]
+                told = {name: choice[name] for name in ("message", "finish_reason")} | {"usage": answer["usage"]}
+            except TurnstileError as refusal:
+                message = f"{refusal.type}: {refusal.message}"
+                told = {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
+        return await self._told(**told)
+
+    def _chat_body(self, action: TurnstileAction) -> dict[str, Any]:
+        messages = action.messages
+        body: dict[str, Any] = {
+            "model": "policy",
+            "messages": messages if messages is not None else [{"role": "user", "content": action.prompt}],
+        }
+        offered = list(action.tools or [])
+        if action.offer_tools:
+            offered += [_as_function(tool) for tool in self.tools()]
+        optional = {"tools": offered or None, "max_tokens": action.max_tokens, "stop": action.stop}
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+    # Helpers
+
+    async def _until(self, reached: Callable[[Episode], bool], wait_s: float) -> Episode:
+        """Follows the episode until ``reached(episode)`` or its end, at most ``wait_s``."""
+        assert self._seen is not None
+        deadline = anyio.current_time() + wait_s
+        self._seen = await self._parts.episodes.get(self._seen.episode_id)
+        while not (self._seen.status.ended or reached(self._seen)):
+            left_s = deadline - anyio.current_time()
+            if left_s <= 0:
+                break
+            self._seen = await self._parts.episodes.get(self._seen.episode_id, left_s)
+        return self._seen
+
+    def _bounded(self, asked_s: float | None) -> float:
+        return min(asked_s, self._parts.control.max_wait_s) if asked_s is not None else self._parts.settings.wait_s
+
+    def _key(self, what: str) -> str:
+        if self._created is None:
+            raise Conflict(f"{what}: this server did not start the episode over OpenEnv, so its key is not here")
+        if self._created.episode_key is None:
+            raise Conflict(f"{what}: the episode's own agent acts in it; use wait until it is done")
+        return self._created.episode_key
+
+    def _instruction(self, episode: Episode) -> str | None:
+        if episode.task.instruction is not None or episode.task.id is None or self._parts.tasks is None:
+            return episode.task.instruction
+        return self._parts.tasks.get(episode.task.id).instruction
+
+    async def _told(self, **fields: Any) -> TurnstileObservation:
+        """An observation after something was done: the episode may have ended by it."""
+        assert self._seen is not None
+        self._seen = await self._parts.episodes.get(self._seen.episode_id)
+        return self._observation(**fields)
+
+    def _observation(self, **fields: Any) -> TurnstileObservation:
+        assert self._seen is not None
+        return TurnstileObservation(step=self._steps, **outcome(self._seen), **fields)
+
+
+def _timeout(what: str, limit_s: float | None) -> Said:
+    """What is said of a call that ``timeout_s`` stopped."""
+    message = f"{what} was stopped after timeout_s = {limit_s}"
+    return Said(error=ToolError(error_type=ToolErrorType.TIMEOUT, message=message))
+
+
+def _as_function(tool: Tool) -> dict[str, Any]:
+    """A tool as Chat Completions takes it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}

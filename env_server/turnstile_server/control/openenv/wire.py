@@ -1,0 +1,155 @@
+"""The one action, the one observation and the state, on the framework's types (openenv-core 0.3.0).
+
+Data is in declared fields, because the framework drops an observation's ``metadata``. A field that does not apply
+is absent from the wire: the published tool client tells observations apart by the fields they have (``tools``: a
+ListToolsObservation, ``tool_name``: a CallToolObservation).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from openenv.core.env_server.mcp_types import Tool, ToolError
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import ConfigDict, Field, model_validator
+
+from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef
+
+_FIELDS = {
+    "list_tools": frozenset[str](),
+    "call_tool": frozenset({"tool_name", "arguments"}),
+    "generate": frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"}),
+    "wait": frozenset[str](),
+    "finish": frozenset[str](),
+}
+_ALWAYS = frozenset({"type", "timeout_s", "metadata"})
+
+
+class TurnstileAction(Action):
+    """What ``step`` takes. ``type`` says which of the other fields apply."""
+
+    type: Literal["list_tools", "call_tool", "generate", "wait", "finish"]
+    timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="`call_tool`, `generate`: given up after this (none: their own limits). `wait`, `finish`: how "
+        "long to wait.",
+    )
+    tool_name: str | None = Field(None, description="`call_tool`: which tool.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="`call_tool`: its arguments.")
+    messages: list[dict[str, Any]] | None = Field(
+        None, description="`generate`: the conversation so far, as in Chat Completions."
+    )
+    prompt: str | None = Field(None, description="`generate`: short for one user message.")
+    tools: list[dict[str, Any]] | None = Field(None, description="`generate`: tools, as in Chat Completions.")
+    offer_tools: bool = Field(False, description="`generate`: offer the episode's own tools to the model.")
+    max_tokens: int | None = Field(None, ge=1, description="`generate`: most tokens to sample.")
+    stop: str | list[str] | None = Field(None, description="`generate`: stop strings.")
+
+    @model_validator(mode="after")
+    def _fields_of_its_type(self) -> TurnstileAction:
+        given = {name for name in self.model_fields_set if getattr(self, name)}
+        strange = given - _FIELDS[self.type] - _ALWAYS
+        if strange:
+            raise ValueError(f"{self.type} takes no {', '.join(sorted(strange))}")
+        if self.type == "call_tool" and not self.tool_name:
+            raise ValueError("call_tool needs tool_name")
+        if self.type == "generate" and (self.messages is None) == (self.prompt is None):
+            raise ValueError("generate needs messages, or prompt, and not both")
+        return self
+
+
+class TurnstileObservation(Observation):
+    """What ``reset`` and ``step`` give; ``reward`` and ``done`` are beside it on the wire."""
+
+    episode_id: str | None = Field(None, description="The episode; none before `reset`.")
+    status: str | None = Field(None, description="The episode's status.")
+    step: int = Field(0, description="Number of the step this answers; 0 answers `reset`.")
+    instruction: str | None = Field(None, description="`reset`: what the agent is asked.")
+    model_url: str | None = Field(None, description="`reset`: where an external agent calls the model.")
+    tool_url: str | None = Field(None, description="`reset`: the episode's MCP server.")
+    episode_key: str | None = Field(None, description="`reset`, external agents: opens both.")
+    tools: list[Tool] | None = Field(None, description="`list_tools`.")
+    tool_name: str | None = Field(None, description="`call_tool`: the tool that was called.")
+    result: Any = Field(None, description="`call_tool`: what the tool said, its own failures included.")
+    is_error: bool = Field(
+        False, description="`call_tool`: the tool could not do what was asked; `result` says why."
+    )
+    error: ToolError | None = Field(None, description="The tool or model call could not be made.")
+    message: dict[str, Any] | None = Field(None, description="`generate`: the reply, as in Chat Completions.")
+    finish_reason: str | None = Field(None, description="`generate`: stop, length or tool_calls.")
+    usage: dict[str, Any] | None = Field(None, description="`generate`: tokens.")
+    reward_components: dict[str, float] | None = Field(None, description="Of an ended episode.")
+    episode_error: dict[str, Any] | None = Field(
+        None, description="Why an ended episode has no result: type, message, fault."
+    )
+
+
+class TurnstileState(State):
+    """The episode, as the trainer may ask at any time."""
+
+    status: str | None = None
+    done: bool = False
+    reward: float | None = None
+    reward_components: dict[str, float] = Field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    agent: str | None = None
+    task_id: str | None = None
+    group_id: str | None = None
+    rollout_id: str | None = None
+    model_url: str | None = None
+    tool_url: str | None = None
+    turns: int = 0
+    sampled_tokens: int = 0
+
+
+class ResetParameters(EpisodeRequest):
+    """``reset(**these)``: the fields of ``POST /episodes``, with the task by ``task_id`` or as ``task``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: TaskRef = TaskRef()
+    task_id: str | None = None
+    detached: bool = False
+    """True: dropping the socket leaves the episode alone."""
+
+    @model_validator(mode="after")
+    def _one_task(self) -> ResetParameters:
+        inline = self.task.model_dump(exclude_none=True)
+        if bool(self.task_id) == bool(inline):
+            raise ValueError("name a task: task_id, or task (an object with an instruction), and not both")
+        return self
+
+    def request(self) -> EpisodeRequest:
+        task = TaskRef(id=self.task_id) if self.task_id else self.task
+        fields = {name: getattr(self, name) for name in self.model_fields_set & EpisodeRequest.model_fields.keys()}
+        return EpisodeRequest.model_validate({**fields, "task": task})
+
+
+def serialise(observation: TurnstileObservation) -> dict[str, Any]:
+    """As the framework sends an observation, without the fields that were not set."""
+    left_out = {"reward", "done", "metadata"}
+    return {
+        "observation": observation.model_dump(mode="json", exclude=left_out, exclude_unset=True),
+        "reward": observation.reward,
+        "done": observation.done,
+    }
+
+
+def outcome(episode: Episode) -> dict[str, Any]:
+    """What every observation of an episode says of it."""
+    told: dict[str, Any] = {
+        "episode_id": episode.episode_id,
+        "status": episode.status.value,
+        "done": episode.status.ended,
+        "reward": episode.reward,
+    }
+    if episode.status.ended:
+        told["reward_components"] = dict(episode.reward_components)
+        if episode.error is not None:
+            told["episode_error"] = error_of(episode.error)
+    return told
+
+
+def error_of(error: ErrorInfo) -> dict[str, Any]:
+    return error.model_dump(mode="json", exclude_none=True)
