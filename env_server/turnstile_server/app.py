@@ -24,7 +24,9 @@ from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key, load_secret
 from turnstile_server.control.catalog import build_catalog_router
+from turnstile_server.control.openenv import DoorLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.rest import ControlParts, build_router
+from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
@@ -45,6 +47,7 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
+from turnstile_server.tools.toolbox import Toolbox
 from turnstile_server.workplace import Workplace, make_workplace
 
 
@@ -71,13 +74,37 @@ class Server:
 
 async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     """Builds and starts everything; ``stack`` owns what was started. Raises StartupError."""
-    model_dir = _model_dir(settings)
+    model_dir = _model_dir(settings) if settings.engine.kind != "none" else None
     control_socket = bind("control", settings.control.host, settings.control.port)
     stack.callback(control_socket.close)
     agent_socket = bind("agent", settings.gate.host, settings.gate.port)
     stack.callback(agent_socket.close)
     control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
+    doors = await _doors(settings, model_dir, agent_url, stack)
+    idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
+    return Server(
+        control=Listener(
+            doors.control,
+            control_socket,
+            idle_s=idle_s,
+            grace_s=grace_s,
+            access_log=True,
+            ping_interval_s=settings.openenv.ping_interval_s,
+            ping_timeout_s=settings.openenv.ping_timeout_s,
+        ),
+        agent=Listener(doors.gate, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
+        control_url=control_url,
+        agent_url=agent_url,
+        closing=doors.closing,
+    )
 
+
+async def _doors(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Doors:
+    """``model_dir`` None: the doors of a server without a model."""
+    if model_dir is None:
+        key = load_control_key(settings) if settings.control.auth else None
+        control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
+        return Doors(control, standby_gate, anyio.Event())
     journal = await FileJournal.open(settings.data_dir / "journal", settings.journal)
     stack.push_async_callback(_shielded, journal.close)
     key = load_control_key(settings) if settings.control.auth else None
@@ -90,15 +117,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
     stack.push_async_callback(_shielded, engine.close)
     await engine.start()
-    doors = await assemble(Parts(settings, journal, renderer, engine, keys, metrics), agent_url, key, stack)
-    idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
-    return Server(
-        control=Listener(doors.control, control_socket, idle_s=idle_s, grace_s=grace_s, access_log=True),
-        agent=Listener(doors.gate, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
-        control_url=control_url,
-        agent_url=agent_url,
-        closing=doors.closing,
-    )
+    return await assemble(Parts(settings, journal, renderer, engine, keys, metrics), agent_url, key, stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +190,13 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     closing = anyio.Event()
     router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers, closing))
     catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
-    control = build_control_app([router, catalog], key=control_key, metrics=metrics, settings=settings.control)
+    toolbox = Toolbox(settings.tools)
+    openenv = DoorLoader(
+        OpenEnvParts(episodes, episodes, toolbox, gate, work.tasks, settings.control, settings.openenv, closing)
+    )
+    await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
+    routers = [router, catalog, build_openenv_router(openenv)]
+    control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
     return Doors(control, gate, closing)
 
 

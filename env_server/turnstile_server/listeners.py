@@ -25,7 +25,15 @@ class Listener:
     """Serves ``app`` on a socket from ``bind``; owns both."""
 
     def __init__(
-        self, app: ASGIApp, bound: socket.socket, *, idle_s: float, grace_s: float, access_log: bool
+        self,
+        app: ASGIApp,
+        bound: socket.socket,
+        *,
+        idle_s: float,
+        grace_s: float,
+        access_log: bool,
+        ping_interval_s: float = 20.0,
+        ping_timeout_s: float = 20.0,
     ) -> None:
         self._socket = bound
         self._server = _Server(
@@ -38,6 +46,8 @@ class Listener:
                 proxy_headers=False,
                 timeout_keep_alive=int(idle_s),
                 timeout_graceful_shutdown=int(grace_s),
+                ws_ping_interval=ping_interval_s,
+                ws_ping_timeout=ping_timeout_s,
             )
         )
 
