@@ -47,6 +47,7 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
+from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
 from turnstile_server.workplace import Workplace, make_workplace
 
@@ -141,6 +142,7 @@ class Doors:
     control: ASGIApp
     gate: ASGIApp
     closing: anyio.Event
+    tools: ToolDirectory
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
@@ -197,7 +199,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [router, catalog, build_openenv_router(openenv)]
     control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
-    return Doors(control, gate, closing)
+    return Doors(control, gate, closing, episodes)
 
 
 async def serve(settings: Settings) -> None:

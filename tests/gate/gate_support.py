@@ -32,6 +32,7 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.settings import RenderingSettings, Settings
+from turnstile_server.workplace import Workplace
 
 CONTEXT = 32_768
 
@@ -190,9 +191,10 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    model: Path, data_dir: Path, *, context_length: int = CONTEXT, **settings: Any
+    model: Path, data_dir: Path, *, context_length: int = CONTEXT, work: Workplace | None = None, **settings: Any
 ) -> AsyncIterator[Stage]:
-    """A server on ``data_dir``, with the given settings (nested like the settings file)."""
+    """A server on ``data_dir``, with the given settings (nested like the settings file); ``work`` None: what they
+    say of tasks, agents and sandboxes."""
     wanted = Settings(**{"model": model, "data_dir": data_dir, **settings})
     vocabulary = _vocabulary(model)
     async with AsyncExitStack() as stack:
@@ -202,7 +204,7 @@ async def staged(
         engine = ScriptedEngine(vocabulary.size, context_length)
         engine.answers = [says([1, 2, 3])]
         renderer = _renderer(model, wanted.rendering.model_dump_json())
-        parts = Parts(wanted, journal, renderer, engine, EpisodeKeys(b"s" * 32), Metrics())
+        parts = Parts(wanted, journal, renderer, engine, EpisodeKeys(b"s" * 32), Metrics(), work)
         doors = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [

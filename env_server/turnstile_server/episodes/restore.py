@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 from turnstile_server.episodes.store import Stored, rebuild, stored_of
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.protocol import Journal
@@ -19,6 +19,7 @@ _LOG = logging.getLogger(__name__)
 _RESTARTED = ErrorInfo(
     type="server_restarted",
     message="the server stopped while the episode ran; its turns are kept, submit it again",
+    fault=Fault.INFRASTRUCTURE,
 )
 
 

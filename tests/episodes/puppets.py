@@ -1,0 +1,178 @@
+"""Sandboxes, agents and a grader that do what a test says, when it says: for the life cycle alone.
+
+What a sandbox really does is proved by tests/sandboxes on real ones; whole episodes in real sandboxes by
+test_whole_episodes.py beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from starlette.types import ASGIApp
+
+from turnstile_server.agents.installer import Installer
+from turnstile_server.agents.registry import SPECS, AgentRegistry
+from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.errors import SandboxFailed
+from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxSpec, User
+from turnstile_server.settings import AgentSettings, Settings
+from turnstile_server.tasks.model import Task
+from turnstile_server.workplace import Workplace, make_workplace
+
+
+def result(code: int = 0, output: bytes = b"") -> ExecResult:
+    return ExecResult(code, output, b"", 0, False, 0.0)
+
+
+class PuppetProcess:
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.killed = False
+        self._ended = anyio.Event()
+        self._result: ExecResult | Exception = result()
+
+    def end(self, how: ExecResult | Exception) -> None:
+        self._result = how
+        self._ended.set()
+
+    async def wait(self) -> ExecResult:
+        await self._ended.wait()
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    async def kill(self) -> None:
+        self.killed = True
+        self.end(result(137))
+
+
+@dataclass
+class PuppetSandbox:
+    """``execs``: what set-up commands give, by their text; ``work``: what ``download`` gives."""
+
+    sandbox_id: str
+    workdir: str = "/workspace"
+    agent_door: str | None = "http://127.0.0.1:8001"
+    admitted: str | None = None
+    destroyed: int = 0
+    stopped: int = 0
+    files: dict[str, bytes] = field(default_factory=dict)
+    processes: list[PuppetProcess] = field(default_factory=list)
+    execs: dict[str, ExecResult] = field(default_factory=dict)
+    work: bytes | Exception = b"work"
+    started: anyio.Event = field(default_factory=anyio.Event)
+
+    def admit(self, episode_id: str | None) -> None:
+        self.admitted = episode_id
+
+    async def exec(self, command: Command) -> ExecResult:
+        return self.execs.get(command.argv[-1], result())
+
+    async def start(self, command: Command) -> PuppetProcess:
+        self.processes.append(PuppetProcess(command))
+        self.started.set()
+        return self.processes[-1]
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        return self.files[path]
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        self.files[path] = data
+
+    async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
+        self.files[target] = archive
+
+    async def download(self, path: str, max_bytes: int) -> bytes:
+        if isinstance(self.work, Exception):
+            raise self.work
+        return self.work
+
+    async def stop_all(self) -> None:
+        self.stopped += 1
+
+    async def destroy(self) -> None:
+        self.destroyed += 1
+        for process in self.processes:
+            process.end(SandboxFailed("the sandbox was destroyed"))
+
+
+class PuppetProvider:
+    """``making``: awaited in every creation; raise in it to fail one."""
+
+    name = "puppets"
+    isolated = True
+
+    def __init__(self) -> None:
+        self.made: list[PuppetSandbox] = []
+        self.specs: list[SandboxSpec] = []
+        self.execs: dict[str, ExecResult] = {}
+        self.making: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+
+    async def start(self, agent_door: ASGIApp) -> None: ...
+
+    async def create(self, spec: SandboxSpec) -> PuppetSandbox:
+        self.specs.append(spec)
+        await self.making()
+        self.made.append(PuppetSandbox(f"sb-{len(self.made)}", execs=self.execs))
+        return self.made[-1]
+
+    async def close(self) -> None: ...
+
+    @property
+    def open(self) -> list[str]:
+        """Sandboxes that were made and not destroyed."""
+        return [sandbox.sandbox_id for sandbox in self.made if not sandbox.destroyed]
+
+    async def agent(self, index: int = 0) -> PuppetProcess:
+        """The agent's process in the ``index``-th sandbox, once it runs."""
+        with anyio.fail_after(10):
+            while len(self.made) <= index:  # noqa: ASYNC110 - several tests' steps lead here
+                await anyio.sleep(0.005)
+            await self.made[index].started.wait()
+        return self.made[index].processes[0]
+
+
+class PuppetGrader:
+    def __init__(self) -> None:
+        self.graded: list[tuple[str, Work]] = []
+        self.grade_it: Callable[[Task, Work], Awaitable[Grade]] = self._full
+
+    async def _full(self, task: Task, work: Work) -> Grade:
+        return Grade(1.0, {"tests": 1.0}, {"passed": ["t"]})
+
+    async def grade(self, task: Task, work: Work) -> Grade:
+        self.graded.append((task.id, work))
+        return await self.grade_it(task, work)
+
+
+PUPPET = AgentSpec(
+    name="puppet",
+    version="1",
+    summary="Does what the test says.",
+    command=("play", "{instruction}", "{model_url}/v1", "{tool_url}"),
+    env={"KEY": "{episode_key}", "TURNS": "{max_turns}"},
+    success=(0, 7),
+)
+EAGER = PUPPET.model_copy(update={"name": "eager", "ends_on_submit": True})
+
+
+@dataclass
+class Theatre:
+    provider: PuppetProvider
+    grader: PuppetGrader
+    work: Workplace
+
+
+def theatre(folder: Path, **settings: Any) -> Theatre:
+    made = make_workplace(Settings(**settings))
+    provider, grader = PuppetProvider(), PuppetGrader()
+    agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER)})
+    installer = Installer(AgentSettings(install_dir=folder), SPECS)
+    work = replace(made, sandboxes=provider, no_sandboxes=None, agents=agents, installer=installer, grader=grader)
+    return Theatre(provider, grader, work)
