@@ -65,7 +65,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise SourceError("aliases (`*name`) are not supported", event.start_mark.line + 1)
+            line = None if event.start_mark is None else event.start_mark.line + 1
+            raise SourceError("aliases (`*name`) are not supported", line)
         return super().compose_node(parent, index)
 
 

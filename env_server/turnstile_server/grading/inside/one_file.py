@@ -1,0 +1,221 @@
+"""Runs the expected tests of one hidden file. Started by run_tests.py, which reads what it reports.
+
+What must hold: all that is needed to run and report is imported before the work can be imported, from the
+standard library and the image's packages; the work's folders come last on the path, so a module of the work
+takes no other's name. Before each test counts, ``unittest`` (or pytest) and the builtins must still be what they
+were: work that replaces them fails, whatever it replaced.
+
+Python 3.9 or later, standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import hmac
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+import types
+import unittest
+import unittest.async_case
+import unittest.mock
+from collections.abc import Callable
+from typing import Any
+
+MESSAGE = 500
+Send = Callable[[Any], None]
+
+
+def sender(descriptor: int, key: bytes) -> Send:
+    dumps, new, write, sha = json.dumps, hmac.new, os.write, hashlib.sha256
+
+    def send(value: Any) -> None:
+        payload = dumps(value).encode()
+        line = new(key, payload, sha).hexdigest().encode() + b" " + payload + b"\n"
+        while line:
+            line = line[write(descriptor, line) :]
+
+    return send
+
+
+class Watch:
+    """Remembers the functions and classes of modules, to tell when one was replaced or rewritten."""
+
+    def __init__(self, modules: list[types.ModuleType]) -> None:
+        self._seen: list[tuple[str, Any, str, Any, Any]] = []
+        self._classes: set[type] = set()
+        for module in modules:
+            self._add(module.__name__, vars(module), module.__name__.split(".")[0])
+
+    def _add(self, owner: str, names: Any, package: str) -> None:
+        for name, value in list(names.items()):
+            plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(plain, types.FunctionType):
+                self._seen.append((owner, names, name, value, plain.__code__))
+            elif isinstance(plain, (type, types.BuiltinFunctionType, property)):
+                self._seen.append((owner, names, name, value, None))
+            if isinstance(plain, type) and plain not in self._classes:
+                self._classes.add(plain)
+                if str(plain.__module__).split(".")[0] == package:
+                    self._add(owner + "." + name, vars(plain), package)
+
+    def broken(self) -> str | None:
+        """What is no longer as it was."""
+        for owner, names, name, value, code in self._seen:
+            if names.get(name) is not value:
+                return f"{owner}.{name} was replaced"
+            plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if code is not None and plain.__code__ is not code:
+                return f"{owner}.{name} was rewritten"
+        return None
+
+
+def watched(*packages: str) -> list[types.ModuleType]:
+    """The loaded modules of ``packages``, the builtins, and this module."""
+    found = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in packages]
+    return [*found, builtins, sys.modules[__name__]]
+
+
+def result_class(send: Send, watch: Watch) -> type[unittest.TestResult]:
+    class Result(unittest.TestResult):
+        def _tell(self, test: Any, status: str, error: Any = None) -> None:
+            replaced = watch.broken()
+            if replaced is not None:
+                send({"test": test.id(), "status": "tampered", "message": replaced})
+                return
+            message = "" if error is None else "".join(traceback.format_exception_only(*error[:2]))
+            send({"test": test.id(), "status": status, "message": message[-MESSAGE:]})
+
+        def addSuccess(self, test: unittest.TestCase) -> None:
+            self._tell(test, "passed")
+
+        def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+            self._tell(test, "failed", err)
+
+        def addError(self, test: unittest.TestCase, err: Any) -> None:
+            if isinstance(test, unittest.TestCase):
+                self._tell(test, "error", err)
+            else:
+                message = "".join(traceback.format_exception_only(*err[:2]))
+                send({"note": f"{test.id()}: {message}"[-MESSAGE:]})
+
+        def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+            self._tell(test, "skipped")
+
+        def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+            self._tell(test, "failed as expected")
+
+        def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+            self._tell(test, "passed unexpectedly")
+
+        def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+            if err is not None:
+                self._tell(test, "failed", err)
+
+    return Result
+
+
+def run_unittest(config: dict[str, Any], send: Send, watch: Watch) -> None:
+    result = result_class(send, watch)()
+    module = load(config["name"], config["path"])
+    replaced = watch.broken()
+    if replaced is not None:
+        send({"note": "on import, " + replaced})
+        return
+    suite = unittest.TestSuite()
+    for test in config["expected"]:
+        klass, method = test.rsplit(".", 2)[1:]
+        case = getattr(module, klass, None)
+        if isinstance(case, type) and issubclass(case, unittest.TestCase) and hasattr(case, method):
+            suite.addTest(case(method))
+    suite.run(result)
+
+
+def load(name: str, path: str) -> types.ModuleType:
+    if "." in name:
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class PytestReports:
+    """A pytest plugin: one outcome per test, of its set-up, call and tear-down together."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._watch = Watch([])
+        self._status: dict[str, tuple[str, str]] = {}
+
+    def pytest_sessionstart(self) -> None:
+        # pytest's own plugins have changed each other by now, and no test file has been imported.
+        self._watch = Watch(watched("_pytest", "pluggy", "unittest"))
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._send({"note": str(report.longrepr)[-MESSAGE:]})
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        test = report.nodeid
+        if report.failed:
+            self._status[test] = ("failed", str(report.longrepr)[-MESSAGE:])
+        elif report.skipped:
+            self._status[test] = ("skipped", "")
+        elif report.when == "call" and test not in self._status:
+            xpassed = hasattr(report, "wasxfail")
+            self._status[test] = ("passed unexpectedly" if xpassed else "passed", "")
+        if report.when == "teardown":
+            # Only now: what a test's fixtures replaced for its time is back in place.
+            replaced = self._watch.broken()
+            status, message = self._status.get(test, ("not run", ""))
+            if replaced is not None:
+                status, message = "tampered", replaced
+            self._send({"test": test, "status": status, "message": message})
+
+
+def run_pytest(config: dict[str, Any], send: Send, pytest: Any) -> None:
+    # Rewriting is off: it would read and write beside the tests, and plain assertions say enough.
+    options = ["--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", config["tests"], "-q"]
+    options += ["--import-mode", "append", "--assert", "plain"]
+    pytest.main([*options, config["path"]], plugins=[PytestReports(send)])
+
+
+def main() -> None:
+    config = json.load(sys.stdin)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(config["report"], False)
+    send = sender(config["report"], bytes.fromhex(config.pop("key")))
+    end = os._exit
+    pytest: Any = None
+    if config["runner"] == "pytest":
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        sys.path.extend(config["site"])
+        pytest = importlib.import_module("pytest")
+        importlib.import_module("_pytest.assertion.rewrite")
+        sys.path.insert(len(sys.path) - len(config["site"]), config["tests"])
+    else:
+        sys.path.append(config["tests"])
+        sys.path.extend(config["site"])
+    sys.path.extend(config["work_paths"])
+    try:
+        if pytest is None:
+            run_unittest(config, send, Watch(watched("unittest")))
+        else:
+            run_pytest(config, send, pytest)
+    except BaseException as error:  # noqa: BLE001 - whatever the work raises on import is its own failure
+        send({"note": "".join(traceback.format_exception_only(type(error), error))[-MESSAGE:]})
+    send({"done": True})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    end(0)
+
+
+if __name__ == "__main__":
+    main()

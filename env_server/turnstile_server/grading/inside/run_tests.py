@@ -1,0 +1,333 @@
+"""Runs hidden tests against an agent's work, each file in a process of its own. Runs inside the grading sandbox.
+
+Started as ``python3 -I -S -B run_tests.py``: no environment, no user's or site's start-up files, no current folder
+on the path. Reads one JSON object from stdin (``main`` lists its fields) and writes one line to stdout: an HMAC,
+keyed with the ``nonce`` that it got there, a space, and a JSON object with the outcome of every expected test.
+Exit status 0: all passed; 1: not all; 3: the tests themselves cannot run, whatever the work (``faults``).
+
+What must hold:
+- This process imports nothing but the standard library, so nothing of the work runs in it.
+- A test passed when its process said so on its own pipe, in lines keyed with a key it got before it imported
+  anything of the work, then said that it was done, and exited 0. What tests print is kept to be shown, never read.
+- ``faults`` are found before the work is looked at: they are the task's.
+
+What it cannot hold: code of the work that a test imports runs in the test's process and can, with effort, find the
+key there. Tests that start the work as a program do not have that weakness.
+
+Python 3.9 or later, standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import hashlib
+import hmac
+import importlib.machinery
+import json
+import os
+import secrets
+import selectors
+import signal
+import site
+import subprocess
+import sys
+import time
+from typing import Any
+
+FAILED, FAULTY = 1, 3
+MAX_REPORT = 8 << 20
+MAX_OUTPUT = 4000
+MAX_MESSAGE = 500
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+def signed(key: bytes, value: Any) -> bytes:
+    payload = json.dumps(value).encode()
+    return hmac.new(key, payload, hashlib.sha256).hexdigest().encode() + b" " + payload
+
+
+def opened(key: bytes, line: bytes) -> Any:
+    """The value of a line made by ``signed`` with the same key. Raises ValueError."""
+    mac, _, payload = line.partition(b" ")
+    if not hmac.compare_digest(mac, hmac.new(key, payload, hashlib.sha256).hexdigest().encode()):
+        raise ValueError("not signed with this key")
+    return json.loads(payload)
+
+
+def guard_process() -> None:
+    """Other processes of this user may not look into this one; orphans of the tests come to it to be ended."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+
+
+class Group:
+    """The expected tests of one file."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        self.expected: list[str] = []
+
+
+def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[Group]:
+    groups: dict[str, Group] = {}
+    for test in expected:
+        module, klass, method = test.rsplit(".", 2)
+        path = os.path.join(tests, *module.split(".")) + ".py"
+        if not os.path.isfile(path):
+            faults.append(f"{test}: the hidden tests have no file {os.path.relpath(path, tests)}")
+            continue
+        if module.split(".")[0] in getattr(sys, "stdlib_module_names", ()):
+            faults.append(f"{test}: a module of Python's own has this name; rename the file")
+            continue
+        group = groups.setdefault(module, Group(module, path))
+        group.expected.append(test)
+        tree = parsed(path, faults)
+        if tree is not None and not may_have(tree, klass, method):
+            faults.append(f"{test}: the file has no such test")
+    return list(groups.values())
+
+
+def group_pytest(tests: str, expected: list[str], faults: list[str]) -> list[Group]:
+    groups: dict[str, Group] = {}
+    for test in expected:
+        name = test.split("::")[0]
+        path = os.path.join(tests, name)
+        if not os.path.isfile(path):
+            faults.append(f"{test}: the hidden tests have no file {name}")
+            continue
+        parsed(path, faults)
+        groups.setdefault(name, Group(name, path)).expected.append(test)
+    if importlib.machinery.PathFinder.find_spec("pytest", site_folders()) is None:
+        faults.append("pytest is not in the image")
+    return list(groups.values())
+
+
+def parsed(path: str, faults: list[str]) -> ast.Module | None:
+    try:
+        with open(path, "rb") as file:
+            return ast.parse(file.read(), path)
+    except (SyntaxError, ValueError) as error:
+        fault = f"{os.path.basename(path)}: not Python: {error}"
+        if fault not in faults:
+            faults.append(fault)
+        return None
+
+
+def may_have(tree: ast.Module, klass: str, method: str) -> bool:
+    """False where the file surely has no such test; a class that inherits, or is made otherwise, may."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == klass:
+            plain = all(ast.unparse(base) in ("unittest.TestCase", "TestCase") for base in node.bases)
+            if node.decorator_list or not plain:
+                return True
+            return any(getattr(item, "name", None) == method for item in node.body) or any(
+                not isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Expr)) for item in node.body
+            )
+    return any(not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Import, ast.Expr)) for node in tree.body)
+
+
+def site_folders() -> list[str]:
+    """Where installed packages are, without running anything that lies there (no ``.pth``, no sitecustomize)."""
+    prefix = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
+    folders = []
+    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
+        folders.append(
+            os.path.join(prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+        )
+    folders += site.getsitepackages()
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+
+class Told:
+    """What one test process said."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, list[str]] = {}
+        self.note = ""
+        self.done = False
+        self.output = b""
+
+
+def run_group(group: Group, config: dict[str, Any], deadline: float) -> Told:
+    told = Told()
+    key = secrets.token_hex(32)
+    report_read, report_write = os.pipe()
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            os.path.join(os.path.dirname(os.path.abspath(__file__)), "one_file.py"),
+        ],
+        cwd=config["work"],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(report_write,),
+        start_new_session=True,
+    )
+    os.close(report_write)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    settings = {
+        "key": key,
+        "report": report_write,
+        "runner": config["runner"],
+        "tests": config["tests"],
+        "work_paths": [os.path.normpath(os.path.join(config["work"], path)) for path in config["import_paths"]],
+        "site": site_folders(),
+        "name": group.name,
+        "path": group.path,
+        "expected": group.expected,
+    }
+    try:
+        child.stdin.write(json.dumps(settings).encode())
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+    report = listen(child, report_read, told, deadline)
+    os.close(report_read)
+    child.stdout.close()
+    end_orphans()
+    judge(report, bytes.fromhex(key), child.returncode, told)
+    return told
+
+
+def listen(child: subprocess.Popen[bytes], report_read: int, told: Told, deadline: float) -> bytes:
+    """Takes what the process says until it has ended, also where something it left behind holds the pipes open."""
+    assert child.stdout is not None
+    out = child.stdout.fileno()
+    os.set_blocking(report_read, False)
+    os.set_blocking(out, False)
+    report = b""
+    timed_out = False
+    with selectors.DefaultSelector() as selector:
+        selector.register(report_read, selectors.EVENT_READ)
+        selector.register(out, selectors.EVENT_READ)
+        ended = False
+        while True:
+            ready = selector.select(0 if ended else 0.05)
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fd)
+                elif key.fd == out:
+                    told.output = (told.output + data)[-MAX_OUTPUT:]
+                else:
+                    report += data
+            if ended:
+                break
+            timed_out = time.monotonic() >= deadline
+            if timed_out or len(report) > MAX_REPORT:
+                kill_group(child.pid)
+            ended = child.poll() is not None
+    kill_group(child.pid)
+    child.wait()
+    if timed_out:
+        told.note = "the tests ran out of time"
+    return report
+
+
+def kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def end_orphans() -> None:
+    """Ends what the tests left running: as the subreaper, this process has become its parent."""
+    for _ in range(100):
+        orphans = [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == os.getpid()
+        ]
+        if not orphans:
+            return
+        for pid in orphans:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                continue
+
+
+def parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def judge(report: bytes, key: bytes, exit_status: int, told: Told) -> None:
+    for line in report.split(b"\n"):
+        if not line:
+            continue
+        try:
+            said = opened(key, line)
+        except ValueError:
+            told.note = told.note or "something else wrote to the report of the tests"
+            told.done = False
+            return
+        if "test" in said:
+            told.tests.setdefault(said["test"], [said["status"], said["message"]])
+            if said["status"] != "passed":
+                told.tests[said["test"]] = [said["status"], said["message"]]
+        elif "note" in said:
+            told.note = told.note or said["note"]
+        else:
+            told.done = True
+    if exit_status != 0:
+        told.done = False
+        told.note = told.note or f"the tests' process ended with {exit_status}"
+    elif not told.done:
+        told.note = told.note or "the tests' process ended before the tests had"
+
+
+def outcome(test: str, told: Told) -> list[str]:
+    status, message = told.tests.get(test, ["not run", told.note])
+    if status == "passed" and not told.done:
+        return ["not counted", told.note[:MAX_MESSAGE]]
+    return [status, message[:MAX_MESSAGE]]
+
+
+def main() -> int:
+    """Fields: ``nonce`` (hex), ``runner``, ``tests`` and ``work`` (folders), ``import_paths``, ``expected``,
+    ``timeout_s``, ``max_shown``."""
+    guard_process()
+    config = json.load(sys.stdin)
+    nonce = bytes.fromhex(config["nonce"])
+    faults: list[str] = []
+    by_file = group_unittest if config["runner"] == "unittest" else group_pytest
+    groups = by_file(config["tests"], config["expected"], faults)
+    outcomes: dict[str, list[str]] = {}
+    output = b""
+    if not faults:
+        deadline = time.monotonic() + config["timeout_s"]
+        for group in groups:
+            told = run_group(group, config, deadline)
+            outcomes.update({test: outcome(test, told) for test in group.expected})
+            if any(outcomes[test][0] != "passed" for test in group.expected):
+                output = (output + told.output)[-MAX_OUTPUT:]
+    failed = [[test, *rest] for test, rest in outcomes.items() if rest[0] != "passed"]
+    answer = {
+        "faults": faults[: config["max_shown"]],
+        "passed": [test for test, (status, _) in outcomes.items() if status == "passed"],
+        "failed": [one if n < config["max_shown"] else [*one[:2], ""] for n, one in enumerate(failed)],
+        "output": output.decode(errors="replace"),
+    }
+    sys.stdout.buffer.write(signed(nonce, answer) + b"\n")
+    sys.stdout.flush()
+    return FAULTY if faults else FAILED if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

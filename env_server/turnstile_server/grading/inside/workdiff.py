@@ -1,0 +1,303 @@
+"""Applies what an agent changed to a clean copy of its task. Runs inside the grading sandbox, before any test.
+
+Reads a JSON object from stdin: ``work`` (tar of the agent's work folder), ``root`` (the clean work folder),
+``protected`` (globs), ``max_changed``, ``max_shown``. Writes one JSON object to stdout: what was added, changed
+and deleted, what was left out and why; or ``refused``, a sentence, and exit status 3.
+
+What must hold: the archive is only read, member by member; nothing of it is unpacked by its own names, followed
+as a link, or run. Only regular files, folders and links that stay in the work folder are taken over. Names that
+Python or pytest act on by themselves (``acts_at_import``), and paths that the task protects, stay as they are in
+the clean copy.
+
+Python 3.9 or later, standard library only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import stat
+import sys
+import tarfile
+from typing import Any
+
+REFUSED = 3
+LEFT_OUT_NAMES = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "__pycache__")
+LEFT_OUT_STEMS = ("sitecustomize", "usercustomize")
+LEFT_OUT_SUFFIXES = (".pth", ".pyc", ".pyo")
+KINDS = ("added", "changed", "deleted")
+CHUNK = 1 << 16
+SHOWN_PATH = 200
+FILE, FOLDER, LINK = "file", "folder", "link"
+
+
+class Refused(Exception):
+    """The work cannot be judged; it scores 0."""
+
+
+class Limits:
+    def __init__(self, protected: list[str], max_changed: int) -> None:
+        self.protected = protected
+        self.max_changed = max_changed
+
+
+class Entry:
+    """A path of either side. ``member`` is None on the clean side."""
+
+    def __init__(self, kind: str, target: str, executable: bool, member: tarfile.TarInfo | None) -> None:
+        self.kind = kind
+        self.target = target
+        self.executable = executable
+        self.member = member
+
+
+def acts_at_import(path: str) -> bool:
+    """Whether a tool reads the file without being asked to."""
+    for part in path.split("/"):
+        if part in LEFT_OUT_NAMES or part.split(".")[0] in LEFT_OUT_STEMS or part.endswith(LEFT_OUT_SUFFIXES):
+            return True
+    return False
+
+
+def is_protected(path: str, globs: list[str]) -> bool:
+    parts = path.split("/")
+    prefixes = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return any(fnmatch.fnmatchcase(prefix, glob) for glob in globs for prefix in prefixes)
+
+
+def stays_inside(path: str, target: str, root: str) -> bool:
+    """Whether a link at ``path`` leads to a place below ``root``.
+
+    ``..`` may only lead: after another part it would depend on what that part is (itself a link, perhaps).
+    """
+    if target.startswith("/"):
+        if target != root and not target.startswith(root + "/"):
+            return False
+        depth, rest = 0, target[len(root) :].split("/")
+    else:
+        depth, rest = path.count("/"), target.split("/")
+    leading = True
+    for part in rest:
+        if part in ("", "."):
+            continue
+        if part != "..":
+            leading = False
+            continue
+        depth -= 1
+        if not leading or depth < 0:
+            return False
+    return True
+
+
+def scan(root: str) -> dict[str, Entry]:
+    """The clean side. What the agent could not have read is not there: it could not have been in its archive."""
+    found: dict[str, Entry] = {}
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = list(os.scandir(os.path.join(root, folder)))
+        except PermissionError:
+            continue
+        for entry in entries:
+            path = folder + "/" + entry.name if folder else entry.name
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                found[path] = Entry(LINK, os.readlink(entry.path), False, None)
+            elif stat.S_ISDIR(mode):
+                if os.access(entry.path, os.R_OK | os.X_OK):
+                    found[path] = Entry(FOLDER, "", False, None)
+                    pending.append(path)
+            elif stat.S_ISREG(mode) and os.access(entry.path, os.R_OK):
+                found[path] = Entry(FILE, "", bool(mode & stat.S_IXUSR), None)
+    return found
+
+
+def read_work(archive: tarfile.TarFile, report: dict[str, Any]) -> dict[str, Entry]:
+    """The agent's side: members of kinds that can be taken over, by plain path. Of twins the last counts."""
+    found: dict[str, Entry] = {}
+    for member in archive:
+        path = member.name
+        while path.startswith("./"):
+            path = path[2:]
+        path = path.rstrip("/")
+        if path in ("", "."):
+            continue
+        if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            leave_out(report, path, "not a plain path")
+        elif member.isdir():
+            found[path] = Entry(FOLDER, "", False, member)
+        elif member.issym():
+            found[path] = Entry(LINK, member.linkname, False, member)
+        elif (member.isreg() or member.islnk()) and not member.issparse():
+            found[path] = Entry(FILE, "", bool(member.mode & stat.S_IXUSR), member)
+        else:
+            leave_out(report, path, "not a regular file")
+    return found
+
+
+def same(mine: Entry | None, theirs: Entry | None, archive: tarfile.TarFile, root: str, path: str) -> bool:
+    if mine is None or theirs is None or mine.kind != theirs.kind:
+        return mine is theirs
+    if mine.kind == LINK:
+        return mine.target == theirs.target
+    if mine.kind == FOLDER:
+        return True
+    if mine.executable != theirs.executable:
+        return False
+    work = archive.extractfile(theirs.member) if theirs.member is not None else None
+    if work is None:
+        raise KeyError(path)
+    with open(os.path.join(root, path), "rb") as clean:
+        while True:
+            one, other = clean.read(CHUNK), work.read(CHUNK)
+            if one != other:
+                return False
+            if not one:
+                return True
+
+
+def leave_out(report: dict[str, Any], path: str, reason: str) -> None:
+    report["left_out"].append([path, reason])
+
+
+def compare(
+    base: dict[str, Entry],
+    work: dict[str, Entry],
+    archive: tarfile.TarFile,
+    root: str,
+    limits: Limits,
+    report: dict[str, Any],
+) -> None:
+    """Fills ``report`` with the paths that are to change."""
+    for path in sorted(base.keys() | work.keys()):
+        mine, theirs = base.get(path), work.get(path)
+        try:
+            if same(mine, theirs, archive, root, path):
+                continue
+        except KeyError:
+            leave_out(report, path, "a hard link to nothing")
+            continue
+        if acts_at_import(path):
+            leave_out(report, path, "acts at import")
+        elif is_protected(path, limits.protected):
+            leave_out(report, path, "protected by the task")
+        elif theirs is not None and theirs.kind == LINK and not stays_inside(path, theirs.target, root):
+            leave_out(report, path, "a link that leaves the work folder")
+        elif theirs is not None and any(above(path, work)):
+            leave_out(report, path, "below a file or a link")
+        elif theirs is None:
+            report["deleted"].append(path)
+        else:
+            report["added" if mine is None else "changed"].append(path)
+    total = sum(len(report[kind]) for kind in KINDS)
+    if total > limits.max_changed:
+        raise Refused(f"the work changes {total} files; at most {limits.max_changed} may be")
+
+
+def above(path: str, work: dict[str, Entry]) -> list[str]:
+    """The path's parents that the work says are no folders."""
+    parts = path.split("/")
+    parents = ["/".join(parts[:n]) for n in range(1, len(parts))]
+    return [parent for parent in parents if parent in work and work[parent].kind != FOLDER]
+
+
+def apply(
+    base: dict[str, Entry], work: dict[str, Entry], archive: tarfile.TarFile, root: str, report: dict[str, Any]
+) -> None:
+    """Deletes first and makes links last, so that nothing is ever written through a link of the work."""
+    gone = [
+        *report["deleted"],
+        *(p for p in report["changed"] if base[p].kind != FOLDER or work[p].kind != FOLDER),
+    ]
+    for path in sorted(gone, reverse=True):
+        full = os.path.join(root, path)
+        if base[path].kind != FOLDER:
+            os.unlink(full)
+        elif not os.listdir(full):
+            # One that still holds something was left with what is left out of the diff.
+            os.rmdir(full)
+    coming = sorted(report["added"] + report["changed"], key=lambda path: (work[path].kind == LINK, path))
+    for path in coming:
+        make(path, work[path], archive, root, report)
+
+
+def make(path: str, entry: Entry, archive: tarfile.TarFile, root: str, report: dict[str, Any]) -> None:
+    folder = root
+    for part in path.split("/")[:-1]:
+        folder = os.path.join(folder, part)
+        if not os.path.lexists(folder):
+            os.mkdir(folder)
+        elif os.path.islink(folder) or not os.path.isdir(folder):
+            leave_out(report, path, "below a file or a link")
+            return
+    full = os.path.join(root, path)
+    if os.path.lexists(full):
+        if entry.kind != FOLDER or os.path.islink(full) or not os.path.isdir(full):
+            leave_out(report, path, "what is there cannot be replaced")
+        return
+    if entry.kind == FOLDER:
+        os.mkdir(full)
+    elif entry.kind == LINK:
+        os.symlink(entry.target, full)
+    else:
+        try:
+            source = archive.extractfile(entry.member) if entry.member is not None else None
+        except KeyError:
+            source = None
+        if source is None:
+            leave_out(report, path, "a hard link to nothing")
+            return
+        with open(full, "xb") as out:
+            while True:
+                data = source.read(CHUNK)
+                if not data:
+                    break
+                out.write(data)
+        os.chmod(full, 0o755 if entry.executable else 0o644)
+
+
+def open_to_tests(root: str) -> None:
+    """Whoever runs the tests may read and write all of it: it is a copy, and programs write where they stand."""
+    for folder, _, names in os.walk(root):
+        for path in [folder, *(os.path.join(folder, name) for name in names)]:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            runs = 0o111 if status.st_mode & stat.S_IXUSR else 0
+            os.chmod(path, stat.S_IMODE(status.st_mode) & 0o777 | 0o666 | runs)
+
+
+def shown(report: dict[str, Any], count: int) -> dict[str, Any]:
+    counts = {kind: len(paths) for kind, paths in report.items()}
+    first: dict[str, Any] = {kind: [path[:SHOWN_PATH] for path in report[kind][:count]] for kind in KINDS}
+    first["left_out"] = [[path[:SHOWN_PATH], reason] for path, reason in report["left_out"][:count]]
+    return {**first, "counts": counts}
+
+
+def main() -> int:
+    config = json.load(sys.stdin)
+    root = config["root"].rstrip("/") or "/"
+    report: dict[str, Any] = {"added": [], "changed": [], "deleted": [], "left_out": []}
+    limits = Limits(config["protected"], config["max_changed"])
+    os.umask(0o022)
+    try:
+        # "r:" is an archive as it is: nothing is decompressed.
+        with tarfile.open(config["work"], "r:", errors="surrogateescape") as archive:
+            base, work = scan(root), read_work(archive, report)
+            compare(base, work, archive, root, limits, report)
+            apply(base, work, archive, root, report)
+        open_to_tests(root)
+    except (Refused, tarfile.TarError, OSError, ValueError, EOFError, RecursionError, MemoryError) as error:
+        reason = str(error) if isinstance(error, Refused) else f"the work cannot be taken over: {error}"
+        json.dump({"refused": reason[:500], **shown(report, config["max_shown"])}, sys.stdout)
+        return REFUSED
+    finally:
+        os.unlink(config["work"])
+    json.dump(shown(report, config["max_shown"]), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
