@@ -11,7 +11,7 @@ import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import BodyTooLarge, RequestTimeout
+from turnstile_server.agent_request import CallerGone, read_body
 from turnstile_server.settings import GateSettings
 
 Header = tuple[bytes, bytes]
@@ -21,10 +21,6 @@ EVENT_STREAM: list[Header] = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class CallerGone(Exception):
-    """The agent closed the connection, or takes no more bytes."""
 
 
 class Exchange:
@@ -39,36 +35,15 @@ class Exchange:
         self._ending = False
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone.
-
-        What is too large is still read to its end, unkept: a client that is answered while it sends has its
-        connection reset under it, sees no status, and tries again.
-        """
-        limit = self._settings.max_body_bytes
-        declared = self.headers.get("content-length", "")
-        too_large = declared.isdigit() and int(declared) > limit
-        parts: list[bytes] = []
-        size = 0
-        with anyio.move_on_after(self._settings.body_timeout_s):
-            more = True
-            while more:
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    self.gone = True
-                    raise CallerGone
-                part = message.get("body", b"")
-                size += len(part)
-                too_large = too_large or size > limit
-                if too_large:
-                    parts.clear()
-                else:
-                    parts.append(part)
-                more = message.get("more_body", False)
-            if not too_large:
-                return b"".join(parts)
-        if too_large:
-            raise BodyTooLarge(f"the body is larger than {limit} bytes (gate.max_body_bytes)")
-        raise RequestTimeout(f"the body did not arrive within {self._settings.body_timeout_s:g} s")
+        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone."""
+        limits = self._settings
+        try:
+            return await read_body(
+                self._receive, self.headers, "gate", limits.max_body_bytes, limits.body_timeout_s
+            )
+        except CallerGone:
+            self.gone = True
+            raise
 
     async def watch(self, responding: anyio.CancelScope) -> None:
         """Cancels ``responding`` when the caller goes. Run beside the response, after the body was read."""

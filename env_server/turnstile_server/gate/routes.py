@@ -15,17 +15,17 @@ from typing import Protocol
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from turnstile_server.agent_request import CallerGone, episode_key, split_path
 from turnstile_server.errors import (
     MethodNotAllowed,
     NotFound,
     TooManyCalls,
     TurnstileError,
-    Unauthorized,
 )
 from turnstile_server.gate.call import Call
 from turnstile_server.gate.dialects.protocol import Dialect, ModelCall
 from turnstile_server.gate.episode_calls import EpisodeCalls
-from turnstile_server.gate.exchange import CallerGone, Exchange, Header
+from turnstile_server.gate.exchange import Exchange, Header
 from turnstile_server.gate.streaming import answer_stream, answer_whole
 from turnstile_server.gate.turn import Conductor
 from turnstile_server.observability.metrics import Metrics
@@ -71,7 +71,7 @@ class Gate:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, self._settings)
-        episode_id, path = _split(scope["path"])
+        episode_id, path = split_path(scope["path"])
         dialect = self._dialects.get(path) or self._model_lists.get(path) or self._fallback
         try:
             try:
@@ -87,7 +87,7 @@ class Gate:
     async def _serve(self, exchange: Exchange, episode_id: str, path: str) -> None:
         if not episode_id:
             raise NotFound("model calls go to /e/{episode_id}/v1/…; this address names no episode")
-        episode = self._episodes.open_episode(episode_id, _key(exchange))
+        episode = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
         models = self._model_lists.get(path)
         if models is not None:
             _allow(exchange, "GET", "HEAD")
@@ -185,25 +185,6 @@ async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -
     if error.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted
     await exchange.respond(error.status, dialect.error(error), headers)
-
-
-def _split(path: str) -> tuple[str, str]:
-    """``/e/{episode_id}/rest`` as (episode_id, ``/rest``); ("", path) for any other path."""
-    if not path.startswith("/e/"):
-        return "", path
-    episode_id, slash, rest = path[3:].partition("/")
-    return episode_id, slash + rest
-
-
-def _key(exchange: Exchange) -> str:
-    """The episode key, in any of the headers that the dialects' clients send theirs in."""
-    scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token:
-        return token.strip()
-    key = exchange.headers.get("x-api-key") or exchange.headers.get("x-goog-api-key")
-    if not key:
-        raise Unauthorized("no episode key: send it as a bearer token, x-api-key or x-goog-api-key")
-    return key
 
 
 def _retried(exchange: Exchange) -> bool:

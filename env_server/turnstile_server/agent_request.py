@@ -1,0 +1,63 @@
+"""What both agent doors read off a request: the episode in its path, the key in its headers, its bounded body."""
+
+from __future__ import annotations
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from turnstile_server.errors import BodyTooLarge, RequestTimeout, Unauthorized
+
+
+class CallerGone(Exception):
+    """The agent closed the connection, or takes no more bytes."""
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """``/e/{episode_id}/rest`` as (episode_id, ``/rest``); ("", path) for any other path."""
+    if not path.startswith("/e/"):
+        return "", path
+    episode_id, slash, rest = path[3:].partition("/")
+    return episode_id, slash + rest
+
+
+def episode_key(headers: Headers) -> str:
+    """The episode key, in any of the headers that agents' clients send theirs in. Raises Unauthorized."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    key = headers.get("x-api-key") or headers.get("x-goog-api-key")
+    if not key:
+        raise Unauthorized("no episode key: send it as a bearer token, x-api-key or x-goog-api-key")
+    return key
+
+
+async def read_body(receive: Receive, headers: Headers, section: str, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone. ``section`` is that of the settings.
+
+    What is too large is still read to its end, unkept: a client that is answered while it sends has its
+    connection reset under it, sees no status, and tries again.
+    """
+    declared = headers.get("content-length", "")
+    too_large = declared.isdigit() and int(declared) > max_bytes
+    parts: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(timeout_s):
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGone
+            part = message.get("body", b"")
+            size += len(part)
+            too_large = too_large or size > max_bytes
+            if too_large:
+                parts.clear()
+            else:
+                parts.append(part)
+            more = message.get("more_body", False)
+        if not too_large:
+            return b"".join(parts)
+    if too_large:
+        raise BodyTooLarge(f"the body is larger than {max_bytes} bytes ({section}.max_body_bytes)")
+    raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s ({section}.body_timeout_s)")

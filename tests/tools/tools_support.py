@@ -1,0 +1,146 @@
+"""The tool door on a real port and a real Unix socket, in front of episodes that a test begins and ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from turnstile_server.agent_door import AgentDoor
+from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
+from turnstile_server.errors import Gone, NotFound, Unauthorized
+from turnstile_server.listeners import Listener, bind, url_of
+from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.toolbox import Toolbox
+
+KEYS = EpisodeKeys(b"k" * 32)
+
+
+@dataclass
+class PlayedEpisode:
+    """Implements EpisodeTools."""
+
+    episode_id: str
+    sandbox: Sandbox | None
+    key: str = ""
+    answers: list[str] = field(default_factory=list)
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+    def __post_init__(self) -> None:
+        self.key = KEYS.key(self.episode_id, new_nonce())
+
+    async def submit(self, answer: str) -> None:
+        self.check_open()
+        self.answers.append(answer)
+
+    def check_open(self) -> None:
+        if self.over.is_set():
+            raise Gone("the episode has ended")
+
+    async def ended(self) -> None:
+        await self.over.wait()
+
+    def end(self) -> None:
+        self.over.set()
+
+
+class Episodes:
+    """Implements ToolDirectory."""
+
+    def __init__(self) -> None:
+        self.episodes: dict[str, PlayedEpisode] = {}
+
+    def begin(self, episode_id: str, sandbox: Sandbox | None) -> PlayedEpisode:
+        episode = self.episodes[episode_id] = PlayedEpisode(episode_id, sandbox)
+        return episode
+
+    def open_tools(self, episode_id: str, key: str) -> PlayedEpisode:
+        episode = self.episodes.get(episode_id)
+        if episode is None:
+            raise NotFound(f"there is no episode {episode_id}")
+        if key != episode.key:
+            raise Unauthorized("the key does not open this episode")
+        episode.check_open()
+        return episode
+
+
+@dataclass
+class DoorStage:
+    url: str
+    socket_path: Path
+    episodes: Episodes
+    door: ToolDoor
+    toolbox: Toolbox
+
+    def tool_url(self, episode: PlayedEpisode) -> str:
+        return f"{self.url}/e/{episode.episode_id}/mcp"
+
+    @asynccontextmanager
+    async def client(
+        self, episode: PlayedEpisode, *, mode: str = "legacy", key: str | None = None, unix: bool = False
+    ) -> AsyncIterator[Client]:
+        """The official client, in the protocol era that ``mode`` names."""
+        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket_path)) if unix else None
+        url = f"http://sandbox/e/{episode.episode_id}/mcp" if unix else self.tool_url(episode)
+        headers = {"authorization": f"Bearer {key or episode.key}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, transport=transport, timeout=30) as http,
+            Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+        ):
+            yield client
+
+
+class _NoGate:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b"the gate"})
+
+
+@asynccontextmanager
+async def door_stage(folder: Path, **settings: Any) -> AsyncIterator[DoorStage]:
+    episodes = Episodes()
+    limits = ToolSettings(**settings)
+    toolbox = Toolbox(limits)
+    tcp = bind("agent", "127.0.0.1", 0)
+    path = folder / "door.sock"
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(str(path))
+    unix.listen(64)
+    unix.setblocking(False)
+    async with ToolDoor(episodes, toolbox, limits) as door, anyio.create_task_group() as tasks:
+        app = AgentDoor(_NoGate(), door)
+        listeners = [Listener(app, bound, idle_s=5, grace_s=1, access_log=False) for bound in (tcp, unix)]
+        for listener in listeners:
+            tasks.start_soon(listener.serve)
+        try:
+            yield DoorStage(url_of(tcp), path, episodes, door, toolbox)
+        finally:
+            for episode in episodes.episodes.values():
+                episode.end()
+            for listener in listeners:
+                listener.stop()
+    for listener in listeners:
+        listener.close()
+
+
+def text_of(result: Any) -> str:
+    """The one text of a tool's result."""
+    (content,) = result.content
+    text: str = content.text
+    return text
+
+
+async def wait_until(true: Any) -> None:
+    """Returns when ``true()`` holds; the test's own time-out bounds it."""
+    while not true():
+        await anyio.sleep(0.01)
