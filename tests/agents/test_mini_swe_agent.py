@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering_engine import answering_engine, tool_call
+from transformers import AutoTokenizer
 
 from agents import Job, make_repository, run_agent, trajectory
 from local import serve
+from scripted.script import Scene, Step
+from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet, Turn
 
@@ -29,6 +31,10 @@ check = "        if count > self.count(item):\\n            raise OutOfStock(ite
 path.write_text(path.read_text().replace(before, check + before))
 END"""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def bash(command: str, text: str = "") -> Step:
+    return Step(text=text, tool="bash", arguments={"command": command})
 
 
 class Run:
@@ -89,20 +95,26 @@ async def test_its_whole_run_is_recorded_although_it_drops_the_replies_it_cannot
 
 async def test_it_mends_the_repository_when_the_model_calls_its_tool(tiny_model: Path, tmp_path: Path) -> None:
     answers = [
-        tool_call("git ls-files && cat shelf/inventory.py", "Let me look."),
-        tool_call(FIX, "`take` never checks."),
-        "I forgot to call the tool.",
-        tool_call(f"{sys.executable} -m unittest 2>&1 | tail -n 3", "Now the tests."),
-        tool_call(SUBMIT),
+        bash("git ls-files && cat shelf/inventory.py", "Let me look."),
+        bash(FIX, "`take` never checks."),
+        Step(text="I forgot to call the tool."),
+        bash(f"{sys.executable} -m unittest 2>&1 | tail -n 3", "Now the tests."),
+        bash(SUBMIT),
     ]
+    scenes: list[Scene] = []
+
+    def policy(scene: Scene) -> Step:
+        scenes.append(scene)
+        return answers[len(scenes) - 1]
+
     async with (
-        answering_engine(tiny_model, answers) as engine,
-        mini_swe_run(tiny_model, tmp_path, 20, engine.url, completion_tokens=2048) as (run, _),
+        scripted_policy(tiny_model, policy) as url,
+        mini_swe_run(tiny_model, tmp_path, 20, url, completion_tokens=2048) as (run, client),
     ):
         assert run.told["info"]["exit_status"] == "Submitted"
         tests = await asyncio.create_subprocess_exec(sys.executable, "-m", "unittest", "-q", cwd=run.job.repo)
         assert await tests.wait() == 0
-        assert [turn.completion_ids.tolist() for turn in run.turns] == engine.completions
+        assert len(run.turns) == len(scenes) == len(answers)
         assert_accounted(run)
         assert run.samples.stats.untrained == {}
         # mini leaves out the one answer without a call, so what follows is a branch beside it; no reply was
@@ -111,4 +123,9 @@ async def test_it_mends_the_repository_when_the_model_calls_its_tool(tiny_model:
         assert [turn.parent_id for turn in run.turns] == [None, *(run.turns[i].turn_id for i in (0, 1, 1, 3))]
         main = max(run.samples.samples, key=lambda sample: len(sample.turn_spans))
         assert [span.turn_id for span in main.turn_spans] == [run.turns[i].turn_id for i in (0, 1, 3, 4)]
-        assert main.input_ids.tolist() == [*engine.prompts[-1], *engine.completions[-1]]
+        tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
+        last = tokenizer.decode(run.turns[-1].completion_ids.tolist())
+        assert tokenizer.decode(main.input_ids.tolist()) == scenes[-1].prompt + last
+        audit = await client.audit(run.episode.episode_id)
+        assert audit.passed
+        assert audit.max_abs_delta is not None
