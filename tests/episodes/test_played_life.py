@@ -469,7 +469,7 @@ async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happ
     ("fields", "status", "told"),
     [
         ({"agent": "nobody"}, 422, "puppet"),
-        ({"task": {"id": "no-such-task"}}, 404, "no-such-task"),
+        ({"task": {"id": "no-such-task"}}, 422, "no-such-task"),
         ({"task": {**TASK, "sandbox": {"memory_mb": 10**6}}}, 422, "sandboxes.memory_mb"),
         ({"agent": "external", "env": {"A": "b"}}, 422, "env"),
     ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from turnstile.models import EpisodeRequest, Limits, TaskRef
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.errors import SandboxUnavailable, Unprocessable
+from turnstile_server.errors import NotFound, SandboxUnavailable, Unprocessable
 from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import SandboxWish, Task
@@ -45,11 +45,14 @@ class Planner:
         self._no_sandboxes = no_sandboxes
 
     def plan(self, request: EpisodeRequest) -> Plan:
-        """Raises Unprocessable or NotFound (naming the field), SandboxUnavailable where none can be made."""
+        """Raises Unprocessable (naming the field), SandboxUnavailable where none can be made."""
         agent = self._agents.get(request.agent) if request.agent != EXTERNAL else None
         if agent is None and request.env:
             raise Unprocessable("env is for agents that this server launches; an external agent has its own")
-        task = self._task_of(request.task)
+        try:
+            task = self._task_of(request.task)
+        except NotFound as error:
+            raise Unprocessable(f"task.id: {error.message}") from error
         spec = None
         if agent is not None or task.needs_sandbox:
             if self._no_sandboxes is not None:
