@@ -1,4 +1,4 @@
-"""The whole of Turnstile in one run: a model, the server, real agents, samples, an audit. `make demo`.
+"""Agents that you run yourself: a server that records them, samples, an audit.
 
 1. A tiny random-weight model is made (or found in .cache) and `turnstile serve` is started on it.
 2. For each episode: an external episode is created, an agent process gets its URL and key and works on a copy of
@@ -58,7 +58,7 @@ async def run_episode(
     started = time.monotonic()
     repo = make_repository(work / f"repo-{index}")
     limits = {"max_completion_tokens": COMPLETION_TOKENS}
-    async with await client.create_episode(TASK, episode_id=f"demo-{index + 1}", limits=limits) as episode:
+    async with await client.create_episode(TASK, episode_id=f"external-{index + 1}", limits=limits) as episode:
         assert episode.episode_key is not None
         job = Job(TASK, repo, episode.model_url, episode.episode_key, arguments.turns, stream=index % 2 == 1)
         async with asyncio.TaskGroup() as group:
@@ -119,7 +119,7 @@ def table_of(outcomes: list[Outcome], reports: dict[str, AuditReport]) -> Table:
     return table
 
 
-async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> None:
+async def record(arguments: argparse.Namespace, console: Console, work: Path) -> None:
     model = arguments.model or tiny_model()
     console.print(f"Model: {model.name}. Engine: {arguments.engine_url or 'embedded'}. Agent: {arguments.agent}.")
     async with (
@@ -167,9 +167,9 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     failed = []
-    with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as work:
+    with tempfile.TemporaryDirectory(prefix="turnstile-external-") as work:
         try:
-            asyncio.run(demo(arguments, console, Path(work)))
+            asyncio.run(record(arguments, console, Path(work)))
         except* (DemoError, AgentError, LocalServerError, TurnstileError) as errors:
             failed = leaves(errors)
     for error in failed:

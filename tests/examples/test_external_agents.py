@@ -1,4 +1,4 @@
-"""`make demo` itself: the script as a process, as a newcomer runs it."""
+"""examples/external_agents.py as a process, as a newcomer runs it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from local import descendants, running
 
 pytestmark = pytest.mark.timeout(300)
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "external_agents.py"
 
 
-def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, DEMO, *options],
+        [sys.executable, SCRIPT, *options],
         env={**os.environ, "COLUMNS": "160", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -31,16 +31,16 @@ def run_demo(*options: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_it_passes_and_says_what_it_recorded() -> None:
-    done = run_demo("--episodes", "2", "--turns", "3")
+    done = run_script("--episodes", "2", "--turns", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  demo-")]
-    assert [row[:2] for row in rows] == [["demo-1", "3"], ["demo-2", "3"]], done.stdout  # turns
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  external-")]
+    assert [row[:2] for row in rows] == [["external-1", "3"], ["external-2", "3"]], done.stdout  # turns
     assert "Passed" in done.stdout
 
 
 @pytest.mark.agents
 def test_it_passes_with_the_real_mini_swe_agent() -> None:
-    done = run_demo("--agent", "mini-swe", "--episodes", "2", "--turns", "3")
+    done = run_script("--agent", "mini-swe", "--episodes", "2", "--turns", "3")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -48,7 +48,7 @@ def test_it_passes_with_the_real_mini_swe_agent() -> None:
 @pytest.mark.parametrize("agent", ["bash", pytest.param("mini-swe", marks=pytest.mark.agents)])
 def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, agent: str) -> None:
     engine = ("--engine-url", sglang_url, "--model", str(tiny_model))
-    done = run_demo(*engine, "--agent", agent, "--episodes", "2", "--turns", "4")
+    done = run_script(*engine, "--agent", agent, "--episodes", "2", "--turns", "4")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -62,7 +62,7 @@ def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, ag
 def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], said: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TURNSTILE_MINI_SWE_PYTHON"}
     done = subprocess.run(
-        [sys.executable, DEMO, "--episodes", "1", "--turns", "1", *options],
+        [sys.executable, SCRIPT, "--episodes", "1", "--turns", "1", *options],
         env={**environment, "COLUMNS": "500"},
         capture_output=True,
         text=True,
@@ -75,8 +75,8 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupted_demo_leaves_nothing_running() -> None:
-    process = subprocess.Popen([sys.executable, DEMO, "--turns", "40"], stdout=subprocess.DEVNULL)
+def test_an_interrupted_run_leaves_nothing_running() -> None:
+    process = subprocess.Popen([sys.executable, SCRIPT, "--turns", "40"], stdout=subprocess.DEVNULL)
     family: set[tuple[int, str]] = set()
     try:
         deadline = time.monotonic() + 90
