@@ -153,7 +153,7 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             parts = Parts(wanted, journal, _renderer(engine.model), client, KEYS, Metrics())
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
             await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER)))
-            await stack.enter_async_context(_listening(Listener(doors.gate, agent, **_LISTENER)))
+            await stack.enter_async_context(_listening(Listener(doors.agent, agent, **_LISTENER)))
             stack.callback(doors.closing.set)
             yield Door(url_of(control), KEY, url_of(agent), engine.other_model)
 

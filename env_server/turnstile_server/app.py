@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 from starlette.types import ASGIApp
 
+from turnstile_server.agent_door import AgentDoor
 from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key, load_secret
@@ -47,6 +48,7 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
+from turnstile_server.tools.door import ToolDoor
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
 from turnstile_server.workplace import Workplace, make_workplace
@@ -93,7 +95,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
             ping_interval_s=settings.openenv.ping_interval_s,
             ping_timeout_s=settings.openenv.ping_timeout_s,
         ),
-        agent=Listener(doors.gate, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
+        agent=Listener(doors.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
         control_url=control_url,
         agent_url=agent_url,
         closing=doors.closing,
@@ -140,7 +142,7 @@ class Doors:
     """The two doors as ASGI applications. ``closing``: set it first at shutdown; whoever only waits is let go."""
 
     control: ASGIApp
-    gate: ASGIApp
+    agent: ASGIApp
     closing: anyio.Event
     tools: ToolDirectory
 
@@ -150,6 +152,8 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     settings, engine, metrics = parts.settings, parts.engine, parts.metrics
     work = parts.work or make_workplace(settings)
     context_length = _context_length(settings, engine)
+    if work.sandboxes is not None:
+        stack.push_async_callback(_shielded, work.sandboxes.close)  # after the episodes, which use them
     conductor = await stack.enter_async_context(
         Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
     )
@@ -193,13 +197,17 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers, closing))
     catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
     toolbox = Toolbox(settings.tools)
+    tools = await stack.enter_async_context(ToolDoor(episodes, toolbox, settings.tools))
+    agent_door = AgentDoor(gate, tools)
+    if work.sandboxes is not None:
+        await work.sandboxes.start(agent_door)
     openenv = DoorLoader(
         OpenEnvParts(episodes, episodes, toolbox, gate, work.tasks, settings.control, settings.openenv, closing)
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [router, catalog, build_openenv_router(openenv)]
     control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
-    return Doors(control, gate, closing, episodes)
+    return Doors(control, agent_door, closing, episodes)
 
 
 async def serve(settings: Settings) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import SPECS, AgentRegistry, load_registry
+from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import TaskFailed
-from turnstile_server.grading.protocol import Grade, Grader, Work
-from turnstile_server.sandboxes.protocol import SandboxProvider
+from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.protocol import Grader
+from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.archive import FilesProblem, pack
 from turnstile_server.tasks.inline import find_task
@@ -47,13 +49,18 @@ def make_workplace(settings: Settings) -> Workplace:
         except FilesProblem as error:
             raise TaskFailed(f"the task's files cannot be packed: {error}") from error
 
-    agents, installer = load_registry(), Installer(settings.agents, SPECS)
-    return Workplace(None, "there are none yet", tasks, task_of, archive_of, agents, installer, _Answers())
+    provider, why_none = None, "there are none yet"
 
+    def spec_of(task: Task) -> SandboxSpec:
+        return sandbox_spec(task, settings.sandboxes)
 
-class _Answers:
-    async def grade(self, task: Task, work: Work) -> Grade:
-        if task.answer is None:
-            return Grade(None)
-        right = work.answer is not None and work.answer.strip() == str(task.answer.value)
-        return Grade(float(right), {"answer": float(right)})
+    return Workplace(
+        sandboxes=provider,
+        no_sandboxes=why_none,
+        tasks=tasks,
+        task_of=task_of,
+        archive_of=archive_of,
+        agents=load_registry(),
+        installer=Installer(settings.agents, SPECS),
+        grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
+    )

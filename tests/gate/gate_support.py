@@ -209,7 +209,7 @@ async def staged(
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [
             Listener(app, bound, idle_s=5, grace_s=1, access_log=False)
-            for app, bound in ((doors.control, control_socket), (doors.gate, agent_socket))
+            for app, bound in ((doors.control, control_socket), (doors.agent, agent_socket))
         ]
         for listener in listeners:
             tasks.start_soon(listener.serve)

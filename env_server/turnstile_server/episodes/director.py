@@ -114,6 +114,7 @@ class Director:
     async def _end_now(self, running: RunningEpisode, outcome: Outcome) -> None:
         calls = running.calls
         calls.closed = Gone(f"episode {calls.episode_id} has ended ({outcome.status.value}); its key is dead")
+        running.closed.set()
         await self._drain(calls, 0.0 if outcome.status in _AT_ONCE else self._drain_s, outcome.status)
         if running.stage is not None:
             running.active.cancel()

@@ -42,6 +42,8 @@ class RunningEpisode:
         """Around the grading, while it runs."""
         self.cancelled = False
         """A cancellation was asked for, perhaps while another end was under way."""
+        self.closed = anyio.Event()
+        """Its end has begun: neither door takes a call any more."""
         self.over = anyio.Event()
         """The end is stored."""
         self._created = self._began = time.monotonic()

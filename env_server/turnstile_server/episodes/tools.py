@@ -36,3 +36,6 @@ class RunningTools:
         self._running.calls.check_open()
         if self._running.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
             raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
+
+    async def ended(self) -> None:
+        await self._running.closed.wait()
