@@ -33,6 +33,12 @@ class Layout:
         default_factory=lambda: {User.AGENT: "/home/agent", User.TESTS: "/home/tests"}
     )
     """Made if they are not there; where that must be possible (a writable /home)."""
+    temporary: str = "/tmp"
+    """TMPDIR of commands; made if it is not there."""
+    change_users: bool = True
+    """Run commands under the agent's and the tests' uids, where the helper can."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of every command, by which the backend finds its processes again."""
     own_processes: bool = True
     """The sandbox has a process name space of its own, so that everything in it may be killed."""
     own_tree: bool = False
@@ -70,7 +76,11 @@ class HelpedSandbox:
     async def open(self) -> None:
         """Sets the inside up. Raises SandboxUnavailable; then ``destroy`` is still the caller's to call."""
         layout = self._layout
-        uids = {User.AGENT: self._settings.agent_uid, User.TESTS: self._settings.tests_uid}
+        uids = (
+            {}
+            if not layout.change_users
+            else {User.AGENT: self._settings.agent_uid, User.TESTS: self._settings.tests_uid}
+        )
         try:
             reply = await self._link.call(
                 {
@@ -78,7 +88,12 @@ class HelpedSandbox:
                     "workdir": layout.workdir,
                     "uids": uids,
                     "homes": dict(layout.homes),
-                    "path": layout.path,
+                    "env": {
+                        "PATH": layout.path,
+                        "LANG": "C.UTF-8",
+                        "TMPDIR": layout.temporary,
+                        **layout.marks,
+                    },
                     "own_processes": layout.own_processes,
                     "own_tree": layout.own_tree,
                     "rlimits": dict(layout.rlimits),

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _ROUNDS = 200
 _ROUND_S = 0.005
@@ -19,11 +20,21 @@ _ROUND_S = 0.005
 
 def adopt_orphans() -> None:
     """Orphans of the sandbox come to the helper, so that it finds and reaps them (PID 1 has this by itself)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Processes of the same uid may not trace the helper or read its memory and descriptors; where agents run under
+    its uid, that and being PID 1 is what keeps it apart from them."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _prctl(option: int, value: int) -> None:
     try:
         import ctypes  # noqa: PLC0415 - costly, and small Pythons lack it
     except ImportError:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def kill_session(session: int) -> None:

@@ -1,7 +1,7 @@
 """What is done once, before any command: who the users are, their folders, the way to the agent door.
 
 The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used where the helper may change its uid);
-``homes`` (user name to folder); ``path`` (PATH of commands); ``own_processes`` (the sandbox has a process name
+``homes`` (user name to folder); ``env`` (of every command); ``own_processes`` (the sandbox has a process name
 space of its own); ``own_tree`` (the work folder's contents become the agent's); ``rlimits`` (name to bound);
 ``grace_s``; ``forward`` ([port, socket] or null). The answer: ``two_users``, ``port``.
 """
@@ -38,9 +38,10 @@ def make_folders(config: Mapping[str, Any], uids: Mapping[str, int]) -> None:
         if config["own_tree"]:
             _give_tree(workdir, agent)
         _give(workdir, agent)
+    os.makedirs(config["env"]["TMPDIR"], exist_ok=True)
     for user, home in config["homes"].items():
         os.makedirs(home, mode=0o755, exist_ok=True)
-        # Where a backend has mounted it as its user's already, root without CAP_FOWNER may not even repeat the mode.
+        # Where a backend has mounted it as its user's already, root without CAP_FOWNER may not repeat the mode.
         if stat.S_IMODE(os.stat(home).st_mode) != 0o700:
             os.chmod(home, 0o700)
         if user in uids:

@@ -14,6 +14,8 @@ import sys
 from typing import Callable, Mapping, Sequence  # noqa: UP035 - Python 3.8
 
 _OOM_SCORE = "500"
+_MAX_DESCRIPTORS = 4096
+"""More than the helper ever has: two per forwarded connection and three per command."""
 CANNOT_RUN = 126
 NOT_FOUND = 127
 
@@ -97,7 +99,7 @@ def _close_others() -> None:
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
-        os.closerange(3, 65536)
+        os.closerange(3, _MAX_DESCRIPTORS)  # no /proc, or one that is closed to a process that hides its memory
         return
     for fd in numbers:
         if fd > 2:

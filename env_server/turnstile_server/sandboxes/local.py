@@ -1,0 +1,357 @@
+"""Sandboxes on this machine without a container engine: bubblewrap; without it, only if allowed, no isolation.
+
+What must hold: nothing is assumed about the machine, each ability is tried at start; a sandbox's process, group,
+files and record have one owner, ``_Launched``, which releases all of them whatever of them exists; a sandbox does
+not outlive the server: it dies with the thread that launched it, with its connection, and at the latest in the sweep
+of the next server on the same folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from starlette.types import ASGIApp
+
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
+from turnstile_server.sandboxes.door import SandboxDoor
+from turnstile_server.sandboxes.helped import HelpedSandbox, Layout
+from turnstile_server.sandboxes.helper import HELPER_FOLDER
+from turnstile_server.sandboxes.link import HelperLink
+from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec, User
+from turnstile_server.settings import SandboxSettings
+
+_LOG = logging.getLogger(__name__)
+_ETC = "etc"
+_LOG_SUFFIX = ".log"
+_FILES_SUFFIX = ".files"
+_SAID_BYTES = 2000
+_PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
+
+
+class LocalProvider:
+    """``run_dir``: this server's own folder for its sandboxes, the same at every start on one data directory (or
+    leftovers are not found), and short. ``idle_connection_s``: as the agent listener's. ``as_root``: try for two
+    uids inside (None: when the server is root)."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        run_dir: Path,
+        *,
+        idle_connection_s: float = 75.0,
+        as_root: bool | None = None,
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._idle_connection_s = idle_connection_s
+        self._as_root = os.geteuid() == 0 if as_root is None else as_root
+        self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
+        self._frame: bubblewrap.Frame | None = None
+        self._cgroups: cgroups.Cgroups | None = None
+        self._agent_door: ASGIApp | None = None
+        self._undoing: set[asyncio.Task[None]] = set()
+        self._sandboxes: dict[str, HelpedSandbox] = {}
+
+    @property
+    def isolated(self) -> bool:
+        return self._frame is not None
+
+    @property
+    def limits_held(self) -> str:
+        """Which of a spec's limits hold for a sandbox as a whole, in words, for the log."""
+        if self._cgroups is not None:
+            return f"memory, cpus and pids by control groups (version {self._cgroups.version})"
+        return (
+            "none of memory, cpus and pids as a whole: no control group can be made; resource limits per process"
+        )
+
+    async def start(self, agent_door: ASGIApp) -> None:
+        self._agent_door = agent_door
+        try:
+            self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._run_dir.chmod(0o700)
+            prefix = f"turnstile-{hashlib.sha256(bytes(self._run_dir.resolve())).hexdigest()[:12]}-"
+            self._cgroups = await asyncio.to_thread(cgroups.find, prefix)
+            await self._sweep()
+            etc = self._run_dir / _ETC
+            etc.mkdir(exist_ok=True)
+            for name, text in bubblewrap.passwd(self._settings.agent_uid, self._settings.tests_uid).items():
+                (etc / name).write_text(text)
+                (etc / name).chmod(0o644)
+        except OSError as error:
+            raise StartupError(
+                f"the folder of the sandboxes' sockets, {self._run_dir}, cannot be used: {error.strerror}; "
+                "choose another with sandboxes.run_dir"
+            ) from error
+        problem = await self._probe(etc)
+        if problem is None:
+            _LOG.info("sandboxes: bubblewrap; limits: %s", self.limits_held)
+        elif self._settings.allow_unisolated:
+            _LOG.warning(
+                "sandboxes: NO ISOLATION, agents run with the server's own rights "
+                "(sandboxes.allow_unisolated), because %s",
+                problem,
+            )
+        else:
+            raise StartupError(
+                f"sandboxes.kind = local needs bubblewrap, but {problem}. Install it (package `bubblewrap`) and "
+                "allow user name spaces, use Docker, or, for experiments only, set sandboxes.allow_unisolated"
+            )
+
+    async def create(self, spec: SandboxSpec) -> HelpedSandbox:
+        if spec.image is not None:
+            raise TaskFailed(
+                f"the task asks for the image {spec.image}; local sandboxes have no images, only Docker has"
+            )
+        if spec.image_files:
+            raise TaskFailed("the task's files are in an image; local sandboxes have no images, only Docker has")
+        _check_mounts(spec.mounts, self.isolated)
+        if self._agent_door is None:
+            raise SandboxUnavailable("the sandbox provider is not started, or closed")
+        name = f"sb-{secrets.token_hex(6)}"
+        launched = _Launched(name, self._run_dir)
+        folder = self._run_dir / name
+        door = SandboxDoor(
+            folder,
+            self._agent_door,
+            idle_connection_s=self._idle_connection_s,
+            name=name,
+            **({} if self.isolated else {"mounted_at": str(folder)}),
+        )
+        link: HelperLink | None = None
+        try:
+            await door.open()
+            await self._launch(launched, door, spec)
+            link = await self._dialed_in(launched, door)
+            sandbox = HelpedSandbox(
+                name, link, door, self._layout(launched, spec), self._settings, lambda: self._release(launched)
+            )
+            await sandbox.open()
+        except BaseException:
+            # On its own: a caller that is cancelled twice may not leave half a sandbox.
+            undoing = asyncio.create_task(self._undo(launched, door, link), name=f"undo {name}")
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
+            raise
+        self._sandboxes[name] = sandbox
+        return sandbox
+
+    async def close(self) -> None:
+        self._agent_door = None
+        results = await asyncio.gather(
+            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
+            *self._undoing,
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                _LOG.error("a sandbox could not be destroyed", exc_info=result)
+        await asyncio.to_thread(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True)
+
+    async def _undo(self, launched: _Launched, door: SandboxDoor, link: HelperLink | None) -> None:
+        if link is not None:
+            await link.close()
+        await self._release(launched)
+        await door.close()
+
+    async def _release(self, launched: _Launched) -> None:
+        try:
+            await launched.release(self._settings.call_timeout_s)
+        finally:
+            self._sandboxes.pop(launched.name, None)
+
+    async def _launch(self, launched: _Launched, door: SandboxDoor, spec: SandboxSpec) -> None:
+        """Raises SandboxUnavailable."""
+        environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **door.environment}
+        try:
+            if self._frame is not None:
+                command = bubblewrap.helper_command(self._frame, spec, door.folder)
+                if self._cgroups is not None:
+                    launched.group = self._cgroups.make(launched.name, spec.limits)
+                    command = launched.group.joining(command)
+            else:
+                command = [self._python.executable, *bubblewrap.HELPER_FLAGS, str(HELPER_FOLDER)]
+                launched.files.mkdir(mode=0o700)
+                launched.marked = True
+            await launched.run(command, environment)
+        except OSError as error:
+            raise SandboxUnavailable(f"no sandbox could be launched: {error.strerror or error}") from error
+
+    async def _dialed_in(self, launched: _Launched, door: SandboxDoor) -> HelperLink:
+        """The helper's call, or at once why there will be none."""
+        calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
+        ended = asyncio.create_task(launched.ended())
+        try:
+            await asyncio.wait([calling, ended], return_when=asyncio.FIRST_COMPLETED)
+            if calling.done():
+                return calling.result()
+            raise SandboxUnavailable(
+                f"a sandbox ended before it was ready: {launched.said() or 'it said nothing'}"
+            )
+        finally:
+            for task in (calling, ended):
+                task.cancel()
+            await asyncio.wait([calling, ended])
+
+    def _layout(self, launched: _Launched, spec: SandboxSpec) -> Layout:
+        rlimits = {"CORE": 0, "FSIZE": spec.limits.disk_bytes}
+        if self._frame is None:
+            files = launched.files
+            return Layout(
+                workdir=str(files / "workspace"),
+                path=self._python.search_path,
+                homes={User.AGENT: str(files / "agent"), User.TESTS: str(files / "tests")},
+                temporary=str(files / "tmp"),
+                own_processes=False,
+                change_users=False,
+                rlimits={**rlimits, "DATA": spec.limits.memory_bytes},
+                forward_port=0,
+                marks={leftovers.MARK_VARIABLE: launched.name},
+            )
+        if self._cgroups is None:
+            rlimits["DATA"] = spec.limits.memory_bytes
+            if not self._frame.privileged:
+                # Counted per user name space, so per sandbox; without one it would count all sandboxes together.
+                rlimits["NPROC"] = spec.limits.pids
+        return Layout(workdir=spec.workdir, path=self._python.search_path, rlimits=rlimits)
+
+    async def _probe(self, etc: Path) -> str | None:
+        """Why there is no isolation; None: there is, and ``self._frame`` says of which kind."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            return "there is no `bwrap`"
+        said = ""
+        for privileged in (True, False) if self._as_root else (False,):
+            frame = bubblewrap.Frame(bwrap, self._python, etc, privileged, self._settings.agent_uid)
+            command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
+            said = await self._try(bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command))
+            if not said:
+                self._frame = frame
+                return None
+        return f"it does not work here: {said}"
+
+    async def _try(self, command: Sequence[str]) -> str:
+        """What it said when it failed; "" when it worked."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={"PATH": self._python.search_path},
+        )
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                _, stderr = await process.communicate()
+        except TimeoutError:
+            return "it does not end"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode == 0:
+            return ""
+        return stderr.decode(errors="replace").strip() or f"exit code {process.returncode}"
+
+    async def _sweep(self) -> None:
+        """Removes what an earlier server left here."""
+        for record in self._run_dir.glob(f"*{leftovers.RECORD_SUFFIX}"):
+            leftovers.kill_recorded(record)
+            await asyncio.to_thread(leftovers.kill_marked, record.name.removesuffix(leftovers.RECORD_SUFFIX))
+        if self._cgroups is not None:
+            for group in self._cgroups.left():
+                if not await group.remove():
+                    _LOG.warning("a control group of an earlier server does not go: %s", group.folders[0])
+        for path in list(self._run_dir.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+class _Launched:
+    """What exists of one sandbox on the host, besides its door."""
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self.name = name
+        self.files = run_dir / (name + _FILES_SUFFIX)
+        """Work folder, homes and temporary files, where there is no isolation."""
+        self.group: cgroups.Group | None = None
+        self.marked = False
+        self._record = run_dir / (name + leftovers.RECORD_SUFFIX)
+        self._log_file = run_dir / (name + _LOG_SUFFIX)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        """Raises OSError. Launched by this thread, not a worker: a sandbox dies with the thread it came from."""
+        with _opened(self._log_file) as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        leftovers.write_record(self._record, self._process.pid)
+
+    async def ended(self) -> None:
+        if self._process is not None:
+            await self._process.wait()
+
+    def said(self) -> str:
+        """The last words of bubblewrap or the helper."""
+        try:
+            return self._log_file.read_bytes()[-_SAID_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    async def release(self, timeout_s: float) -> None:
+        process = self._process
+        if process is not None:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await process.wait()
+            except TimeoutError:
+                _LOG.error("the sandbox %s cannot be killed", self.name)
+        if self.marked:
+            await asyncio.to_thread(leftovers.kill_marked, self.name)
+        if self.group is not None and not await self.group.remove():
+            _LOG.error("the control group of the sandbox %s does not go", self.name)
+        if said := self.said():
+            _LOG.warning("the helper of the sandbox %s said: %s", self.name, said)
+        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+        self._record.unlink(missing_ok=True)
+        self._log_file.unlink(missing_ok=True)
+
+
+def _opened(file: Path) -> IO[bytes]:
+    return file.open("wb")
+
+
+def _check_mounts(mounts: Sequence[Mount], isolated: bool) -> None:
+    for mount in mounts:
+        if not mount.source.exists():
+            raise SandboxUnavailable(f"the folder {mount.source}, which a sandbox is to mount, is not there")
+        if not isolated and str(mount.source) != mount.target:
+            raise TaskFailed(
+                f"{mount.source} cannot be put at {mount.target}: without isolation a sandbox has the host's own "
+                "paths (install bubblewrap, or use Docker)"
+            )
