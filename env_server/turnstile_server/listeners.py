@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -36,6 +37,8 @@ class Listener:
         ping_timeout_s: float = 20.0,
     ) -> None:
         self._socket = bound
+        # At its debug level it prints handshakes and frames of WebSockets, the keys in them included.
+        logging.getLogger("uvicorn.error").setLevel(logging.INFO)
         self._server = _Server(
             uvicorn.Config(
                 app,

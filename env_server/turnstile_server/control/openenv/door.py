@@ -98,8 +98,8 @@ class OpenEnvDoor:
         self._sockets += 1
         try:
             environment = TurnstileEnvironment(self._parts)
-            closing, registry = self._parts.closing, self._registry
-            await Socket(websocket, environment, self._rpc, self._limits, closing, registry.add).serve()
+            closing = self._parts.closing
+            await Socket(websocket, environment, self._rpc, self._limits, closing, self._keep).serve()
         finally:
             self._sockets -= 1
 
@@ -121,12 +121,15 @@ class OpenEnvDoor:
         return environment
 
     async def _reset(self, environment: TurnstileEnvironment, parameters: dict[str, Any]) -> TurnstileObservation:
-        await self._registry.tidy()
         try:
             observation = await environment.reset_async(**{**parameters, "detached": False})
         except BaseException:
             await environment.release()
             raise
         environment.detach()
-        self._registry.add(environment)
+        await self._keep(environment)
         return observation
+
+    async def _keep(self, environment: TurnstileEnvironment) -> None:
+        self._registry.add(environment)
+        await self._registry.tidy()

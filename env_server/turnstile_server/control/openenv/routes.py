@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.control.events import until_disconnect
@@ -38,7 +38,13 @@ def build_openenv_router(loader: DoorLoader) -> APIRouter:
 
     @router.websocket("/ws")
     async def ws(websocket: WebSocket) -> None:
-        await websocket.accept()
+        try:
+            await websocket.accept()
+            await _serve(websocket)
+        except WebSocketDisconnect:
+            return  # it went before there was anything to let go
+
+    async def _serve(websocket: WebSocket) -> None:
         try:
             door = await loader.door()
         except NotInstalled as error:

@@ -8,7 +8,7 @@ socket closes at once and the episode is left to its owner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
@@ -55,7 +55,7 @@ class Socket:
         rpc: Rpc,
         limits: SocketLimits,
         closing: anyio.Event,
-        started: Callable[[TurnstileEnvironment], None],
+        started: Callable[[TurnstileEnvironment], Awaitable[None]],
     ) -> None:
         self._websocket = websocket
         self._environment = environment
@@ -102,7 +102,10 @@ class Socket:
         async for frame in frames:
             text = frame if isinstance(frame, str) else await self._answer(frame)
             with anyio.move_on_after(self._limits.send_timeout_s) as sending:
-                await self._websocket.send_text(text)
+                try:
+                    await self._websocket.send_text(text)
+                except WebSocketDisconnect:
+                    return
             if sending.cancelled_caught:
                 return
 
@@ -123,7 +126,7 @@ class Socket:
             case WSResetMessage():
                 observation = await environment.reset_async(**frame.data)
                 if not environment.owned:
-                    self._started(environment)
+                    await self._started(environment)
                 return WSObservationResponse(data=serialise(observation)).model_dump_json()
             case WSStepMessage():
                 observation = await environment.step_async(TurnstileAction.model_validate(frame.data))
@@ -140,5 +143,5 @@ class Socket:
         with anyio.move_on_after(self._limits.send_timeout_s, shield=True):
             try:
                 await self._websocket.close(self._code)
-            except RuntimeError:
+            except (RuntimeError, WebSocketDisconnect):
                 return  # the peer was faster
