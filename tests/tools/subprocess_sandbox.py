@@ -1,5 +1,7 @@
 """A sandbox that is none: commands run as children of the test. For tests of what is in front of a sandbox."""
 
+# ruff: noqa: ASYNC240 - files of a test are small
+
 from __future__ import annotations
 
 import asyncio
@@ -8,6 +10,8 @@ import os
 import signal
 import time
 from pathlib import Path
+
+import anyio
 
 from turnstile_server.errors import FileProblem
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, User
@@ -46,7 +50,8 @@ class SubprocessSandbox:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(reading)
+            with anyio.CancelScope(shield=True):
+                await reading
         out, err = reading.result()
         kept, dropped = _bounded(out, command.max_output_bytes)
         code = 137 if timed_out else process.returncode or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +140,15 @@ def text_of(result: Any) -> str:
     return text
 
 
-async def wait_until(true: Any) -> None:
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def wait_until(true: Callable[[], bool]) -> None:
     """Returns when ``true()`` holds; the test's own time-out bounds it."""
-    while not true():
+    while not true():  # noqa: ASYNC110 - what is waited for is in another process
         await anyio.sleep(0.01)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.json_schema import SkipJsonSchema
 
 
 class WrongArguments(Exception):
@@ -31,17 +30,15 @@ class Arguments(BaseModel):
 
 class BashArguments(Arguments):
     command: Annotated[str, AfterValidator(_no_nul)] = Field(min_length=1, description="The command to run.")
-    timeout_s: _Seconds | SkipJsonSchema[None] = Field(
-        None, description="Seconds after which the command is killed."
-    )
+    timeout_s: _Seconds | None = Field(None, description="Seconds after which the command is killed.")
 
 
 class ReadFileArguments(Arguments):
     path: _Path = Field(min_length=1, description=_PATH)
-    offset: _Count | SkipJsonSchema[None] = Field(
+    offset: _Count | None = Field(
         None, description="Number of the first line to read (the first line of a file is 1)."
     )
-    limit: _Count | SkipJsonSchema[None] = Field(None, description="How many lines to read.")
+    limit: _Count | None = Field(None, description="How many lines to read.")
 
 
 class WriteFileArguments(Arguments):
@@ -53,7 +50,7 @@ class EditFileArguments(Arguments):
     path: _Path = Field(min_length=1, description=_PATH)
     old: str = Field(min_length=1, description="The text to replace, exactly as it is in the file.")
     new: str = Field(description="The text to put there.")
-    replace_all: bool | SkipJsonSchema[None] = Field(
+    replace_all: bool | None = Field(
         None, description="Replace every occurrence; without it, `old` must occur exactly once."
     )
 
@@ -71,7 +68,8 @@ def parsed(tool: str, model: type[ArgumentsT], arguments: Mapping[str, Any]) -> 
         return model.model_validate(dict(arguments))
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False)
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors(include_url=False)
         )
         takes = ", ".join(
             name if field.is_required() else f"{name} (optional)" for name, field in model.model_fields.items()
@@ -82,9 +80,12 @@ def parsed(tool: str, model: type[ArgumentsT], arguments: Mapping[str, Any]) -> 
 def schema(model: type[Arguments]) -> dict[str, Any]:
     """JSON Schema of the arguments, without pydantic's titles and null defaults (a smaller prompt)."""
     made = model.model_json_schema()
-    properties = {
-        name: {key: value for key, value in about.items() if key not in ("title", "default")}
-        for name, about in made["properties"].items()
-    }
+    properties = {name: _plain(about) for name, about in made["properties"].items()}
     required = made.get("required", [])
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _plain(about: dict[str, Any]) -> dict[str, Any]:
+    """An argument that may be null is shown as one that may be left out, which is how models are used to it."""
+    value = about["anyOf"][0] if "anyOf" in about else {}
+    return {**value, **{key: item for key, item in about.items() if key not in ("title", "default", "anyOf")}}

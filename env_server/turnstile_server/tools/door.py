@@ -1,8 +1,8 @@
 """The tool door: a standard MCP server for each episode at ``/e/{episode_id}/mcp``, with the episode's key.
 
 Streamable HTTP by the official SDK, in every protocol version it knows: those that begin with ``initialize`` and
-have sessions (``DELETE`` ends one), and 2026-07-28, which has none. Refusals of the door itself are JSON-RPC errors
-with a fitting HTTP status and, as ``data.type``, the type of errors.py.
+have sessions (``DELETE`` ends one), and 2026-07-28, which has none. What the door itself refuses is a JSON-RPC
+error with a fitting HTTP status and, as ``data.type``, the type of errors.py.
 """
 
 from __future__ import annotations
@@ -55,6 +55,15 @@ class ToolDoor:
         self._sessions: dict[str, EpisodeSessions] = {}
         """By episode key: an id may be used again after its episode, a key is not."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
+
+    @property
+    def episodes_served(self) -> int:
+        """Episodes whose sessions are held."""
+        return len(self._sessions)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return sum(sessions.requests for sessions in self._sessions.values())
 
     async def __aenter__(self) -> ToolDoor:
         await self._tasks.__aenter__()

@@ -33,6 +33,11 @@ class EpisodeSessions:
         self._ended = False
         self._nobody = anyio.Event()
 
+    @property
+    def requests(self) -> int:
+        """In flight."""
+        return len(self._visits)
+
     async def run(self, episode: EpisodeTools) -> None:
         """Serves until the episode has ended; closes on every path."""
         try:

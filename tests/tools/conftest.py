@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from subprocess_sandbox import SubprocessSandbox
+from tools_support import DoorStage, door_stage
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> SubprocessSandbox:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return SubprocessSandbox(folder)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[DoorStage]:
+    async with door_stage(tmp_path) as running:
+        yield running
