@@ -123,6 +123,11 @@ class HelpedSandbox:
         return self._agent_door
 
     @property
+    def destroyed(self) -> bool:
+        """Whether ``destroy`` was called."""
+        return self._destroying is not None
+
+    @property
     def lost(self) -> asyncio.Event:
         """Set when the sandbox has died or was destroyed."""
         return self._link.lost

@@ -19,12 +19,14 @@ STDOUT, STDERR = 1, 2
 
 
 class ExecStream:
-    def __init__(self, exec_id: str, opened: Any) -> None:
+    """``silence_s``: reading gives up after that long without a byte."""
+
+    def __init__(self, exec_id: str, opened: Any, silence_s: float | None = None) -> None:
         self.exec_id = exec_id
         # The SDK gives the buffered file of a plain socket, or the socket itself where it is a TLS one.
         self._opened = opened
         self._socket: socket.socket = opened if isinstance(opened, socket.socket) else opened._sock
-        self._socket.settimeout(None)
+        self._socket.settimeout(silence_s)
 
     def pump(self, output: Callable[[int, bytes], None], stdin: bytes = b"") -> None:
         """Gives ``output`` each payload with STDOUT or STDERR. Raises OSError when the connection broke off."""

@@ -1,0 +1,169 @@
+"""What a sandbox's container is, as bodies of the Engine API (``POST /containers/create``). Pure.
+
+Holds for every container: no network; memory, swap, CPUs and processes bounded; no capability but those named
+here, and none for a program that is not root's; nothing of the host's can be written; it is never started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnstile_server.sandboxes.docker.engine import Image
+from turnstile_server.sandboxes.helped import Layout
+from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET, SOCKET_TARGET
+from turnstile_server.sandboxes.protocol import HOMES, Mount, SandboxLimits, SandboxSpec, User
+from turnstile_server.settings import SandboxSettings
+
+OWNER_LABEL = "turnstile.owner"
+SANDBOX_LABEL = "turnstile.sandbox"
+
+HELPER_COMMAND = ("python3", "-I", "-S", "-B", HELPER_TARGET)
+PROBE_COMMAND = ("python3", "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
+"""Exit code 0: the image can run the helper."""
+PLAIN_COMMAND = ("/bin/sh", "-c", "trap '' CHLD; exec cat")
+"""First process of a container without the helper: waits for input that never comes, and ignores its children, so
+that the kernel reaps whatever is left to it."""
+
+_CAPABILITIES = ("SETUID", "SETGID", "KILL")
+"""The first process becomes the agent and the tests, and kills what they leave. Neither of them has any."""
+_TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
+"""Beside those, where the first process gives files of the image to the agent."""
+_LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
+_SHARED_MEMORY_BYTES = 64 << 20
+_PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
+
+
+def layout(spec: SandboxSpec, image: Image) -> Layout:
+    return Layout(workdir=spec.workdir, path=image.path, own_tree=spec.image_files)
+
+
+def helped(
+    spec: SandboxSpec,
+    image: Image,
+    settings: SandboxSettings,
+    labels: Mapping[str, str],
+    environment: Mapping[str, str],
+    door_folder: str,
+) -> dict[str, Any]:
+    """A container whose first process is the helper."""
+    mounts = [
+        _bind(str(HELPER_FOLDER), HELPER_TARGET),
+        _bind(door_folder, SOCKET_TARGET),
+        *(_mount(mount) for mount in spec.mounts),
+    ]
+    return _body(spec, image, settings, labels, HELPER_COMMAND, environment, mounts)
+
+
+def plain(spec: SandboxSpec, image: Image, settings: SandboxSettings, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A container that only waits for commands by the engine's exec."""
+    mounts = [_mount(mount) for mount in spec.mounts]
+    return {**_body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts), "OpenStdin": True}
+
+
+def probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A container that ends at once."""
+    host = _host(_PROBE_LIMITS, (), read_only=True, tmpfs={}, mounts=[])
+    return _container(image, labels, PROBE_COMMAND, {}, host)
+
+
+def _body(
+    spec: SandboxSpec,
+    image: Image,
+    settings: SandboxSettings,
+    labels: Mapping[str, str],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mounts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    capabilities = _CAPABILITIES + (_TREE_CAPABILITIES if spec.image_files else ())
+    host = _host(
+        spec.limits,
+        capabilities,
+        read_only=not spec.image_files,
+        tmpfs=_memory_folders(spec, image, settings),
+        mounts=mounts,
+    )
+    return _container(image, labels, command, environment, host)
+
+
+def _memory_folders(spec: SandboxSpec, image: Image, settings: SandboxSettings) -> dict[str, str]:
+    """Everything that can be written, each with a size; it counts to the memory. Owned by its user from the start:
+    no process inside may change owners."""
+    size = spec.limits.disk_bytes
+    folders = {
+        "/tmp": _memory(size, "1777"),
+        HOMES[User.AGENT]: _memory(size, "0700", settings.agent_uid),
+        HOMES[User.TESTS]: _memory(size, "0700", settings.tests_uid),
+    }
+    if not spec.image_files:
+        # A declared volume would be a folder of the engine's disk, without a bound.
+        folders.update({path: _memory(size, "1777") for path in image.volumes})
+        folders[spec.workdir] = _memory(size, "0755", settings.agent_uid)
+    return folders
+
+
+def _memory(size: int, mode: str, uid: int = 0) -> str:
+    # "exec": agents run scripts and build programs wherever they may write.
+    return f"rw,exec,nosuid,nodev,size={size},mode={mode},uid={uid},gid={uid}"
+
+
+def _host(
+    limits: SandboxLimits,
+    capabilities: Sequence[str],
+    *,
+    read_only: bool,
+    tmpfs: Mapping[str, str],
+    mounts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "NetworkMode": "none",
+        "Memory": limits.memory_bytes,
+        "MemorySwap": limits.memory_bytes,
+        "NanoCpus": round(limits.cpus * 1e9),
+        "PidsLimit": limits.pids,
+        "ShmSize": min(_SHARED_MEMORY_BYTES, limits.disk_bytes),
+        # The only bound on one file where the root can be written to: Docker has no quota for it on most disks.
+        "Ulimits": [
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "fsize", "Soft": limits.disk_bytes, "Hard": limits.disk_bytes},
+        ],
+        "CapDrop": ["ALL"],
+        "CapAdd": list(capabilities),
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": read_only,
+        "Tmpfs": dict(tmpfs),
+        "Mounts": mounts,
+        "IpcMode": "private",
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": _LOG,
+    }
+
+
+def _container(
+    image: Image,
+    labels: Mapping[str, str],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    host: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "Image": image.image_id,
+        "Entrypoint": list(command),
+        "Cmd": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "Env": [f"{name}={value}" for name, value in environment.items()],
+        "Labels": dict(labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host,
+    }
+
+
+def _bind(source: str, target: str) -> dict[str, Any]:
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    return _bind(str(mount.source), mount.target)

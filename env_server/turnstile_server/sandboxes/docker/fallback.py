@@ -1,0 +1,183 @@
+"""A sandbox in a container that cannot run the helper: commands and files by the engine's exec.
+
+Needs of the image: ``/bin/sh``, ``env``, ``cat``, ``head``, ``mkdir``, ``mv``, ``chmod``, ``tar`` with ``-o``.
+Differs from a helped sandbox, and says so in docs/sandboxes.md: no agent door; about 100 ms for every command;
+processes of a command that leave its process group live until ``stop_all`` or ``destroy``; a path that the agent
+changes while it is written or unpacked to may lead elsewhere, with the agent's rights; after a ``kill -9`` of
+the server its commands run on until the next start. Owns the commands it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.docker import scripts
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.exec_process import ExecProcess, wrapped
+from turnstile_server.sandboxes.helped import Layout
+from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Process, User
+from turnstile_server.settings import SandboxSettings
+
+
+class ExecSandbox:
+    """``release`` removes the container; called once, by ``destroy``."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        engine: DockerEngine,
+        container: str,
+        layout: Layout,
+        settings: SandboxSettings,
+        release: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._sandbox_id = sandbox_id
+        self._engine = engine
+        self._container = container
+        self._layout = layout
+        self._settings = settings
+        self._release = release
+        self._running: set[ExecProcess] = set()
+        self._destroying: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Gives the image's files to the agent, where the task works on those. Raises TaskFailed,
+        SandboxUnavailable."""
+        if self._layout.own_tree:
+            agent = self._settings.agent_uid
+            argv = ["chown", "-R", f"{agent}:{agent}", self._layout.workdir]
+            code, said = await self._engine.exec_short(self._container, argv)
+            if code != 0:
+                raise TaskFailed(f"the image's {self._layout.workdir} cannot be given to the agent: {said}")
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._sandbox_id
+
+    @property
+    def workdir(self) -> str:
+        return self._layout.workdir
+
+    @property
+    def agent_door(self) -> str | None:
+        return None
+
+    def admit(self, episode_id: str | None) -> None:
+        """There is no door to admit anything to."""
+
+    async def exec(self, command: Command) -> ExecResult:
+        process = await self._begin(command)
+        try:
+            return await process.wait()
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+
+    async def start(self, command: Command) -> Process:
+        return await self._begin(command)
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        return await self._file(scripts.READ, path, str(max_bytes + 1), path=path, max_bytes=max_bytes)
+
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        if len(data) > (most := self._settings.max_file_bytes):
+            raise FileProblem(f"{path}: {len(data)} bytes are more than may be written at once ({most})")
+        octal = "" if mode is None else f"{mode:o}"
+        await self._file(scripts.WRITE, path, octal, path=path, stdin=data)
+
+    async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
+        if len(archive) > (most := self._settings.max_archive_bytes):
+            raise FileProblem(
+                f"{target}: an archive of {len(archive)} bytes is larger than may be uploaded ({most})"
+            )
+        await self._file(scripts.UNPACK, target, path=target, stdin=archive, user=user)
+
+    async def download(self, path: str, max_bytes: int) -> bytes:
+        return await self._file(scripts.PACK, path, path=path, max_bytes=max_bytes)
+
+    async def stop_all(self) -> None:
+        code, said = await self._quietly(["/bin/sh", "-c", scripts.STOP_ALL])
+        if code != 0:
+            raise SandboxFailed(f"processes of the sandbox could not be killed: {said}")
+
+    async def destroy(self) -> None:
+        if self._destroying is None:
+            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self._sandbox_id}")
+        await asyncio.shield(self._destroying)
+
+    async def _destroy(self) -> None:
+        try:
+            await self._release()
+        finally:
+            for process in list(self._running):
+                await process.abandon()
+
+    async def _begin(self, command: Command) -> ExecProcess:
+        if self._destroying is not None:
+            raise SandboxFailed("the sandbox was destroyed")
+        env = {
+            "PATH": self._layout.path,
+            "HOME": HOMES[command.user],
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            **command.env,
+        }
+        uid = self._settings.agent_uid if command.user is User.AGENT else self._settings.tests_uid
+        argv = wrapped(command.argv, command.cwd or self.workdir, env)
+        try:
+            stream = await self._engine.exec_start(
+                self._container, argv, user=f"{uid}:{uid}", cwd="/", stdin=bool(command.stdin)
+            )
+        except SandboxUnavailable as error:
+            raise SandboxFailed(error.message) from error
+        process = ExecProcess(
+            self._engine,
+            self._container,
+            stream,
+            stdin=command.stdin,
+            max_output_bytes=command.max_output_bytes,
+            timeout_s=command.timeout_s,
+            grace_s=self._settings.call_timeout_s,
+        )
+        self._running.add(process)
+        process.when_ended(lambda: self._running.discard(process))
+        return process
+
+    async def _file(
+        self,
+        script: str,
+        *arguments: str,
+        path: str,
+        max_bytes: int | None = None,
+        stdin: bytes = b"",
+        user: User = User.AGENT,
+    ) -> bytes:
+        """Raises FileProblem, SandboxFailed."""
+        if "\0" in path or not path.startswith("/"):
+            raise FileProblem(f"{path}: not an absolute path")
+        result = await self.exec(
+            Command(
+                ("/bin/sh", "-c", script, "sh", *arguments),
+                cwd="/",
+                user=user,
+                timeout_s=self._settings.call_timeout_s,
+                max_output_bytes=max(max_bytes or 0, scripts.MAX_COMPLAINT),
+                stdin=stdin,
+            )
+        )
+        if result.timed_out:
+            raise FileProblem(f"{path}: took longer than {self._settings.call_timeout_s:g} s")
+        if result.exit_code != 0:
+            said = result.stderr.decode(errors="replace").strip()
+            raise FileProblem(f"{path}: {said or f'exit code {result.exit_code}'}")
+        if max_bytes is not None and (result.dropped_bytes or len(result.stdout) > max_bytes):
+            raise FileProblem(f"{path}: it has more than the {max_bytes} bytes that may be fetched")
+        return result.stdout
+
+    async def _quietly(self, argv: list[str]) -> tuple[int, str]:
+        try:
+            return await self._engine.exec_short(self._container, argv)
+        except SandboxUnavailable as error:
+            raise SandboxFailed(error.message) from error

@@ -1,0 +1,286 @@
+"""Sandboxes as Docker containers: ``SandboxProvider`` over the engine.
+
+Owns every container that bears its ``turnstile.owner`` label: those it made, and those that an earlier server
+with the same data directory left, which ``start`` removes. What must hold: a call of ``create`` that fails or is
+cancelled, at whatever point, leaves no container, no folder and no socket; nothing that belongs to the agent
+runs before the helper has dialed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from turnstile.models import new_id
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes.docker import containers
+from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.fallback import ExecSandbox
+from turnstile_server.sandboxes.door import SandboxDoor
+from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.link import HelperLink
+from turnstile_server.sandboxes.protocol import Sandbox, SandboxSpec
+from turnstile_server.settings import SandboxSettings
+
+log = logging.getLogger(__name__)
+
+_FOLDER_PREFIX = "dk-"
+_LOOK_S = 1.0
+"""How often a container whose helper has not called yet is looked at: it may have ended."""
+
+
+class DockerProvider:
+    """``run_dir``: this server's own folder for its sandboxes' sockets, made if it is not there; short. ``owner``:
+    the same for every server with this data directory and for no other that uses this engine.
+    ``idle_connection_s``: as the agent listener's. ``needs_image``: ``start`` fails without the default image."""
+
+    name = "docker"
+    isolated = True
+
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        run_dir: Path,
+        owner: str,
+        *,
+        idle_connection_s: float = 75.0,
+        needs_image: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._owner = owner
+        self._idle_connection_s = idle_connection_s
+        self._needs_image = needs_image
+        self._engine = DockerEngine(settings)
+        self._agent_door: ASGIApp | None = None
+        self._open: dict[str, HelpedSandbox | ExecSandbox] = {}
+        self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def start(self, agent_door: ASGIApp) -> None:
+        try:
+            version = await self._engine.open()
+            swept = await self._sweep()
+            default = self._settings.docker_image
+            if self._needs_image and await self._engine.image(default) is None:
+                raise StartupError(
+                    f"Docker has no image {default} (sandboxes.docker_image); docker pull {default}"
+                )
+        except SandboxUnavailable as error:
+            raise StartupError(
+                f"sandboxes in Docker are not possible: {error.message}. Start Docker, or name its address "
+                "(sandboxes.docker_host, or DOCKER_HOST), or choose sandboxes.kind = local"
+            ) from error
+        try:
+            await asyncio.to_thread(self._clear_run_dir)
+        except OSError as error:
+            raise StartupError(
+                f"the folder of the sandboxes' sockets, {self._run_dir}, cannot be used: {error.strerror}; "
+                "choose another with sandboxes.run_dir"
+            ) from error
+        self._agent_door = agent_door
+        log.info("sandboxes: Docker %s; containers of an earlier server removed: %d", version, swept)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        agent_door = self._agent_door
+        if agent_door is None:
+            raise SandboxUnavailable("the sandbox provider is not started, or closed")
+        for mount in spec.mounts:
+            if not mount.source.is_dir():
+                raise SandboxUnavailable(f"{mount.source}, which the sandbox mounts, is not a folder")
+        name = spec.image or self._settings.docker_image
+        image = await self._engine.image(name)
+        if image is None:
+            raise TaskFailed(f"Docker has no image {name}; fetch or build it first (docker pull {name})")
+        sandbox_id = new_id("sbx")
+        made: HelpedSandbox | ExecSandbox
+        if await self._runs_helper(image, name):
+            made = await self._helped(sandbox_id, spec, image, name, agent_door)
+        else:
+            made = await self._plain(sandbox_id, spec, image, name)
+        if self._agent_door is None:
+            await made.destroy()
+            raise SandboxUnavailable("the sandbox provider was closed")
+        return made
+
+    async def close(self) -> None:
+        self._agent_door = None
+        for task in [*self._watches, *self._probes.values()]:
+            task.cancel()
+        results = await asyncio.gather(
+            *(each.destroy() for each in list(self._open.values())), return_exceptions=True
+        )
+        for error in results:
+            if isinstance(error, BaseException):
+                log.warning("a sandbox could not be destroyed: %s", error)
+        try:
+            await self._sweep()
+        except SandboxUnavailable as error:
+            log.warning("containers may be left for the next start to remove: %s", error.message)
+        self._engine.close()
+
+    # Making.
+
+    async def _helped(
+        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agent_door: ASGIApp
+    ) -> HelpedSandbox:
+        # Of its id the last digits are the random ones; the whole would make the sockets' paths too long for many.
+        folder = self._run_dir / (_FOLDER_PREFIX + sandbox_id[-12:])
+        door = SandboxDoor(folder, agent_door, idle_connection_s=self._idle_connection_s, name=sandbox_id)
+        container = _container_name(sandbox_id)
+        link: HelperLink | None = None
+        try:
+            await door.open()
+            body = containers.helped(
+                spec, image, self._settings, self._labels(sandbox_id), door.environment, str(folder)
+            )
+            await self._engine.create(container, body, image_name=image_name)
+            await self._engine.start(container, image_name=image_name)
+            link = await self._dialed_in(door, container, image_name)
+            layout = containers.layout(spec, image)
+            sandbox = HelpedSandbox(
+                sandbox_id, link, door, layout, self._settings, lambda: self._release(sandbox_id)
+            )
+            await sandbox.open()
+        except BaseException:
+            await _undisturbed(self._undo(container, door, link))
+            raise
+        self._open[sandbox_id] = sandbox
+        self._watch(sandbox_id, sandbox)
+        return sandbox
+
+    async def _dialed_in(self, door: SandboxDoor, container: str, image_name: str) -> HelperLink:
+        """Raises TaskFailed, with the helper's last words, where it ended without having called."""
+        calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
+        try:
+            while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
+                state = await self._engine.state(container)
+                if (state is None or not state.running) and not calling.done():
+                    said = "" if state is None else state.error or await self._engine.log(container)
+                    code = "it is gone" if state is None else f"exit code {state.exit_code}"
+                    raise TaskFailed(f"the helper ended in a container of {image_name} ({code}): {said}")
+            return await calling
+        finally:
+            calling.cancel()
+            await asyncio.wait({calling})
+
+    async def _plain(self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str) -> ExecSandbox:
+        container = _container_name(sandbox_id)
+        try:
+            body = containers.plain(spec, image, self._settings, self._labels(sandbox_id))
+            await self._engine.create(container, body, image_name=image_name)
+            await self._engine.start(container, image_name=image_name)
+            layout = containers.layout(spec, image)
+            sandbox = ExecSandbox(
+                sandbox_id, self._engine, container, layout, self._settings, lambda: self._release(sandbox_id)
+            )
+            await sandbox.open()
+        except BaseException:
+            await _undisturbed(self._undo(container, None, None))
+            raise
+        self._open[sandbox_id] = sandbox
+        return sandbox
+
+    async def _runs_helper(self, image: Image, image_name: str) -> bool:
+        """Tried once per image, in a container of its own; calls that come meanwhile wait for the same trial."""
+        trial = self._probes.get(image.image_id)
+        if trial is None or (trial.done() and (trial.cancelled() or trial.exception() is not None)):
+            trial = asyncio.create_task(self._try(image, image_name))
+            trial.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._probes[image.image_id] = trial
+        return await asyncio.shield(trial)
+
+    async def _try(self, image: Image, image_name: str) -> bool:
+        container = _container_name(new_id("try"))
+        body = containers.probe(image, self._labels("trial"))
+        try:
+            await self._engine.create(container, body, image_name=image_name)
+            try:
+                await self._engine.start(container, image_name=image_name)
+            except TaskFailed:
+                runs = False
+            else:
+                runs = await self._engine.wait(container) == 0
+        finally:
+            await _undisturbed(self._undo(container, None, None))
+        if not runs:
+            log.warning(
+                "%s has no Python 3.8 or newer: its sandboxes have slow commands and no way to the agent door",
+                image_name,
+            )
+        return runs
+
+    # Ending.
+
+    def _watch(self, sandbox_id: str, sandbox: HelpedSandbox) -> None:
+        """Says why a sandbox died, which only its container knows."""
+
+        async def watch() -> None:
+            await sandbox.lost.wait()
+            if sandbox.destroyed:
+                return
+            try:
+                state = await self._engine.state(_container_name(sandbox_id))
+            except SandboxUnavailable as error:
+                log.warning("a sandbox died: %s", error.message, extra={"sandbox": sandbox_id})
+                return
+            if state is not None and not state.running:
+                why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
+                log.warning("a sandbox's container ended: %s", why, extra={"sandbox": sandbox_id})
+
+        task = asyncio.create_task(watch(), name=f"watch {sandbox_id}")
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _release(self, sandbox_id: str) -> None:
+        self._open.pop(sandbox_id, None)
+        await self._engine.remove(_container_name(sandbox_id))
+
+    async def _undo(self, container: str, door: SandboxDoor | None, link: HelperLink | None) -> None:
+        """What a failed creation may have made. Never raises: the failure itself is what the caller is told."""
+        try:
+            if link is not None:
+                await link.close()
+            await self._engine.remove(container)
+        except SandboxUnavailable as error:
+            log.warning("a container may be left for the next start to remove: %s", error.message)
+        finally:
+            if door is not None:
+                await door.close()
+
+    async def _sweep(self) -> int:
+        left = await self._engine.labelled(containers.OWNER_LABEL, self._owner)
+        await asyncio.gather(*(self._engine.remove(container) for container in left))
+        return len(left)
+
+    def _clear_run_dir(self) -> None:
+        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._run_dir.chmod(0o700)
+        for folder in self._run_dir.glob(f"{_FOLDER_PREFIX}*"):
+            shutil.rmtree(folder)
+
+    def _labels(self, sandbox_id: str) -> dict[str, str]:
+        return {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: sandbox_id}
+
+
+def _container_name(sandbox_id: str) -> str:
+    return f"turnstile-{sandbox_id}"
+
+
+async def _undisturbed(work: Awaitable[None]) -> None:
+    """Waits for ``work`` to its end, cancelled or not; a cancellation meanwhile is raised afterwards."""
+    task: asyncio.Future[None] = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
