@@ -1,0 +1,1 @@
+"""Free time between meetings; see README.md."""

@@ -1,0 +1,7 @@
+"""Small functions on text."""
+
+from textkit.shorten import shorten
+from textkit.slugs import slugify
+from textkit.words import count_words
+
+__all__ = ["count_words", "shorten", "slugify"]

@@ -1,0 +1,1 @@
+"""Small tables; see README.md."""

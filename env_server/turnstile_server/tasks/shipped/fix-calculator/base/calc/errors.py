@@ -1,0 +1,2 @@
+class CalcError(ValueError):
+    """The text is no expression, or has no value."""

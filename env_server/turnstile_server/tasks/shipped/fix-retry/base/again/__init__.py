@@ -1,0 +1,1 @@
+"""Repeats calls that fail; see README.md."""
