@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         Timeout,
         TurnstileError,
     )
+    from turnstile.rollout import Rollout, RolloutProgress
     from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
 
 _HOMES = {
     "turnstile._settings": ("ClientSettings",),
     "turnstile.client": ("AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"),
+    "turnstile.rollout": ("Rollout", "RolloutProgress"),
     "turnstile.sync": ("Client", "EpisodeHandle", "NewEpisodeHandle"),
     "turnstile.errors": (
         "AuthError",
@@ -63,6 +65,8 @@ __all__ = [
     "NewEpisodeHandle",
     "NotFound",
     "ProtocolError",
+    "Rollout",
+    "RolloutProgress",
     "ServerBusy",
     "ServerError",
     "ServerUnavailable",

@@ -29,6 +29,7 @@ from turnstile.models import (
     EpisodeStatus,
     PauseMode,
     SampleSet,
+    TaskPage,
     Turn,
 )
 
@@ -80,9 +81,9 @@ class Flows:
 
     # Episodes
 
-    def create(self, fields: Mapping[str, Any]) -> Flow[EpisodeCreated]:
-        """Places one episode. Raises ServerUnavailable when no server can be reached, ServerBusy when those
-        that can are full."""
+    def create(self, fields: Mapping[str, Any], server: str | None = None) -> Flow[EpisodeCreated]:
+        """Places one episode, at ``server`` or where the pool says. Raises ServerUnavailable when no server can
+        be reached, ServerBusy when those that can are full."""
         asked = {name: value for name, value in fields.items() if value is not None}
         call = requests.create_episode(requests.request_of({"idempotency_key": uuid.uuid4().hex, **asked}))
         problems: list[errors.TurnstileError] = []
@@ -90,18 +91,18 @@ class Flows:
             if delay:
                 yield Sleep(delay)
             problems = []
-            for server in self._pool.order():
-                self._pool.reserve(server)
+            for place in (server,) if server is not None else self._pool.order():
+                self._pool.reserve(place)
                 try:
-                    created = yield from self._send(server, call, retry_unsent=False)
+                    created = yield from self._send(place, call, retry_unsent=False)
                 except (errors.ServerUnavailable, errors.ServerBusy) as error:
                     if isinstance(error, errors.ServerUnavailable) and error.may_have_happened:
                         raise  # placing it elsewhere too could make two
                     problems.append(error)
                     continue
                 finally:
-                    self._pool.release(server)
-                self._pool.placed(created.episode_id, server, is_open=not created.status.ended)
+                    self._pool.release(place)
+                self._pool.placed(created.episode_id, place, is_open=not created.status.ended)
                 return created
             if any(problem.status is not None for problem in problems):
                 break  # a server answered: waiting is the caller's decision
@@ -122,7 +123,10 @@ class Flows:
                 raise errors.Timeout(f"{episode_id} is still {episode.status} after {timeout_s:g} s")
 
     def finish(self, episode_id: str) -> Flow[Episode]:
-        return (yield from self._on_episode(episode_id, requests.finish(episode_id, self._settings.slow_s)))
+        """The episode once it has ended: a server may answer as soon as the grading has begun."""
+        call = requests.finish(episode_id, self._settings.slow_s)
+        episode = yield from self._on_episode(episode_id, call)
+        return episode if episode.status.ended else (yield from self.wait(episode_id, None))
 
     def cancel(self, episode_id: str) -> Flow[Episode]:
         return (yield from self._on_episode(episode_id, requests.cancel(episode_id)))
@@ -154,6 +158,17 @@ class Flows:
         return page, Position(following) if following < len(self._pool.urls) else None
 
     # Servers
+
+    def tasks(self, server: str | None, cursor: str | None, limit: int | None) -> Flow[tuple[TaskPage, str]]:
+        """One page of the tasks of ``server``, or of the first that answers; and which server that was."""
+        silent: errors.ServerUnavailable | None = None
+        for url in (server,) if server is not None else self._pool.order():
+            try:
+                return (yield from self._send(url, requests.task_page(cursor, limit))), url
+            except errors.ServerUnavailable as error:
+                silent = silent or error
+        assert silent is not None
+        raise silent
 
     def on_servers(self, call: Call[T], server: str | None = None) -> Flow[dict[str, T]]:
         """``call`` at ``server``, or at all: every one is tried, then the first error is raised."""

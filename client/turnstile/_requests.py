@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from turnstile import errors
 from turnstile.models import (
     CLIENT_ID_PATTERN,
+    AgentList,
     AuditReport,
     EngineInfo,
     Episode,
@@ -28,6 +29,7 @@ from turnstile.models import (
     PauseMode,
     PauseRequest,
     SampleSet,
+    TaskPage,
     Turn,
     WeightsRequest,
 )
@@ -93,9 +95,17 @@ def get_episode(episode_id: str, wait_s: float = 0.0) -> Call[Episode]:
 def page(
     status: EpisodeStatus | str | None, group_id: str | None, cursor: str | None, limit: int | None
 ) -> Call[EpisodePage]:
-    asked = {"status": status, "group_id": group_id, "cursor": cursor, "limit": limit}
-    params = {name: str(value) for name, value in asked.items() if value is not None}
+    params = _given(status=status, group_id=group_id, cursor=cursor, limit=limit)
     return Call("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
+
+
+def task_page(cursor: str | None, limit: int | None) -> Call[TaskPage]:
+    params = _given(cursor=cursor, limit=limit)
+    return Call("GET", "/tasks", TaskPage.model_validate_json, params, repeatable=True)
+
+
+def agents() -> Call[AgentList]:
+    return Call("GET", "/agents", AgentList.model_validate_json, repeatable=True)
 
 
 def finish(episode_id: str, extra_s: float) -> Call[Episode]:
@@ -207,6 +217,10 @@ def error_of(reply: Reply, server: str) -> errors.TurnstileError:
         server=server,
         retry_after_s=_seconds(reply.headers.get("retry-after")),
     )
+
+
+def _given(**asked: object) -> dict[str, str]:
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 def _episode(episode_id: str) -> str:

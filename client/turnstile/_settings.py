@@ -23,6 +23,13 @@ class ClientSettings:
     """Further attempts of a call that may be sent again."""
     retry_delay_s: float = 0.2
     """Before the first of them; twice as long before each next one."""
+    outage_s: float = 120.0
+    """`rollouts` waits this long for a server that fails or cannot be reached, such as one that restarts."""
+    backoff_s: float = 0.5
+    """`rollouts`: the first pause before it asks a full or failing server again, or makes another attempt; doubled
+    each time."""
+    backoff_max_s: float = 20.0
+    """`rollouts`: the longest such pause."""
     down_s: float = 5.0
     """How long a server that could not be reached is asked last."""
     keepalive_s: float = 3.0

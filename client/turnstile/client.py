@@ -13,9 +13,9 @@ method raises the errors of ``turnstile.errors`` and nothing else. One client ma
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 import httpx
@@ -23,6 +23,7 @@ import httpx
 from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
+from turnstile._rollout_stream import RolloutStream
 from turnstile._settings import ClientSettings
 from turnstile._transport import (
     checked_key,
@@ -33,6 +34,7 @@ from turnstile._transport import (
     request_arguments,
 )
 from turnstile.models import (
+    AgentList,
     AuditReport,
     EngineInfo,
     Episode,
@@ -42,9 +44,11 @@ from turnstile.models import (
     PauseMode,
     SampleSet,
     Sampling,
+    TaskInfo,
     TaskRef,
     Turn,
 )
+from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks
 
 T = TypeVar("T")
 
@@ -67,6 +71,7 @@ class AsyncClient:
         self._key = checked_key(key)
         self._settings = settings or ClientSettings()
         self._flows = Flows(checked_urls(urls), self._settings, time.monotonic)
+        self._streams: set[RolloutStream] = set()
         self._http = httpx.AsyncClient(**client_arguments(self._settings))
 
     async def __aenter__(self) -> Self:
@@ -76,7 +81,10 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections; episodes go on."""
+        """Closes the connections, and loops over ``rollouts`` that were left; other episodes go on."""
+        with anyio.CancelScope(shield=True):
+            for stream in list(self._streams):
+                await stream.close()
         await self._http.aclose()
 
     async def create_episode(
@@ -134,6 +142,54 @@ class AsyncClient:
             for episode in page.episodes:
                 yield episode
 
+    def rollouts(
+        self,
+        tasks: Tasks,
+        *,
+        agent: str | Callable[[AsyncNewEpisodeHandle], Awaitable[object]],
+        **options: Unpack[RolloutArguments],
+    ) -> AsyncGenerator[Rollout, None]:
+        """Makes rollouts of every task, several at once, and gives each as it ends.
+
+        ``tasks``: ids, TaskRefs, entries of ``tasks()``, inline dicts or instructions, in any iterable, async
+        ones too; an endless one is taken from as there is room. ``agent``: one that the server launches, or an
+        async function that runs yours on the handle of an external episode, which is finished when it returns.
+        ``options``: see RolloutArguments. Only failures of the infrastructure are tried again; a full server is
+        waited for. Leaving the loop cancels the episodes that run.
+
+        Raises, after what ended before: InvalidRequest, NotFound and the like for a task, agent or option that
+        the server refuses; ServerUnavailable where no server has accepted anything yet; what ``tasks`` raises.
+        """
+        return self._rollouts(self._stream(tasks, RolloutOptions(agent, **options)))
+
+    def _stream(self, tasks: Tasks, options: RolloutOptions) -> RolloutStream:
+        return RolloutStream(_Door(self), self._settings, tasks, options)
+
+    async def _rollouts(self, stream: RolloutStream) -> AsyncGenerator[Rollout, None]:
+        self._streams.add(stream)
+        try:
+            while (rollout := await stream.next()) is not None:
+                yield rollout
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stream.close()
+            self._streams.discard(stream)
+
+    async def tasks(self, *, server: str | None = None, page_size: int | None = None) -> AsyncIterator[TaskInfo]:
+        """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
+        cursor: str | None = None
+        while True:
+            page, server = await self._run(self._flows.tasks(server, cursor, page_size))
+            for task in page.tasks:
+                yield task
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def agents(self, server: str | None = None) -> dict[str, AgentList]:
+        """The agents that ``server``, or every server, can launch, by URL."""
+        return await self._run(self._flows.on_servers(requests.agents(), server))
+
     async def audit(self, episode_id: str) -> AuditReport:
         """Has the server re-score the episode's tokens on its engine and check every invariant."""
         return await self._run(self._flows.audit(episode_id))
@@ -181,6 +237,20 @@ class AsyncClient:
             return failure_of(error)
 
 
+class _Door:
+    """The client as its rollouts see it."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.flows = client._flows
+
+    async def run(self, flow: Flow[T]) -> T:
+        return await self._client._run(flow)
+
+    def handle_of(self, created: EpisodeCreated) -> AsyncNewEpisodeHandle:
+        return AsyncNewEpisodeHandle(self._client, created)
+
+
 class AsyncEpisodeHandle:
     """One episode, wherever it runs. As a context manager it cancels the episode if the block raises."""
 
@@ -197,7 +267,7 @@ class AsyncEpisodeHandle:
         return await self._client._run(self._client._flows.wait(self.episode_id, timeout))
 
     async def finish(self) -> Episode:
-        """Says that the external agent is done; the episode is graded and ends."""
+        """Says that the external agent is done. Gives the episode once it is graded and has ended."""
         return await self._client._run(self._client._flows.finish(self.episode_id))
 
     async def cancel(self) -> Episode:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
+from turnstile._rollout_threads import BlockingStream, in_thread
 from turnstile._settings import ClientSettings
 from turnstile._transport import (
     checked_key,
@@ -31,7 +33,9 @@ from turnstile._transport import (
     reply_of,
     request_arguments,
 )
+from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
 from turnstile.models import (
+    AgentList,
     AuditReport,
     EngineInfo,
     Episode,
@@ -41,9 +45,11 @@ from turnstile.models import (
     PauseMode,
     SampleSet,
     Sampling,
+    TaskInfo,
     TaskRef,
     Turn,
 )
+from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks
 
 T = TypeVar("T")
 
@@ -65,8 +71,10 @@ class Client:
     ) -> None:
         self._key = checked_key(key)
         self._settings = settings or ClientSettings()
-        self._flows = Flows(checked_urls(urls), self._settings, time.monotonic)
+        self._urls = checked_urls(urls)
+        self._flows = Flows(self._urls, self._settings, time.monotonic)
         self._bookkeeping = threading.Lock()  # held while a flow decides, never while it waits
+        self._streams: set[BlockingStream] = set()
         self._http = httpx.Client(**client_arguments(self._settings))
 
     def __enter__(self) -> Self:
@@ -76,7 +84,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; episodes go on."""
+        """Closes the connections, and loops over ``rollouts`` that were left; other episodes go on."""
+        for stream in list(self._streams):
+            stream.close()
         self._http.close()
 
     def create_episode(
@@ -132,6 +142,59 @@ class Client:
         while at is not None:
             page, at = self._run(self._flows.page(at, status, group_id, page_size))
             yield from page.episodes
+
+    def rollouts(
+        self,
+        tasks: Tasks,
+        *,
+        agent: str | Callable[[NewEpisodeHandle], object],
+        **options: Unpack[RolloutArguments],
+    ) -> Generator[Rollout, None, None]:
+        """Makes rollouts of every task, several at once, and gives each as it ends.
+
+        ``tasks``: ids, TaskRefs, entries of ``tasks()``, inline dicts or instructions, in any iterable; an
+        endless one is taken from as there is room. ``agent``: one that the server launches, or a function
+        that runs yours on the handle of an external episode, which is finished when it returns. ``options``:
+        see RolloutArguments. Only failures of the infrastructure are tried again; a full server is waited for.
+        Leaving the loop cancels the episodes that run.
+
+        The work is done by a thread; ``agent`` functions and ``on_progress`` are called in threads of their own.
+
+        Raises, after what ended before: InvalidRequest, NotFound and the like for a task, agent or option that
+        the server refuses; ServerUnavailable where no server has accepted anything yet; what ``tasks`` raises.
+        """
+        run = agent if isinstance(agent, str) else self._in_thread(agent)
+        make = partial(AsyncClient, self._urls, key=self._key, settings=self._settings)
+        return self._rollouts(BlockingStream(make, tasks, RolloutOptions(run, **options)))
+
+    def _rollouts(self, stream: BlockingStream) -> Generator[Rollout, None, None]:
+        self._streams.add(stream)
+        try:
+            while (rollout := stream.next()) is not None:
+                yield rollout
+        finally:
+            stream.close()
+            self._streams.discard(stream)
+
+    def _in_thread(self, agent: Callable[[NewEpisodeHandle], object]) -> RunAgent:
+        async def run(handle: AsyncNewEpisodeHandle) -> object:
+            return await in_thread(agent, NewEpisodeHandle(self, handle.created))
+
+        return run
+
+    def tasks(self, *, server: str | None = None, page_size: int | None = None) -> Iterator[TaskInfo]:
+        """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
+        cursor: str | None = None
+        while True:
+            page, server = self._run(self._flows.tasks(server, cursor, page_size))
+            yield from page.tasks
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    def agents(self, server: str | None = None) -> dict[str, AgentList]:
+        """The agents that ``server``, or every server, can launch, by URL."""
+        return self._run(self._flows.on_servers(requests.agents(), server))
 
     def audit(self, episode_id: str) -> AuditReport:
         """Has the server re-score the episode's tokens on its engine and check every invariant."""
@@ -198,7 +261,7 @@ class EpisodeHandle:
         return self._client._run(self._client._flows.wait(self.episode_id, timeout))
 
     def finish(self) -> Episode:
-        """Says that the external agent is done; the episode is graded and ends."""
+        """Says that the external agent is done. Gives the episode once it is graded and has ended."""
         return self._client._run(self._client._flows.finish(self.episode_id))
 
     def cancel(self) -> Episode:

@@ -1,0 +1,171 @@
+"""Many rollouts at once: tasks in, ended rollouts out.
+
+Holds: every rollout that was started is given exactly once, or the stream ends with an error or is closed, and
+then its episode was asked to end. At most ``max_concurrent`` run; at most twice as many run or wait to be taken,
+so a slow reader slows the pulling of tasks. A task is pulled only when it can be started. What ended before an
+error is given before it.
+
+Built of plain tasks, not of a task group: an async generator that is left half-read is closed in another task
+than the one that read it, which no task group allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from turnstile import errors
+from turnstile._rollout_run import Door, Plan, RolloutRun, Watchers
+from turnstile._settings import ClientSettings
+from turnstile.models import CLIENT_ID_PATTERN, TaskInfo, TaskRef, new_id
+from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks
+
+_END = object()
+
+
+class RolloutStream:
+    """``next`` and ``close`` may be called from different tasks of one loop; nothing runs before the first."""
+
+    def __init__(self, door: Door, settings: ClientSettings, tasks: Tasks, options: RolloutOptions) -> None:
+        self._door = door
+        self._settings = settings
+        self._source = tasks
+        self._options = options
+        self._progress = RolloutProgress()
+        self._any_accepted = False
+        self._feeder: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._ready: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
+        self._slots = asyncio.Semaphore(options.max_concurrent)
+        self._room = asyncio.Semaphore(2 * options.max_concurrent)
+        self._closed = False
+
+    async def next(self) -> Rollout | None:
+        """The next rollout to end, None after the last. Raises what ended the run early, and closes it."""
+        if self._closed:
+            return None
+        if self._feeder is None:
+            self._feeder = asyncio.create_task(self._feed())
+        item = await self._ready.get()
+        if isinstance(item, Rollout):
+            self._room.release()
+            return item
+        await self.close()
+        if item is not None:
+            raise item
+        return None
+
+    async def close(self) -> None:
+        """Cancels what runs, episodes included, and waits until each was asked to end (``cancel_s`` at most)."""
+        self._closed = True
+        self._ready.put_nowait(None)  # for a reader in another task
+        mine = self._stop()
+        if mine:
+            await asyncio.wait(mine)
+
+    def _stop(self) -> set[asyncio.Task[None]]:
+        mine = {*self._running, *((self._feeder,) if self._feeder is not None else ())}
+        for task in mine:
+            task.cancel()
+        return mine
+
+    async def _feed(self) -> None:
+        ordinal = 0
+        tasks = _iterated(self._source)
+        try:
+            while True:
+                await self._place()
+                wanted = await anext(tasks, _END)
+                if wanted is _END:
+                    break
+                task = task_ref(wanted)  # type: ignore[arg-type]
+                group_id = self._group_id(task)
+                for index in range(self._options.n):
+                    if index:
+                        await self._place()
+                    self._start(Plan(task, group_id, index, new_id("rollout"), ordinal))
+                    ordinal += 1
+        except Exception as error:  # noqa: BLE001 - the caller's iterator may raise anything; the reader gets it
+            self._fail(error)
+            return
+        if self._running:
+            await asyncio.wait(self._running)
+        self._ready.put_nowait(None)
+
+    async def _place(self) -> None:
+        await self._room.acquire()
+        await self._slots.acquire()
+
+    def _group_id(self, task: TaskRef) -> str:
+        given = self._options.group_id
+        if given is None:
+            return new_id("group")
+        return given if isinstance(given, str) else given(task)
+
+    def _start(self, plan: Plan) -> None:
+        self._count(started=1, running=1)
+        task = asyncio.create_task(self._run(plan))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self, plan: Plan) -> None:
+        watchers = Watchers(
+            retried=lambda: self._count(retried=1),
+            waiting=lambda change: self._count(waiting=change),
+            accepted=self._accepted,
+            any_accepted=lambda: self._any_accepted,
+        )
+        try:
+            rollout = await RolloutRun(self._door, self._settings, self._options, plan, watchers).run()
+            graded = rollout.reward is not None
+            self._count(running=-1, done=1, failed=rollout.failed, graded=graded, reward_sum=rollout.reward or 0.0)
+        except Exception as error:  # noqa: BLE001 - the reader gets it
+            self._fail(error)
+            return
+        finally:
+            self._slots.release()
+        self._ready.put_nowait(rollout)
+
+    def _accepted(self) -> None:
+        self._any_accepted = True
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the run: what ended so far is still given, then ``error``."""
+        self._ready.put_nowait(error)
+        current = asyncio.current_task()
+        for task in {*self._running, self._feeder} - {current, None}:
+            assert task is not None
+            task.cancel()
+
+    def _count(self, **changes: float) -> None:
+        before = self._progress
+        self._progress = replace(before, **{name: getattr(before, name) + by for name, by in changes.items()})
+        self._options.on_progress(self._progress)
+
+
+def task_ref(task: TaskLike) -> TaskRef:
+    """Raises InvalidRequest for what is no task."""
+    if isinstance(task, TaskRef):
+        return task
+    if isinstance(task, TaskInfo):
+        return TaskRef(id=task.id)
+    if isinstance(task, str):
+        is_id = re.fullmatch(CLIENT_ID_PATTERN, task) is not None
+        return TaskRef(id=task) if is_id else TaskRef(instruction=task)
+    try:
+        return TaskRef.model_validate(task)
+    except ValidationError as error:
+        raise errors.InvalidRequest(f"{task!r} is no task: {error.errors()[0]['msg']}") from error
+
+
+async def _iterated(tasks: Tasks) -> AsyncIterator[TaskLike]:
+    if isinstance(tasks, AsyncIterable):
+        async for task in tasks:
+            yield task
+        return
+    for task in tasks:
+        yield task

@@ -1,0 +1,176 @@
+"""What ``rollouts()`` is asked for and what it gives. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict
+
+from turnstile import errors
+from turnstile.models import (
+    Episode,
+    EpisodeStatus,
+    ErrorInfo,
+    Fault,
+    Limits,
+    SampleSet,
+    Sampling,
+    TaskInfo,
+    TaskRef,
+)
+
+TaskLike: TypeAlias = TaskRef | TaskInfo | Mapping[str, Any] | str
+"""A task: a TaskRef, an entry of ``tasks()``, an inline dict, or a string: a task id where it could be one
+(letters, digits, ``_`` and ``-``, at most 64), else the instruction of an inline task."""
+
+Tasks: TypeAlias = Iterable[TaskLike] | AsyncIterable[TaskLike]
+RunAgent: TypeAlias = Callable[[Any], Awaitable[object]]
+GroupIds: TypeAlias = str | Callable[[TaskRef], str] | None
+OnProgress: TypeAlias = "Callable[[RolloutProgress], object]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One rollout: an episode of its own, once it has ended, or why there is none.
+
+    ``index``: 0 … n-1 within its group. ``episode``: of the last attempt; None where no server took it.
+    ``samples``: None where they were not wanted or where the infrastructure failed. ``error``: why it failed.
+    ``attempts``: episodes tried. ``seconds``: from its start to its end, waiting and retries included.
+    """
+
+    task: TaskRef
+    group_id: str
+    index: int
+    rollout_id: str
+    episode: Episode | None
+    samples: SampleSet | None
+    error: ErrorInfo | None
+    attempts: int
+    seconds: float
+
+    @property
+    def status(self) -> EpisodeStatus:
+        return self.episode.status if self.episode is not None and not self._lost else EpisodeStatus.FAILED
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing to judge: the infrastructure, the agent or the task failed, or somebody
+        cancelled it. A rollout that ran into a limit (``timed_out``, ``truncated``) has not failed."""
+        return self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED)
+
+    @property
+    def fault(self) -> Fault | None:
+        return self.error.fault if self.error is not None else None
+
+    @property
+    def reward(self) -> float | None:
+        """None where it failed or could not be graded, never 0 instead."""
+        return None if self.failed or self.episode is None else self.episode.reward
+
+    @property
+    def _lost(self) -> bool:
+        return self.fault is Fault.INFRASTRUCTURE
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the samples, as JSON values."""
+        return {
+            "task": self.task.model_dump(mode="json", exclude_none=True),
+            "group_id": self.group_id,
+            "index": self.index,
+            "rollout_id": self.rollout_id,
+            "attempts": self.attempts,
+            "seconds": self.seconds,
+            "status": self.status.value,
+            "reward": self.reward,
+            "error": self.error.model_dump(mode="json") if self.error is not None else None,
+            "episode": self.episode.model_dump(mode="json") if self.episode is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutProgress:
+    """Where a run of rollouts stands."""
+
+    started: int = 0
+    running: int = 0
+    """Started and not ended, those that wait included."""
+    waiting: int = 0
+    """Held back by a server that is full or cannot be reached."""
+    retried: int = 0
+    """Further attempts after failures of the infrastructure."""
+    done: int = 0
+    failed: int = 0
+    """Of the done ones."""
+    graded: int = 0
+    """Done and with a reward."""
+    reward_sum: float = 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the graded ones; None where there is none."""
+        return self.reward_sum / self.graded if self.graded else None
+
+
+class RolloutArguments(TypedDict, total=False):
+    """The options of ``rollouts()``."""
+
+    n: int
+    """Rollouts per task; they share a group. 1."""
+    max_concurrent: int
+    """Rollouts that run at once. As many again may have ended and wait to be taken. 16."""
+    retries: int
+    """Further attempts of a rollout after failures of the infrastructure. 2."""
+    samples: bool
+    """Whether to fetch the samples. True."""
+    include_untrained: bool
+    """Rows whose mask is 0 throughout, too. False."""
+    keep_open: bool
+    """Leaving the loop leaves the episodes that run alone. False: it cancels them."""
+    group_id: GroupIds
+    """Of every group, or a function of the task; None, the default: a fresh one per task."""
+    seed: int | None
+    """Of the first rollout; each next one has the next. A further attempt has the same."""
+    sampling: Sampling | Mapping[str, Any] | None
+    limits: Limits | Mapping[str, Any] | None
+    env: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None
+    on_progress: OnProgress
+    """Called at every change; it must not block."""
+
+
+def _ignore(_: RolloutProgress) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOptions:
+    """The same, checked and complete. Raises InvalidRequest."""
+
+    agent: str | RunAgent
+    n: int = 1
+    max_concurrent: int = 16
+    retries: int = 2
+    samples: bool = True
+    include_untrained: bool = False
+    keep_open: bool = False
+    group_id: GroupIds = None
+    seed: int | None = None
+    sampling: Sampling | Mapping[str, Any] | None = None
+    limits: Limits | Mapping[str, Any] | None = None
+    env: Mapping[str, str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    on_progress: OnProgress = _ignore
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("n", self.n, 1),
+            ("max_concurrent", self.max_concurrent, 1),
+            ("retries", self.retries, 0),
+        ):
+            if value < least:
+                raise errors.InvalidRequest(f"{name} must be at least {least}, not {value}")
+        if self.agent == "external":
+            raise errors.InvalidRequest(
+                "agent='external' leaves nobody to run the agent: name one that the server launches, or pass a "
+                "function that runs yours on an episode's handle"
+            )

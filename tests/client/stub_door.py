@@ -1,0 +1,238 @@
+"""A control door that plays written episodes, over real HTTP: what the clients do about servers and failures that
+a real server shows too rarely. Routes and shapes are those of docs/control-door.md."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from control_support import running_app
+from turnstile.models import (
+    AgentInfo,
+    AgentList,
+    Episode,
+    EpisodeCreated,
+    EpisodeRequest,
+    EpisodeStatus,
+    EpisodeTimings,
+    ErrorInfo,
+    Fault,
+    SampleSet,
+    Sampling,
+    TaskInfo,
+    TaskPage,
+)
+from turnstile.models.wire import MEDIA_TYPE, encode_samples
+
+FOR_EVER = 1e9
+INFRASTRUCTURE = ErrorInfo(type="sandbox_failed", message="the sandbox died", fault=Fault.INFRASTRUCTURE)
+
+
+@dataclass(frozen=True)
+class Play:
+    """How one episode goes: for how long it runs, and how it ends."""
+
+    seconds: float = 0.0
+    status: EpisodeStatus = EpisodeStatus.COMPLETED
+    reward: float | None = 1.0
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer in place of the real one. ``afterwards``: what was asked is done nevertheless."""
+
+    status: int
+    type: str | None
+    afterwards: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        if self.type is None:
+            return PlainTextResponse("<html>a proxy</html>", self.status)
+        error = {"error": {"type": self.type, "message": f"the stub says {self.type}"}}
+        return Response(json.dumps(error), self.status, self.headers, "application/json")
+
+
+class StubDoor:
+    """``play``: how the episode of a request goes. ``answer``: given in place of what a call (``"METHOD path"``)
+    would have; None lets it pass. Both may be replaced at any time."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.play: Callable[[EpisodeRequest], Play] = lambda _: Play()
+        self.answer: Callable[[str], Answer | None] = lambda _: None
+        self.max_open = 1000
+        self.unknown_tasks: set[str] = set()
+        self.tasks: tuple[TaskInfo, ...] = ()
+        self.created: list[EpisodeRequest] = []
+        self.cancelled: list[str] = []
+        self.most_open = 0
+        self._episodes: dict[str, tuple[Episode, float, Play]] = {}
+        self._keys: dict[str | None, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def episodes(self) -> list[Episode]:
+        return [self._now(episode_id) for episode_id in self._episodes]
+
+    @property
+    def open(self) -> list[Episode]:
+        return [episode for episode in self.episodes if not episode.status.ended]
+
+    def forget(self) -> None:
+        """What a restart with an empty data directory does."""
+        self._episodes.clear()
+
+    def app(self) -> Starlette:
+        one = "/episodes/{episode_id}"
+        return Starlette(
+            routes=[
+                Route("/episodes", self._create, methods=["POST"]),
+                Route(one, self._get),
+                Route(one + "/finish", self._finish, methods=["POST"]),
+                Route(one + "/cancel", self._cancel, methods=["POST"]),
+                Route(one + "/samples", self._samples),
+                Route("/tasks", self._tasks),
+                Route("/agents", self._agents),
+                Route("/health", self._health),
+            ]
+        )
+
+    def _instead(self, request: Request) -> Answer | None:
+        return self.answer(f"{request.method} {request.url.path}")
+
+    async def _create(self, request: Request) -> Response:
+        asked = EpisodeRequest.model_validate_json(await request.body())
+        instead = self._instead(request)
+        if instead is not None and not instead.afterwards:
+            return instead.response()
+        if asked.task.id in self.unknown_tasks:
+            return Answer(404, "not_found").response()
+        if asked.idempotency_key not in self._keys:
+            if len(self.open) >= self.max_open:
+                return Answer(429, "queue_full").response()
+            self._add(asked)
+        if instead is not None:
+            return instead.response()
+        episode = self._now(self._keys[asked.idempotency_key])
+        key = "the-key-of-an-episode" if asked.agent == "external" else None
+        return _model(
+            EpisodeCreated(
+                episode_id=episode.episode_id, status=episode.status, model_url="http://m/e/1", episode_key=key
+            ),
+            201,
+        )
+
+    def _add(self, asked: EpisodeRequest) -> None:
+        with self._lock:
+            episode_id = f"ep_{len(self.created)}_{id(self)}"
+            self.created.append(asked)
+            self._keys[asked.idempotency_key] = episode_id
+            play = Play(FOR_EVER) if asked.agent == "external" else self.play(asked)
+            episode = Episode(
+                episode_id=episode_id,
+                status=EpisodeStatus.RUNNING,
+                agent=asked.agent,
+                task=asked.task,
+                group_id=asked.group_id,
+                rollout_id=asked.rollout_id or episode_id,
+                attempt=asked.attempt,
+                seed=asked.seed,
+                sampling=asked.sampling or Sampling(),
+                limits=asked.limits,
+                metadata=asked.metadata,
+                timings=EpisodeTimings(created_at=time.monotonic()),
+            )
+            self._episodes[episode_id] = episode, time.monotonic() + play.seconds, play
+        self.most_open = max(self.most_open, len(self.open))
+
+    def _now(self, episode_id: str) -> Episode:
+        episode, ends_at, play = self._episodes[episode_id]
+        if episode.status.ended or time.monotonic() < ends_at:
+            return episode
+        changes = {"status": play.status, "reward": play.reward, "error": play.error}
+        ended = episode.model_copy(update=changes)
+        self._episodes[episode_id] = ended, ends_at, play
+        return ended
+
+    async def _get(self, request: Request) -> Response:
+        instead = self._instead(request)
+        if instead is not None:
+            return instead.response()
+        episode_id = request.path_params["episode_id"]
+        with anyio.move_on_after(float(request.query_params.get("wait", 0))):
+            while (  # noqa: ASYNC110 - ends by the clock
+                episode_id in self._episodes and not self._now(episode_id).status.ended
+            ):
+                await anyio.sleep(0.01)
+        return self._shown(episode_id)
+
+    async def _finish(self, request: Request) -> Response:
+        """As a server that answers when the grading has begun."""
+        episode_id = request.path_params["episode_id"]
+        if episode_id in self._episodes and not self._now(episode_id).status.ended:
+            episode = self._episodes[episode_id][0].model_copy(update={"status": EpisodeStatus.GRADING})
+            self._episodes[episode_id] = episode, time.monotonic() + 0.1, Play(reward=0.5)
+        return self._shown(episode_id)
+
+    async def _cancel(self, request: Request) -> Response:
+        episode_id = request.path_params["episode_id"]
+        if episode_id in self._episodes and not self._now(episode_id).status.ended:
+            self.cancelled.append(episode_id)
+            episode, ends_at, play = self._episodes[episode_id]
+            ended = episode.model_copy(update={"status": EpisodeStatus.CANCELLED})
+            self._episodes[episode_id] = ended, ends_at, play
+        return self._shown(episode_id)
+
+    async def _samples(self, request: Request) -> Response:
+        instead = self._instead(request)
+        if instead is not None:
+            return instead.response()
+        episode_id = request.path_params["episode_id"]
+        if episode_id not in self._episodes:
+            return Answer(404, "not_found").response()
+        found = SampleSet(samples=(), untrained=(), stats=self._now(episode_id).stats)
+        return Response(encode_samples(found), media_type=MEDIA_TYPE)
+
+    async def _tasks(self, request: Request) -> Response:
+        at, limit = int(request.query_params.get("cursor", 0)), int(request.query_params.get("limit", 100))
+        following = at + limit
+        cursor = str(following) if following < len(self.tasks) else None
+        return _model(TaskPage(tasks=self.tasks[at:following], cursor=cursor))
+
+    async def _agents(self, _: Request) -> Response:
+        loop = AgentInfo(
+            name="tool-loop", version="1", summary="Calls tools until it is done.", installed=True, uses_tools=True
+        )
+        return _model(AgentList(agents=(loop,)))
+
+    async def _health(self, _: Request) -> Response:
+        return Response(b'{"status":"healthy"}', media_type="application/json")
+
+    def _shown(self, episode_id: str) -> Response:
+        if episode_id not in self._episodes:
+            return Answer(404, "not_found").response()
+        return _model(self._now(episode_id))
+
+
+@contextmanager
+def running_stub() -> Iterator[StubDoor]:
+    door = StubDoor()
+    with running_app(door.app()) as door.url:
+        yield door
+
+
+def _model(found: Any, status: int = 200) -> Response:
+    return Response(found.model_dump_json(), status, media_type="application/json")
