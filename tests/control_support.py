@@ -136,7 +136,13 @@ def _renderer(model: Path) -> Renderer:
 def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iterator[Door]:
     """A server in a thread of its own; ``settings`` are nested like the settings file."""
     wanted = Settings(
-        **{"model": engine.model, "data_dir": data_dir, "journal": {"durability": "process"}, **settings}
+        **{
+            "model": engine.model,
+            "data_dir": data_dir,
+            "journal": {"durability": "process"},
+            "sandboxes": {"kind": "none"},
+            **settings,
+        }
     )
 
     @asynccontextmanager

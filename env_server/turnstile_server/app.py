@@ -62,6 +62,8 @@ class Server:
     agent: Listener
     control_url: str
     agent_url: str
+    sandboxes: str
+    """The backend: docker, local or none."""
     closing: anyio.Event
 
     async def serve(self, stop: anyio.Event) -> None:
@@ -98,6 +100,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
         agent=Listener(doors.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
         control_url=control_url,
         agent_url=agent_url,
+        sandboxes=doors.sandboxes,
         closing=doors.closing,
     )
 
@@ -144,7 +147,9 @@ class Doors:
     control: ASGIApp
     agent: ASGIApp
     closing: anyio.Event
-    tools: ToolDirectory
+    tools: ToolDirectory | None = None
+    sandboxes: str = "none"
+    """The backend: docker, local or none."""
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
@@ -152,8 +157,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     settings, engine, metrics = parts.settings, parts.engine, parts.metrics
     work = parts.work or make_workplace(settings)
     context_length = _context_length(settings, engine)
-    if work.sandboxes is not None:
-        stack.push_async_callback(_shielded, work.sandboxes.close)  # after the episodes, which use them
+    stack.push_async_callback(_shielded, work.sandboxes.close)  # after the episodes, which use them
     conductor = await stack.enter_async_context(
         Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
     )
@@ -165,11 +169,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
                 auditor=Auditor(engine, settings.episodes.audit_tolerance),
                 keys=parts.keys,
                 planner=Planner(
-                    work.task_of,
-                    work.agents,
-                    Mount(work.installer.folder, INSTALLS),
-                    settings.sandboxes,
-                    work.no_sandboxes,
+                    work.task_of, work.agents, Mount(work.installer.folder, INSTALLS), settings.sandboxes
                 ),
                 sandboxes=work.sandboxes,
                 installer=work.installer,
@@ -199,15 +199,14 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     toolbox = Toolbox(settings.tools)
     tools = await stack.enter_async_context(ToolDoor(episodes, toolbox, settings.tools))
     agent_door = AgentDoor(gate, tools)
-    if work.sandboxes is not None:
-        await work.sandboxes.start(agent_door)
+    await work.sandboxes.start(agent_door)
     openenv = DoorLoader(
         OpenEnvParts(episodes, episodes, toolbox, gate, work.tasks, settings.control, settings.openenv, closing)
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [router, catalog, build_openenv_router(openenv)]
     control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
-    return Doors(control, agent_door, closing, episodes)
+    return Doors(control, agent_door, closing, episodes, work.sandboxes.name)
 
 
 async def serve(settings: Settings) -> None:
@@ -234,6 +233,7 @@ def _announce(settings: Settings, server: Server) -> None:
         "event": "ready",
         "control_url": server.control_url,
         "agent_url": server.agent_url,
+        "sandboxes": server.sandboxes,
         "data_dir": str(settings.data_dir),
     }
     sys.stdout.write(json.dumps(ready) + "\n")

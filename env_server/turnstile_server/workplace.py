@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
@@ -12,6 +15,7 @@ from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
+from turnstile_server.sandboxes.factory import create_provider
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.archive import FilesProblem, pack
@@ -23,10 +27,9 @@ from turnstile_server.tasks.protocol import TaskSource
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """``sandboxes`` None: there are none, and ``no_sandboxes`` says why and what to do."""
+    """Nothing of it is started; whoever starts ``sandboxes`` closes them."""
 
-    sandboxes: SandboxProvider | None
-    no_sandboxes: str | None
+    sandboxes: SandboxProvider
     tasks: TaskSource
     task_of: Callable[[TaskRef], Task]
     archive_of: Callable[[Files], bytes]
@@ -49,14 +52,17 @@ def make_workplace(settings: Settings) -> Workplace:
         except FilesProblem as error:
             raise TaskFailed(f"the task's files cannot be packed: {error}") from error
 
-    provider, why_none = None, "there are none yet"
+    owner = _owner(settings.data_dir)
+    run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
+    provider = create_provider(
+        settings.sandboxes, run_dir.absolute(), owner, idle_connection_s=settings.gate.idle_connection_s
+    )
 
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes)
 
     return Workplace(
         sandboxes=provider,
-        no_sandboxes=why_none,
         tasks=tasks,
         task_of=task_of,
         archive_of=archive_of,
@@ -64,3 +70,8 @@ def make_workplace(settings: Settings) -> Workplace:
         installer=Installer(settings.agents, SPECS),
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
     )
+
+
+def _owner(data_dir: Path) -> str:
+    """Names a data directory to the sandboxes: those of an earlier server on it are swept by the next."""
+    return hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]

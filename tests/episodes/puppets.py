@@ -174,5 +174,5 @@ def theatre(folder: Path, **settings: Any) -> Theatre:
     provider, grader = PuppetProvider(), PuppetGrader()
     agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER)})
     installer = Installer(AgentSettings(install_dir=folder), SPECS)
-    work = replace(made, sandboxes=provider, no_sandboxes=None, agents=agents, installer=installer, grader=grader)
+    work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
     return Theatre(provider, grader, work)

@@ -407,8 +407,8 @@ async def test_a_submission_ends_an_episode_whose_agent_says_so(house: House) ->
     process = await house.provider.agent()
     await house.think(process)
     key = process.command.env["KEY"]
-    tools = house.stage.doors.tools.open_tools(created["episode_id"], key)
-    await tools.submit("42")
+    assert house.stage.doors.tools is not None
+    await house.stage.doors.tools.open_tools(created["episode_id"], key).submit("42")
     shown = await house.ended(created)
     assert shown["status"] == "completed"
     assert house.grader.graded[0][1].answer == "42"

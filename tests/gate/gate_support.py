@@ -195,7 +195,7 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     """A server on ``data_dir``, with the given settings (nested like the settings file); ``work`` None: what they
     say of tasks, agents and sandboxes."""
-    wanted = Settings(**{"model": model, "data_dir": data_dir, **settings})
+    wanted = Settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
     vocabulary = _vocabulary(model)
     async with AsyncExitStack() as stack:
         control_socket, agent_socket = _bound(stack, "control"), _bound(stack, "agent")

@@ -48,6 +48,13 @@ class ThinkingHistory(StrEnum):
     TEMPLATE = "template"
 
 
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    LOCAL = "local"
+    NONE = "none"
+
+
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -78,6 +85,20 @@ def serve(
     public_url: Annotated[
         str | None, typer.Option("--public-url", help="URL that agents reach the agent door by.")
     ] = None,
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option("--tasks", help="Task file or folder; may be repeated. None: the tasks that ship."),
+    ] = None,
+    sandbox: Annotated[
+        SandboxKind | None, typer.Option("--sandbox", help="Where launched agents and tests run.")
+    ] = None,
+    sandbox_image: Annotated[
+        str | None, typer.Option("--sandbox-image", help="Docker image of tasks that name none.")
+    ] = None,
+    allow_unisolated: Annotated[
+        bool | None,
+        typer.Option("--allow-unisolated", help="Local sandboxes without bubblewrap: no isolation at all."),
+    ] = None,
     durability: Annotated[
         Durability | None, typer.Option("--durability", help="What an acknowledged turn survives.")
     ] = None,
@@ -105,6 +126,10 @@ def serve(
         "gate.host": agent_host,
         "gate.port": agent_port,
         "gate.public_url": public_url,
+        "tasks.sources": tasks or None,
+        "sandboxes.kind": sandbox,
+        "sandboxes.docker_image": sandbox_image,
+        "sandboxes.allow_unisolated": allow_unisolated,
         "journal.durability": durability,
         "rendering.backend": renderer,
         "rendering.family": family,

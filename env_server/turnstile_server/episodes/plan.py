@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from turnstile.models import EpisodeRequest, Limits, TaskRef
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.errors import NotFound, SandboxUnavailable, Unprocessable
+from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import SandboxWish, Task
@@ -28,7 +28,7 @@ class Plan:
 
 
 class Planner:
-    """``no_sandboxes``: why this server has none, None if it has. ``installs``: the host's folder of agents."""
+    """``installs``: the host's folder of agents."""
 
     def __init__(
         self,
@@ -36,16 +36,14 @@ class Planner:
         agents: AgentRegistry,
         installs: Mount,
         settings: SandboxSettings,
-        no_sandboxes: str | None,
     ) -> None:
         self._task_of = task_of
         self._agents = agents
         self._installs = installs
         self._settings = settings
-        self._no_sandboxes = no_sandboxes
 
     def plan(self, request: EpisodeRequest) -> Plan:
-        """Raises Unprocessable (naming the field), SandboxUnavailable where none can be made."""
+        """Raises Unprocessable, naming the field."""
         agent = self._agents.get(request.agent) if request.agent != EXTERNAL else None
         if agent is None and request.env:
             raise Unprocessable("env is for agents that this server launches; an external agent has its own")
@@ -55,8 +53,6 @@ class Planner:
             raise Unprocessable(f"task.id: {error.message}") from error
         spec = None
         if agent is not None or task.needs_sandbox:
-            if self._no_sandboxes is not None:
-                raise SandboxUnavailable(f"this episode needs a sandbox: {self._no_sandboxes}")
             mounts = (self._installs,) if agent is not None else ()
             spec = sandbox_spec(task, self._settings, mounts)
         return Plan(task, agent, spec, merged(request.limits, task.limits))

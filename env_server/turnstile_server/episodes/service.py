@@ -66,14 +66,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """What episodes are made with. ``sandboxes`` None: the planner refuses what needs one."""
+    """What episodes are made with."""
 
     journal: Journal
     conductor: Conductor
     auditor: Auditor
     keys: EpisodeKeys
     planner: Planner
-    sandboxes: SandboxProvider | None
+    sandboxes: SandboxProvider
     installer: Installer
     grader: Grader
     archive_of: Callable[[Files], bytes]
@@ -189,7 +189,6 @@ class Episodes:
         calls = EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted)
         stage = None
         if plan.sandbox is not None:
-            assert parts.sandboxes is not None  # the planner refuses else
             key = self._keys.key(episode.episode_id, stored.key_nonce)
             made = (parts.sandboxes, parts.installer, parts.archive_of, parts.settings.agents)
             stage = Stage(episode.episode_id, key, plan, plan.sandbox, *made)
