@@ -2,6 +2,7 @@
 # Makes the Docker image TAG from Debian packages, where no registry of images can be reached:
 #
 #     scripts/sandbox_image.sh TAG     then TURNSTILE_SANDBOXES__DOCKER_IMAGE=TAG turnstile serve …
+#     scripts/sandbox_image.sh TAG python3-venv     with more packages: a base for server/Dockerfile
 #
 # Python 3 with its standard library, bash, and BusyBox for the other commands: about 50 MB in a few seconds. It has
 # no pip and no git. Does nothing when TAG exists. Needs a Debian or Ubuntu with apt, and a Docker engine.
@@ -9,8 +10,8 @@
 # The packages are unpacked, not installed: none of their scripts run, so this takes no root rights and no chroot.
 set -euo pipefail
 
-readonly TAG=${1:?usage: sandbox_image.sh TAG}
-readonly ROOTS=(python3-minimal python3 bash busybox-static ca-certificates tzdata)
+readonly TAG=${1:?usage: sandbox_image.sh TAG [PACKAGE…]}
+readonly ROOTS=(python3-minimal python3 bash busybox-static ca-certificates tzdata "${@:2}")
 # What those depend on only to be configured, and what BusyBox stands in for.
 readonly LEFT_OUT=' debconf debconf-2.0 dpkg perl-base tar openssl base-files debianutils '
 

@@ -79,13 +79,13 @@ class Server:
 
 async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     """Builds and starts everything; ``stack`` owns what was started. Raises StartupError."""
-    model_dir = _model_dir(settings) if settings.engine.kind != "none" else None
+    model_dir = model_folder(settings)
     control_socket = bind("control", settings.control.host, settings.control.port)
     stack.callback(control_socket.close)
     agent_socket = bind("agent", settings.gate.host, settings.gate.port)
     stack.callback(agent_socket.close)
     control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
-    doors = await _doors(settings, model_dir, agent_url, stack)
+    doors = await open_doors(settings, model_dir, agent_url, stack)
     idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
     return Server(
         control=Listener(
@@ -105,8 +105,8 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     )
 
 
-async def _doors(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Doors:
-    """``model_dir`` None: the doors of a server without a model."""
+async def open_doors(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Doors:
+    """Builds and starts what is behind the doors. ``model_dir`` None: a server without a model."""
     if model_dir is None:
         key = load_control_key(settings) if settings.control.auth else None
         control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
@@ -279,7 +279,10 @@ def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
     return found
 
 
-def _model_dir(settings: Settings) -> Path:
+def model_folder(settings: Settings) -> Path | None:
+    """None where the settings want no model. Raises StartupError where they lack one."""
+    if settings.engine.kind == "none":
+        return None
     if settings.model is None:
         raise StartupError("no model: --model DIR names the Hugging Face folder with tokenizer and chat template")
     return settings.model

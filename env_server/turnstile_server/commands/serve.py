@@ -139,6 +139,11 @@ def serve(
     raise typer.Exit(run(_settings(nested(flags), config)))
 
 
+def main() -> None:
+    """This command on its own."""
+    typer.run(serve)
+
+
 def nested(flags: dict[str, Any]) -> dict[str, Any]:
     """``{"gate.port": 1, "model": None}`` as ``{"gate": {"port": 1}}``: flags that were not given are absent."""
     out: dict[str, Any] = {}

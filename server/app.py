@@ -1,0 +1,17 @@
+"""Where OpenEnv's tools look for an environment's server; everything is in ``turnstile_server``."""
+
+from __future__ import annotations
+
+from turnstile_server.asgi import app
+from turnstile_server.commands.serve import main as _serve
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """``turnstile serve``, with its flags and environment."""
+    _serve()
+
+
+if __name__ == "__main__":
+    main()
