@@ -1,0 +1,205 @@
+"""``turnstile tasks``: what tasks there are, what one says, and whether each can be solved and only by solving it.
+
+Exit codes: 0; 1 where a task is wrong (or unknown); 2 where task files, settings or sandboxes cannot be used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import anyio
+import typer
+import yaml
+from pydantic import ValidationError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from starlette.types import Receive, Scope, Send
+
+from turnstile_server.commands.serve import nested
+from turnstile_server.episodes.plan import sandbox_spec
+from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
+from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.validation import Proof, Validator
+from turnstile_server.sandboxes.factory import create_provider
+from turnstile_server.sandboxes.protocol import SandboxSpec
+from turnstile_server.settings import Settings, load_settings
+from turnstile_server.tasks.archive import FilesProblem, pack
+from turnstile_server.tasks.loader import load_tasks
+from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.protocol import TaskSource
+
+FAILED = 1
+USAGE = 2
+
+tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and validate tasks.")
+
+Sources = Annotated[
+    list[Path] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
+]
+
+
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    LOCAL = "local"
+
+
+@tasks.command("list")
+def list_tasks(sources: Sources = None) -> None:
+    """List tasks: id, difficulty, how each is graded, what it says."""
+    found = _load(sources, _settings({}))
+    made = _table("id", "difficulty", "graded by", "tags", "instruction")
+    for task in found:
+        graded = " and ".join(name for name, part in (("tests", task.tests), ("answer", task.answer)) if part)
+        first = task.instruction.strip().splitlines()[0]
+        made.add_row(task.id, task.difficulty or "", graded or "nothing", ", ".join(task.tags), first)
+    Console().print(made)
+
+
+@tasks.command("show")
+def show_task(
+    task_id: Annotated[str, typer.Argument(help="Id of the task.")],
+    sources: Sources = None,
+    solution: Annotated[
+        bool, typer.Option("--solution", help="Also the hidden tests, the answer and the gold solution.")
+    ] = False,
+) -> None:
+    """Show one task as YAML, without what an agent must not see."""
+    source = _source(sources, _settings({}))
+    try:
+        task = source.get(task_id)
+    except NotFound as error:
+        _fail(error.message, FAILED)
+    hidden = set() if solution else {"tests", "answer", "gold"}
+    shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+@tasks.command("validate")
+def validate(
+    sources: Sources = None,
+    sandbox: Annotated[
+        SandboxKind | None, typer.Option("--sandbox", help="Where to run them; else the setting sandboxes.kind.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="docker: image of tasks that name none.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Tasks at once.")] = 2,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Id of a task; may be repeated.")] = None,
+    allow_unisolated: Annotated[
+        bool, typer.Option("--allow-unisolated", help="local without bubblewrap. Only for tasks you trust.")
+    ] = False,
+) -> None:
+    """Prove tasks: the gold solution scores 1, doing nothing does not, and twice the same."""
+    flags = {
+        "sandboxes.kind": sandbox,
+        "sandboxes.docker_image": image,
+        "sandboxes.allow_unisolated": allow_unisolated or None,
+        "grading.parallel": jobs,
+    }
+    settings = _settings(nested(flags))
+    found = _load(sources, settings)
+    unknown = sorted(set(only or ()) - {task.id for task in found})
+    if unknown:
+        _fail(f"there is no task {', '.join(unknown)}", FAILED)
+    chosen = [task for task in found if not only or task.id in only]
+    try:
+        proofs = anyio.run(_prove_all, chosen, settings, jobs)
+    except StartupError as error:
+        _fail(error.message, USAGE)
+    _report(proofs)
+
+
+def _report(proofs: Sequence[Proof]) -> None:
+    made = _table("id", "result", "seconds")
+    for proof in proofs:
+        made.add_row(proof.task_id, proof.verdict.value, f"{proof.seconds:.1f}")
+    Console().print(made)
+    wrong = [proof for proof in proofs if proof.problems]
+    for proof in wrong:
+        for problem in proof.problems:
+            typer.echo(f"{proof.task_id}: {problem}", err=True)
+    typer.echo(f"{len(proofs) - len(wrong)} of {len(proofs)} tasks are sound.")
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> list[Proof]:
+    def archive_of(files: Files) -> bytes:
+        try:
+            return pack(files, settings.tasks)
+        except FilesProblem as error:
+            raise TaskFailed(str(error)) from error
+
+    def spec_of(task: Task) -> SandboxSpec:
+        try:
+            return sandbox_spec(task, settings.sandboxes)
+        except Unprocessable as error:
+            raise TaskFailed(error.message) from error
+
+    proofs: dict[str, Proof] = {}
+    places = anyio.Semaphore(jobs)
+    with tempfile.TemporaryDirectory(prefix="turnstile-") as folder:
+        run_dir = settings.sandboxes.run_dir or Path(folder)
+        provider = create_provider(settings.sandboxes, run_dir, owner=Path(folder).name)
+        try:
+            await provider.start(_no_door)
+            grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
+            largest = settings.sandboxes.max_archive_bytes
+            validator = Validator(grader, provider, spec_of, archive_of, largest)
+
+            async def prove(task: Task) -> None:
+                async with places:
+                    proofs[task.id] = await validator.prove(task)
+
+            async with anyio.create_task_group() as group:
+                for task in chosen:
+                    group.start_soon(prove, task)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await provider.close()
+    return [proofs[task.id] for task in chosen]
+
+
+async def _no_door(scope: Scope, receive: Receive, send: Send) -> None:
+    """What the sandboxes' sockets serve here: there is no episode."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _load(sources: Sequence[Path] | None, settings: Settings) -> list[Task]:
+    return list(_source(sources, settings))
+
+
+def _source(sources: Sequence[Path] | None, settings: Settings) -> TaskSource:
+    """The tasks of ``sources``, else of the settings; ends the command with every problem of their files."""
+    try:
+        return load_tasks(sources or settings.tasks.sources, settings.tasks)
+    except StartupError as error:
+        _fail(error.message, USAGE)
+
+
+def _settings(flags: dict[str, Any]) -> Settings:
+    try:
+        return load_settings(flags)
+    except ValidationError as error:
+        _fail(
+            "; ".join(f"setting {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()),
+            USAGE,
+        )
+
+
+def _table(*columns: str) -> Table:
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=index == 0)
+    return made
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    typer.echo(f"turnstile: {sentence}", err=True)
+    raise typer.Exit(code)

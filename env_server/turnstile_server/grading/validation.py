@@ -1,0 +1,140 @@
+"""Proves a task: its gold solution scores 1, doing nothing does not, and both score the same again.
+
+The proof goes the way of an episode: the task's sandbox, the files changed in it, the work folder fetched, graded
+as any agent's work. What it says of a task is for its author.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import anyio
+
+from turnstile.models import Fault
+from turnstile_server.errors import FileProblem, TurnstileError
+from turnstile_server.grading.protocol import Grade, Grader, Work
+from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.tasks.furnish import furnish
+from turnstile_server.tasks.model import Files, Gold, Task
+
+DELETE_TIMEOUT_S = 30.0
+
+
+class Verdict(StrEnum):
+    PROVEN = "ok"
+    NOT_GRADED = "not graded"
+    """It has neither tests nor an answer: nothing to prove, nothing wrong."""
+    WRONG = "failed"
+    """The task is wrong."""
+    NOT_TRIED = "error"
+    """The machine, not the task, was in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    task_id: str
+    verdict: Verdict
+    problems: tuple[str, ...]
+    seconds: float
+
+
+class Validator:
+    """``provider`` is started; ``archive_of`` packs a task's files as a tar."""
+
+    def __init__(
+        self,
+        grader: Grader,
+        provider: SandboxProvider,
+        spec_of: Callable[[Task], SandboxSpec],
+        archive_of: Callable[[Files], bytes],
+        max_work_bytes: int,
+    ) -> None:
+        self._grader = grader
+        self._provider = provider
+        self._spec_of = spec_of
+        self._archive_of = archive_of
+        self._max_work_bytes = max_work_bytes
+
+    async def prove(self, task: Task) -> Proof:
+        """Never raises for what is wrong with a task or with the sandboxes: that is the proof's verdict."""
+        began = time.monotonic()
+        try:
+            verdict, problems = await self._prove(task)
+        except TurnstileError as error:
+            infrastructure = error.fault is Fault.INFRASTRUCTURE
+            verdict = Verdict.NOT_TRIED if infrastructure else Verdict.WRONG
+            problems = [error.message]
+        return Proof(task.id, verdict, tuple(problems), time.monotonic() - began)
+
+    async def _prove(self, task: Task) -> tuple[Verdict, list[str]]:
+        if not task.graded:
+            return Verdict.NOT_GRADED, []
+        if task.gold is None:
+            return Verdict.WRONG, ["it has no gold solution, so nothing shows that it can be solved"]
+        empty, gold = await self._works(task, task.gold)
+        problems = []
+        for name, work, right in (("the gold solution", gold, True), ("the empty work", empty, False)):
+            first = await self._grader.grade(task, work)
+            second = await self._grader.grade(task, work)
+            if (first.reward == 1.0) is not right:
+                problems.append(f"{name} scores {first.reward:g}{_why(first) if right else ', too'}")
+            elif outcome(first) != outcome(second):
+                problems.append(f"{name} scores {first.reward:g}, then {second.reward:g}{_why(second)}")
+        return (Verdict.WRONG if problems else Verdict.PROVEN), problems
+
+    async def _works(self, task: Task, gold: Gold) -> tuple[Work, Work]:
+        """What an agent leaves that does nothing, and one that does what the gold solution says."""
+        if task.tests is None:
+            return Work(), Work(answer=gold.answer)
+        sandbox = await self._provider.create(self._spec_of(task))
+        try:
+            await furnish(sandbox, task, self._archive_of)
+            empty = await self._fetch(sandbox)
+            if gold.files is not None:
+                await sandbox.upload(await anyio.to_thread.run_sync(self._archive_of, gold.files), sandbox.workdir)
+            if gold.delete:
+                argv = ("rm", "-rf", "--", *gold.delete)
+                await sandbox.exec(Command(argv=argv, timeout_s=DELETE_TIMEOUT_S))
+            solved = await self._fetch(sandbox)
+        except FileProblem as error:
+            raise _wrong(task, error) from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sandbox.destroy()
+        return Work(archive=empty), Work(archive=solved, answer=gold.answer)
+
+    async def _fetch(self, sandbox: Sandbox) -> bytes:
+        await sandbox.stop_all()
+        return await sandbox.download(sandbox.workdir, self._max_work_bytes)
+
+
+def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]:
+    """What must be the same for the same work: reward, components, which tests failed."""
+    return grade.reward, grade.components, failed_tests(grade)
+
+
+def failed_tests(grade: Grade) -> list[str]:
+    return sorted(one["id"] for one in grade.detail.get("tests", {}).get("failed", ()))
+
+
+def _why(grade: Grade) -> str:
+    """What a grade's detail says against the work, as the rest of a sentence."""
+    tests: Mapping[str, Any] = grade.detail.get("tests", {})
+    diff: Mapping[str, Any] = grade.detail.get("diff", {})
+    answer: Mapping[str, Any] = grade.detail.get("answer", {})
+    reasons = [f"{one['id']} {one['status']}: {one['message'].strip()}" for one in tests.get("failed", ())]
+    if not reasons and grade.components.get("tests") == 0.0:
+        said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"
+        reasons.append(f"{said}. {tests.get('output', '')}".strip())
+    if answer and not answer["right"]:
+        reasons.append(f"its answer is wrong: {answer['note']}")
+    reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
+    return "".join(f"\n  {reason}" for reason in reasons)
+
+
+def _wrong(task: Task, error: FileProblem) -> TurnstileError:
+    return FileProblem(f"The files of task {task.id} cannot be put in place: {error.message}")
