@@ -21,9 +21,8 @@ SANDBOX_LABEL = "turnstile.sandbox"
 HELPER_COMMAND = ("python3", "-I", "-S", "-B", HELPER_TARGET)
 PROBE_COMMAND = ("python3", "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
 """Exit code 0: the image can run the helper."""
-PLAIN_COMMAND = ("/bin/sh", "-c", "trap '' CHLD; exec cat")
-"""First process of a container without the helper: waits for input that never comes, and ignores its children, so
-that the kernel reaps whatever is left to it."""
+PLAIN_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600 & wait; done")
+"""First process of a container without the helper. A shell that waits reaps whatever is left to it."""
 
 _CAPABILITIES = ("SETUID", "SETGID", "KILL")
 """The first process becomes the agent and the tests, and kills what they leave. Neither of them has any."""
@@ -58,7 +57,7 @@ def helped(
 def plain(spec: SandboxSpec, image: Image, settings: SandboxSettings, labels: Mapping[str, str]) -> dict[str, Any]:
     """A container that only waits for commands by the engine's exec."""
     mounts = [_mount(mount) for mount in spec.mounts]
-    return {**_body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts), "OpenStdin": True}
+    return _body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts)
 
 
 def probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -116,6 +115,7 @@ def _host(
     tmpfs: Mapping[str, str],
     mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
+    # Docker has no quota for a root that can be written to, on most disks: there the size of each file is bounded.
     return {
         "NetworkMode": "none",
         "Memory": limits.memory_bytes,
@@ -123,11 +123,7 @@ def _host(
         "NanoCpus": round(limits.cpus * 1e9),
         "PidsLimit": limits.pids,
         "ShmSize": min(_SHARED_MEMORY_BYTES, limits.disk_bytes),
-        # The only bound on one file where the root can be written to: Docker has no quota for it on most disks.
-        "Ulimits": [
-            {"Name": "core", "Soft": 0, "Hard": 0},
-            {"Name": "fsize", "Soft": limits.disk_bytes, "Hard": limits.disk_bytes},
-        ],
+        "Ulimits": [_ulimit("core", 0), *([] if read_only else [_ulimit("fsize", limits.disk_bytes)])],
         "CapDrop": ["ALL"],
         "CapAdd": list(capabilities),
         "SecurityOpt": ["no-new-privileges"],
@@ -159,6 +155,10 @@ def _container(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host,
     }
+
+
+def _ulimit(name: str, bound: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": bound, "Hard": bound}
 
 
 def _bind(source: str, target: str) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import shutil
 from collections.abc import Awaitable
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from turnstile.models import new_id
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
@@ -29,7 +29,7 @@ from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
 
-_FOLDER_PREFIX = "dk-"
+_PREFIX = "sb-"
 _LOOK_S = 1.0
 """How often a container whose helper has not called yet is looked at: it may have ended."""
 
@@ -97,7 +97,7 @@ class DockerProvider:
         image = await self._engine.image(name)
         if image is None:
             raise TaskFailed(f"Docker has no image {name}; fetch or build it first (docker pull {name})")
-        sandbox_id = new_id("sbx")
+        sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         made: HelpedSandbox | ExecSandbox
         if await self._runs_helper(image, name):
             made = await self._helped(sandbox_id, spec, image, name, agent_door)
@@ -129,8 +129,7 @@ class DockerProvider:
     async def _helped(
         self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agent_door: ASGIApp
     ) -> HelpedSandbox:
-        # Of its id the last digits are the random ones; the whole would make the sockets' paths too long for many.
-        folder = self._run_dir / (_FOLDER_PREFIX + sandbox_id[-12:])
+        folder = self._run_dir / sandbox_id
         door = SandboxDoor(folder, agent_door, idle_connection_s=self._idle_connection_s, name=sandbox_id)
         container = _container_name(sandbox_id)
         link: HelperLink | None = None
@@ -196,7 +195,7 @@ class DockerProvider:
         return await asyncio.shield(trial)
 
     async def _try(self, image: Image, image_name: str) -> bool:
-        container = _container_name(new_id("try"))
+        container = _container_name(f"try-{secrets.token_hex(6)}")
         body = containers.probe(image, self._labels("trial"))
         try:
             await self._engine.create(container, body, image_name=image_name)
@@ -261,7 +260,7 @@ class DockerProvider:
     def _clear_run_dir(self) -> None:
         self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._run_dir.chmod(0o700)
-        for folder in self._run_dir.glob(f"{_FOLDER_PREFIX}*"):
+        for folder in self._run_dir.glob(f"{_PREFIX}*/"):
             shutil.rmtree(folder)
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:

@@ -56,22 +56,34 @@ cd -- "$1"
 tar -xof "$tar"
 """
 
-# Pipes, sockets and devices are left out: their names, as patterns that stand for themselves.
+# Pipes, sockets and devices are left out: their names, as patterns that stand for themselves. Not every tar knows -X.
 PACK = r"""
 if [ ! -d "$1" ]; then echo 'not a directory' >&2; exit 3; fi
 cd -- "$1" || exit 3
 odd=$(mktemp /tmp/turnstile-XXXXXX) || exit 3
 find . ! -type f ! -type d ! -type l | sed 's/[][*?\\]/\\&/g' > "$odd"
-tar -cf - -X "$odd" .
+if [ -s "$odd" ]; then tar -cf - -X "$odd" .; else tar -cf - .; fi
 code=$?
 rm -f -- "$odd"
 exit $code
 """
 
-# Repeated: what is being killed may be making another. Killing fails when nothing is left.
+# Repeated: what is being killed may be making another. Of root's own there are only this shell, the container's
+# first process and its child, which it replaces.
 STOP_ALL = r"""
+alive() {
+  for file in /proc/[0-9]*/status; do
+    state= uid=
+    while read -r name value rest; do
+      case $name in State:) state=$value ;; Uid:) uid=$value ;; esac
+    done 2> /dev/null < "$file"
+    case "$uid:$state" in :* | 0:* | *:Z | *:X) ;; *) return 0 ;; esac
+  done
+  return 1
+}
 for round in 1 2 3 4 5 6 7 8 9 10; do
-  kill -s KILL -- -1 2> /dev/null || exit 0
+  kill -s KILL -- -1 2> /dev/null
+  alive || exit 0
   sleep 0.05 2> /dev/null || sleep 1
 done
 exit 1
