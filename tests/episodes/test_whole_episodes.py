@@ -1,0 +1,127 @@
+"""Whole episodes in real local sandboxes: prepared, played, graded where the agent never was, and cleared away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from conversation import END
+from gate_support import Stage, says, staged
+from light import SOLVE, TASK, light_work
+
+from local import descendants
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def house(model: Path, folder: Path, **settings: Any) -> AsyncIterator[Stage]:
+    work, wanted = light_work(model, folder / "data", folder / "installs", **settings)
+    async with staged(model, folder / "data", work=work, **wanted) as stage:
+        stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]
+        yield stage
+
+
+async def played(stage: Stage, **fields: Any) -> dict[str, Any]:
+    """An episode of the light agent, from its creation to its end."""
+    return await ended(stage, await stage.episode(**{"task": TASK, "agent": "light", **fields}))
+
+
+async def ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
+    with anyio.fail_after(100):
+        while True:
+            shown: dict[str, Any] = await stage.get(created, "?wait=5")
+            if shown["timings"]["ended_s"] is not None:
+                return shown
+
+
+async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path) -> None:
+    async with house(tiny_model, tmp_path) as stage:
+        solved = await played(stage, env={"WORK": SOLVE, "TURNS": "3"})
+        assert (solved["status"], solved["reward"], solved["error"]) == ("completed", 1.0, None), solved
+        assert solved["stats"]["turns"] == 3
+        idle = await played(stage)
+        assert (idle["status"], idle["reward"]) == ("completed", 0.0)
+        assert "thought 2 times" in idle["agent_output"]
+
+
+async def test_an_agent_that_crashes_is_not_a_reward_of_zero(tiny_model: Path, tmp_path: Path) -> None:
+    async with house(tiny_model, tmp_path) as stage:
+        shown = await played(stage, env={"WORK": "raise SystemExit('it broke')"})
+        assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "agent")
+        assert "it broke" in shown["error"]["message"]
+
+
+async def test_an_agent_that_never_calls_the_model_has_failed(tiny_model: Path, tmp_path: Path) -> None:
+    async with house(tiny_model, tmp_path) as stage:
+        shown = await played(stage, env={"TURNS": "0"})
+        assert (shown["status"], shown["error"]["type"]) == ("failed", "agent_failed")
+        assert "without a model call" in shown["error"]["message"]
+
+
+async def test_an_agent_that_never_ends_is_stopped_and_its_work_judged(tiny_model: Path, tmp_path: Path) -> None:
+    async with house(tiny_model, tmp_path) as stage:
+        shown = await played(stage, env={"WORK": SOLVE, "STAY": "1000"}, limits={"wall_s": 4})
+        assert (shown["status"], shown["reward"]) == ("timed_out", 1.0), shown
+
+
+async def test_daemons_left_behind_touch_neither_the_work_nor_the_grading(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    daemon = (
+        "import subprocess; subprocess.Popen(['sh', '-c', "
+        "'while true; do echo ANSWER = 42 > answer.py; done'], start_new_session=True)"
+    )
+    undo = "import time; time.sleep(0.3); open('answer.py', 'w').write('ANSWER = 41')"
+    async with house(tiny_model, tmp_path) as stage:
+        shown = await played(stage, env={"WORK": f"{daemon}; {undo}; {SOLVE.replace('42', '0')}"})
+        assert shown["status"] == "completed"
+        assert shown["reward"] in (0.0, 1.0)  # what stood there when it was stopped, and no later change of it
+        assert _sandboxes() == []
+
+
+async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """From inside one episode the other's address is 404 on its own socket, whatever key is shown."""
+    async with house(tiny_model, tmp_path) as stage:
+        first = await stage.episode(task=TASK, agent="light", env={"STAY": "30"})
+        probe = (
+            "import urllib.error\n"
+            "request = urllib.request.Request('http://127.0.0.1:8001/e/%s/v1/models', "
+            "headers={'authorization': 'Bearer ' + os.environ['KEY']})\n"
+            "try:\n    print(urllib.request.urlopen(request, timeout=5).status)\n"
+            "except urllib.error.HTTPError as error:\n    print('refused with', error.code)\n"
+        )
+        shown = await played(stage, env={"WORK": probe % first["episode_id"]})
+        assert "refused with 404" in shown["agent_output"], shown
+        await stage.post(first, "cancel")
+
+
+async def test_sixteen_at_once_are_each_accounted_for(tiny_model: Path, tmp_path: Path) -> None:
+    async with house(tiny_model, tmp_path, episodes={"max_running": 16}) as stage:
+        shown: list[dict[str, Any]] = []
+
+        async def one(index: int) -> None:
+            work = {"WORK": SOLVE} if index % 2 else {}
+            shown.append(await played(stage, env={"TURNS": "2", **work}, metadata={"odd": index % 2}))
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(16):
+                tasks.start_soon(one, index)
+        assert [one["reward"] for one in shown] == [float(one["metadata"]["odd"]) for one in shown]
+        assert {one["stats"]["turns"] for one in shown} == {2}
+        assert _sandboxes() == []
+
+
+def _sandboxes() -> list[str]:
+    """Sandboxes that still run below this process."""
+    found = []
+    for pid, _ in descendants(os.getpid()):
+        with suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            found += [line] if "helper" in line else []
+    return found
