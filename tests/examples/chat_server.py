@@ -12,19 +12,31 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Say:
-    """A reply; ``cut``: a streamed one breaks off in the middle, as when a connection dies."""
+    """A reply; ``cut``: a streamed one breaks off in the middle, as when a connection dies.
+
+    ``calls``: tool calls by name and arguments as they are on the wire; ``command`` is one of bash."""
 
     text: str = ""
     command: str | None = None
     cut: bool = False
+    calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        calls = self.calls
         if self.command is not None:
-            function = {"name": "bash", "arguments": json.dumps({"command": self.command})}
-            message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+            calls = (("bash", json.dumps({"command": self.command})), *calls)
+        if calls:
+            message["tool_calls"] = [
+                {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for number, (name, arguments) in enumerate(calls, 1)
+            ]
         return message
+
+    @property
+    def finish(self) -> str:
+        return "tool_calls" if "tool_calls" in self.message else "stop"
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,14 @@ class ChatServer:
                 calls.append(body)
                 answer = next(answers)
                 if isinstance(answer, Fail):
-                    self.send(answer.status, {"error": {"type": answer.type, "message": answer.type}})
+                    self.send(
+                        answer.status,
+                        {"error": {"type": answer.type, "code": answer.type, "message": answer.type}},
+                    )
                 elif body.get("stream"):
                     self.stream(answer)
                 else:
-                    finish = "tool_calls" if answer.command is not None else "stop"
-                    choice = {"index": 0, "message": answer.message, "finish_reason": finish}
+                    choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish}
                     self.send(200, {**head("chat.completion"), "choices": [choice]})
 
             def send(self, status: int, body: dict[str, Any]) -> None:
@@ -110,10 +124,10 @@ def deltas(answer: Say) -> Iterable[tuple[dict[str, Any], str | None]]:
     yield {"role": "assistant", "content": ""}, None
     for character in answer.text:
         yield {"content": character}, None
-    for call in answer.message.get("tool_calls", []):
+    for index, call in enumerate(answer.message.get("tool_calls", [])):
         arguments = call["function"]["arguments"]
-        yield {"tool_calls": [{**call, "index": 0, "function": {**call["function"], "arguments": ""}}]}, None
+        yield {"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]}, None
         for start in range(0, len(arguments), 5):
             piece = arguments[start : start + 5]
-            yield {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}, None
-    yield {}, "tool_calls" if answer.command is not None else "stop"
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, None
+    yield {}, answer.finish

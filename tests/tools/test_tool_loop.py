@@ -1,0 +1,158 @@
+"""The reference agent as a process, between a real tool door and a model that answers from a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import anyio
+import pytest
+from chat_server import ChatServer, Fail, Say
+from subprocess_sandbox import SubprocessSandbox
+from tools_support import DoorStage, PlayedEpisode
+
+from turnstile_server.agents.registry import SPECS, load_registry
+
+pytestmark = pytest.mark.anyio
+
+AGENT = SPECS / "tool_loop" / "tool_loop.py"
+FINISHED, REFUSED, API_FAILED, LIMIT, TOOLS_FAILED = 0, 3, 4, 5, 6
+
+
+@dataclass
+class Played:
+    code: int
+    lines: list[dict[str, Any]]
+    errors: str
+
+    @property
+    def ending(self) -> str:
+        ending: str = self.lines[-1]["ending"]
+        return ending
+
+
+@dataclass
+class Player:
+    stage: DoorStage
+    episode: PlayedEpisode
+    folder: Path
+
+    async def __call__(self, model: ChatServer, *options: str, tool_url: str | None = None) -> Played:
+        instruction = self.folder / "instruction.md"
+        instruction.write_text("Do it: é")
+        env = {
+            "PATH": os.environ["PATH"],
+            "OPENAI_BASE_URL": model.url,
+            "OPENAI_API_KEY": self.episode.key,
+            "TOOL_URL": tool_url or self.stage.tool_url(self.episode),
+        }
+        command = [sys.executable, "-sB", str(AGENT), str(instruction), *options]
+        result = await anyio.run_process(command, env=env, check=False, stdout=PIPE, stderr=PIPE)
+        lines = [json.loads(line) for line in result.stdout.decode().splitlines()]
+        return Played(result.returncode, lines, result.stderr.decode())
+
+
+@pytest.fixture
+def play(stage: DoorStage, sandbox: SubprocessSandbox, tmp_path: Path) -> Player:
+    return Player(stage, stage.episodes.begin("e1", sandbox), tmp_path)
+
+
+@pytest.mark.parametrize("options", [(), ("--stream",)], ids=["whole", "streamed"])
+async def test_it_does_what_the_model_calls_until_it_answers_without_a_call(
+    play: Player, options: tuple[str, ...]
+) -> None:
+    write = ("write_file", json.dumps({"path": "a", "content": "one\n"}))
+    look = ("bash", json.dumps({"command": "cat a"}))
+    with ChatServer([Say("First.", calls=(write, look)), Say("Done.")]) as model:
+        played = await play(model, *options)
+    assert played.code == FINISHED, played.errors
+    assert played.lines == [
+        {"turn": 1, "characters": 6, "calls": ["write_file", "bash"]},
+        {"turn": 2, "characters": 5, "calls": []},
+        {"ending": "finished", "message": ""},
+    ]
+    first, second = model.calls
+    assert [tool["function"]["name"] for tool in first["tools"]] == [
+        "bash",
+        "read_file",
+        "write_file",
+        "edit_file",
+        "submit",
+    ]
+    assert first["messages"][1] == {"role": "user", "content": "Do it: é"}
+    assert second["messages"][:2] == first["messages"]
+    assert second["messages"][2] == Say("First.", calls=(write, look)).message
+    assert second["messages"][3:] == [
+        {"role": "tool", "tool_call_id": "call_1", "content": "Wrote 4 bytes to a."},
+        {"role": "tool", "tool_call_id": "call_2", "content": "one\n[exit status 0]"},
+    ]
+
+
+async def test_it_ends_when_the_model_hands_in_its_answer(play: Player) -> None:
+    with ChatServer([Say(calls=(("submit", '{"answer": "42"}'),))]) as model:
+        assert (await play(model)).code == FINISHED
+    assert play.episode.answers == ["42"]
+
+
+async def test_wrong_calls_are_told_to_the_model_and_end_nothing(play: Player) -> None:
+    calls = (("bash", "{"), ("bash", "[]"), ("bash", "{}"), ("python", ""), ("submit", "{}"))
+    with ChatServer([Say(calls=calls), Say("Sorry.")]) as model:
+        played = await play(model)
+    assert played.code == FINISHED
+    contents = [message["content"] for message in model.calls[1]["messages"][3:]]
+    assert all(content.startswith("Error: ") for content in contents)
+    assert "not JSON" in contents[0]
+    assert "not a JSON object" in contents[1]
+    assert "command: Field required" in contents[2]
+    assert "no tool 'python'" in contents[3]
+    assert "answer: Field required" in contents[4]
+
+
+async def test_it_stops_when_its_turns_are_used_up(play: Player) -> None:
+    with ChatServer([Say(command="true")] * 2) as model:
+        played = await play(model, "--max-turns", "2")
+    assert (played.code, played.ending, len(model.calls)) == (LIMIT, "limit", 2)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "calls"),
+    [
+        (Fail(400, "context_length_exceeded"), LIMIT, 1),
+        (Fail(410, "episode_ended"), REFUSED, 1),
+        (Fail(503, "engine_unavailable"), API_FAILED, 2),
+    ],
+)
+async def test_its_exit_code_says_how_the_model_api_failed(
+    play: Player, failure: Fail, code: int, calls: int
+) -> None:
+    with ChatServer([failure] * 2) as model:
+        played = await play(model, "--retries", "1")
+    assert (played.code, len(model.calls)) == (code, calls)
+    assert failure.type in played.lines[-1]["message"]
+
+
+async def test_a_stream_that_breaks_off_is_a_failure_of_the_api(play: Player) -> None:
+    with ChatServer([Say("half", cut=True)]) as model:
+        assert (await play(model, "--stream")).code == API_FAILED
+
+
+async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
+    with ChatServer([]) as model:
+        unknown = await play(model, tool_url=f"{play.stage.url}/e/e2/mcp")
+        nobody = await play(model, tool_url="http://127.0.0.1:9/e/e1/mcp")
+    assert [unknown.code, nobody.code] == [TOOLS_FAILED, TOOLS_FAILED]
+    assert "no episode e2" in unknown.lines[-1]["message"]
+
+
+async def test_its_spec_runs_it_with_the_episodes_doors() -> None:
+    spec = load_registry().get("tool-loop")
+    assert spec.uses_tools
+    assert spec.success == (FINISHED, LIMIT)
+    assert spec.install.tree == "tool_loop"
+    assert "{install}/files/tool_loop.py" in spec.command
+    assert spec.env["TOOL_URL"] == "{tool_url}"
