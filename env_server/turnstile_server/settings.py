@@ -230,6 +230,9 @@ class GradingSettings(Section):
 
 
 class AgentSettings(Section):
+    specs: tuple[Path, ...] = Field(
+        (), description="Folders of further agent specs (`*.yaml`); one may replace an agent that ships, by name."
+    )
     install_dir: Path | None = Field(
         None, description="Folder of installed agents; None: `turnstile/agents` in the user's cache folder."
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
-from turnstile_server.agents.registry import SPECS, AgentRegistry, load_registry
+from turnstile_server.agents.registry import AgentRegistry, load_registry
 from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
@@ -66,8 +66,8 @@ def make_workplace(settings: Settings) -> Workplace:
         tasks=tasks,
         task_of=task_of,
         archive_of=archive_of,
-        agents=load_registry(),
-        installer=Installer(settings.agents, SPECS),
+        agents=load_registry(settings.agents.specs),
+        installer=Installer(settings.agents),
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
     )
 

@@ -16,7 +16,7 @@ import anyio.lowlevel
 from starlette.types import ASGIApp
 
 from turnstile_server.agents.installer import Installer
-from turnstile_server.agents.registry import SPECS, AgentRegistry
+from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.grading.protocol import Grade, Work
@@ -173,6 +173,6 @@ def theatre(folder: Path, **settings: Any) -> Theatre:
     made = make_workplace(Settings(**settings))
     provider, grader = PuppetProvider(), PuppetGrader()
     agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER)})
-    installer = Installer(AgentSettings(install_dir=folder), SPECS)
+    installer = Installer(AgentSettings(install_dir=folder))
     work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
     return Theatre(provider, grader, work)

@@ -39,17 +39,14 @@ def default_install_dir() -> Path:
 
 
 class Installer:
-    """``specs``: the folder that the specs' ``tree`` is relative to."""
-
-    def __init__(self, settings: AgentSettings, specs: Path) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.folder = (settings.install_dir or default_install_dir()).absolute()
         self._timeout_s = settings.install_timeout_s
-        self._specs = specs
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def name_of(self, spec: AgentSpec) -> str:
         """The name of the agent's folder in ``folder``."""
-        return f"{spec.name}-{_digest(spec, self._specs)}-py{PYTHON_VERSION}"
+        return f"{spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
 
     def installed(self, spec: AgentSpec) -> bool:
         return (self.folder / self.name_of(spec)).is_dir()
@@ -78,9 +75,9 @@ class Installer:
             target = ("--target", str(partial / "python"))
             await self._pip(spec, ("install", "--quiet", "--no-input", "--disable-pip-version-check", *target))
         if spec.install.tree is not None:
-            source = self._specs / spec.install.tree
+            tree = spec.install.tree
             await anyio.to_thread.run_sync(
-                lambda: shutil.copytree(source, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
+                lambda: shutil.copytree(tree, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
             )
         await anyio.to_thread.run_sync(self._publish, spec, partial)
 
@@ -121,12 +118,13 @@ async def _run(command: tuple[str, ...], timeout_s: float) -> tuple[int, bytes]:
         return code, output.read()
 
 
-def _digest(spec: AgentSpec, specs: Path) -> str:
+def _digest(spec: AgentSpec) -> str:
     """Of what is installed: requirements and files."""
     content = hashlib.sha256(json.dumps(spec.install.pip).encode())
     if spec.install.tree is not None:
-        for path in sorted((specs / spec.install.tree).rglob("*")):
+        tree = Path(spec.install.tree)
+        for path in sorted(tree.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                content.update(f"{path.relative_to(specs)}\0".encode())
+                content.update(f"{path.relative_to(tree)}\0".encode())
                 content.update(path.read_bytes())
     return content.hexdigest()[:12]

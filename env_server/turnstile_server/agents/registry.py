@@ -1,8 +1,8 @@
-"""The agents this server can launch: every ``*.yaml`` of the specs folder, checked when the server starts."""
+"""The agents this server can launch: every ``*.yaml`` of the folders of specs, checked when the server starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -34,18 +34,36 @@ class AgentRegistry:
         return iter(self._specs.values())
 
 
-def load_registry(folder: Path = SPECS) -> AgentRegistry:
-    """Raises StartupError, naming the file and the field."""
+def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
+    """The agents that ship, and those of ``further`` folders, which may replace them by name.
+
+    Raises StartupError, naming the file and the field.
+    """
     specs: dict[str, AgentSpec] = {}
-    for path in sorted(folder.glob("*.yaml")):
-        try:
-            spec = AgentSpec.model_validate(yaml.safe_load(path.read_text("utf-8")))
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise StartupError(f"the agent spec {path.name} cannot be read: {error}") from error
-        except ValidationError as error:
-            faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-            raise StartupError(f"the agent spec {path.name} is wrong: {faults}") from error
-        if spec.name == EXTERNAL or spec.name in specs:
-            raise StartupError(f"the agent spec {path.name} has a name that is taken: {spec.name}")
-        specs[spec.name] = spec
+    for folder in (SPECS, *further):
+        if not folder.is_dir():
+            raise StartupError(f"agents.specs: {folder} is no folder")
+        found = [_load(path) for path in sorted(folder.glob("*.yaml"))]
+        names = [spec.name for spec in found]
+        for spec in found:
+            if spec.name == EXTERNAL or names.count(spec.name) > 1:
+                raise StartupError(f"an agent spec in {folder} has a name that is taken: {spec.name}")
+            specs[spec.name] = spec
     return AgentRegistry(specs)
+
+
+def _load(path: Path) -> AgentSpec:
+    """The spec, its ``tree`` as an absolute path."""
+    try:
+        spec = AgentSpec.model_validate(yaml.safe_load(path.read_text("utf-8")))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StartupError(f"the agent spec {path} cannot be read: {error}") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise StartupError(f"the agent spec {path} is wrong: {faults}") from error
+    if spec.install.tree is None:
+        return spec
+    tree = (path.parent / spec.install.tree).resolve()
+    if not tree.is_dir():
+        raise StartupError(f"the agent spec {path} is wrong: install.tree: {tree} is no folder")
+    return spec.model_copy(update={"install": spec.install.model_copy(update={"tree": str(tree)})})

@@ -23,7 +23,7 @@ class Install(Part):
     """Packages put once into a folder that every sandbox mounts read-only."""
 
     pip: tuple[str, ...] = Field((), description="Pinned requirements, installed into `{install}/python`.")
-    tree: str | None = Field(None, description="Folder beside the spec that is copied to `{install}/files`.")
+    tree: str | None = Field(None, description="Folder, relative to the spec, copied to `{install}/files`.")
 
 
 class AgentSpec(Part):

@@ -89,6 +89,9 @@ def serve(
         list[Path] | None,
         typer.Option("--tasks", help="Task file or folder; may be repeated. None: the tasks that ship."),
     ] = None,
+    agent_specs: Annotated[
+        list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
+    ] = None,
     sandbox: Annotated[
         SandboxKind | None, typer.Option("--sandbox", help="Where launched agents and tests run.")
     ] = None,
@@ -127,6 +130,7 @@ def serve(
         "gate.port": agent_port,
         "gate.public_url": public_url,
         "tasks.sources": tasks or None,
+        "agents.specs": agent_specs or None,
         "sandboxes.kind": sandbox,
         "sandboxes.docker_image": sandbox_image,
         "sandboxes.allow_unisolated": allow_unisolated,

@@ -1,0 +1,103 @@
+"""Specs are checked when the server starts; an install appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from turnstile_server.agents.installer import PYTHON_VERSION, Installer
+from turnstile_server.agents.registry import load_registry
+from turnstile_server.agents.spec import AgentSpec, Install
+from turnstile_server.errors import AgentNotInstalled, StartupError, Unprocessable
+from turnstile_server.settings import AgentSettings
+
+pytestmark = pytest.mark.anyio
+
+GOOD = "name: mine\nversion: '1'\nsummary: s\ncommand: [python3, '{home}/a.py']\n"
+
+
+def spec(**install: object) -> AgentSpec:
+    return AgentSpec(name="mine", version="1", summary="s", command=("true",), install=Install(**install))
+
+
+def test_the_agents_that_ship_are_good_specs() -> None:
+    assert {"mini-swe-agent", "tool-loop"} <= {one.name for one in load_registry()}
+
+
+def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.yaml").write_text(GOOD.replace("name: mine", "name: tool-loop"))
+    registry = load_registry([tmp_path])
+    assert registry.get("mine").command == ("python3", "{home}/a.py")
+    assert registry.get("tool-loop").summary == "s"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (GOOD.replace("version: '1'\n", ""), "version"),
+        (GOOD + "comand: [x]\n", "comand"),
+        (GOOD.replace("name: mine", "name: external"), "external"),
+        (GOOD + "install: {tree: nowhere}\n", "nowhere"),
+        ("name: [", "cannot be read"),
+    ],
+)
+def test_a_bad_spec_stops_the_start_and_names_what_is_wrong(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(StartupError, match=told):
+        load_registry([tmp_path])
+
+
+def test_an_unknown_agent_names_those_there_are() -> None:
+    with pytest.raises(Unprocessable, match=r"tool-loop.*external"):
+        load_registry().get("nobody")
+
+
+async def test_a_tree_is_installed_once_and_anew_when_it_changes(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "agent.py").write_text("1")
+    installer = Installer(AgentSettings(install_dir=tmp_path / "installs"))
+    mine = spec(tree=str(tree))
+    assert not installer.installed(mine)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(installer.install, mine)
+    first = installer.name_of(mine)
+    assert first.startswith("mine-")
+    assert first.endswith(f"-py{PYTHON_VERSION}")
+    assert (installer.folder / first / "files" / "agent.py").read_text() == "1"
+    (tree / "agent.py").write_text("2")
+    assert not installer.installed(mine)
+    await installer.install(mine)
+    assert (installer.folder / installer.name_of(mine) / "files" / "agent.py").read_text() == "2"
+    assert sorted(path.name for path in installer.folder.iterdir()) == sorted({first, installer.name_of(mine)})
+
+
+async def test_what_pip_cannot_find_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    installer = Installer(AgentSettings(install_dir=tmp_path))
+    with pytest.raises(AgentNotInstalled, match="no-such-folder-at-all"):
+        await installer.install(spec(pip=("./no-such-folder-at-all",)))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_an_install_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "setup.py").write_text("import time; time.sleep(1000)")
+    installer = Installer(AgentSettings(install_dir=tmp_path / "installs", install_timeout_s=3))
+    with pytest.raises(AgentNotInstalled, match="install_timeout_s"):
+        await installer.install(spec(pip=(str(slow),)))
+    assert os.listdir(tmp_path / "installs") == []
+    assert not [line for line in _command_lines() if str(slow).encode() in line]
+
+
+def _command_lines() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_bytes()
