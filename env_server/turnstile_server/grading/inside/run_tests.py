@@ -129,18 +129,27 @@ def may_have(tree: ast.Module, klass: str, method: str) -> bool:
             return any(getattr(item, "name", None) == method for item in node.body) or any(
                 not isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Expr)) for item in node.body
             )
-    return any(not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Import, ast.Expr)) for node in tree.body)
+    return any(may_bind(node, klass) for node in ast.walk(tree))
+
+
+def may_bind(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in (name, "*")
+    if isinstance(node, ast.Name):
+        return node.id in (name, "globals", "vars", "exec", "setattr")
+    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 def site_folders() -> list[str]:
     """Where installed packages are, without running anything that lies there (no ``.pth``, no sitecustomize)."""
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
-    folders = []
-    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
-        folders.append(
-            os.path.join(prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
-        )
-    folders += site.getsitepackages()
+    own = os.path.join(prefix, "pyvenv.cfg")
+    folders = site.getsitepackages()
+    if os.path.isfile(own):
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        with open(own, encoding="utf-8") as file:
+            shared = "include-system-site-packages = true" in file.read()
+        folders = [os.path.join(prefix, "lib", version, "site-packages"), *(folders if shared else [])]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 

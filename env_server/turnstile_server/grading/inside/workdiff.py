@@ -61,9 +61,7 @@ def acts_at_import(path: str) -> bool:
 
 
 def is_protected(path: str, globs: list[str]) -> bool:
-    parts = path.split("/")
-    prefixes = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
-    return any(fnmatch.fnmatchcase(prefix, glob) for glob in globs for prefix in prefixes)
+    return any(fnmatch.fnmatchcase(one, glob) for glob in globs for one in [path, *parents(path)])
 
 
 def stays_inside(path: str, target: str, root: str) -> bool:
@@ -134,7 +132,15 @@ def read_work(archive: tarfile.TarFile, report: dict[str, Any]) -> dict[str, Ent
             found[path] = Entry(FILE, "", bool(member.mode & stat.S_IXUSR), member)
         else:
             leave_out(report, path, "not a regular file")
+    for path in list(found):
+        for parent in parents(path):
+            found.setdefault(parent, Entry(FOLDER, "", False, None))
     return found
+
+
+def parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def same(mine: Entry | None, theirs: Entry | None, archive: tarfile.TarFile, root: str, path: str) -> bool:
@@ -198,9 +204,7 @@ def compare(
 
 def above(path: str, work: dict[str, Entry]) -> list[str]:
     """The path's parents that the work says are no folders."""
-    parts = path.split("/")
-    parents = ["/".join(parts[:n]) for n in range(1, len(parts))]
-    return [parent for parent in parents if parent in work and work[parent].kind != FOLDER]
+    return [parent for parent in parents(path) if parent in work and work[parent].kind != FOLDER]
 
 
 def apply(

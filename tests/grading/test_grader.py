@@ -1,0 +1,169 @@
+"""The grader: its order, its errors told apart, its sandboxes given back."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from grading_support import BUG, FIX, HIDDEN, Watched, grader, the_task, work
+
+from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.grading.protocol import Work
+from turnstile_server.tasks.model import Task
+
+pytestmark = pytest.mark.anyio
+
+FIXED = work({"mathx/__init__.py": FIX})
+
+BROKEN_TESTS = {
+    "a syntax error": ({"files": {"inline": {"test_hidden.py": "def ("}}}, "not Python"),
+    "no such file": ({"expected": ["test_other.Hidden.test_two"]}, "no file test_other.py"),
+    "no such test": ({"expected": ["test_hidden.Hidden.test_nine"]}, "no such test"),
+    "no such class": ({"expected": ["test_hidden.Other.test_two"]}, "no such test"),
+    "a name of the standard library": (
+        {"files": {"inline": {"json.py": HIDDEN}}, "expected": ["json.Hidden.test_two"]},
+        "rename the file",
+    ),
+    "no such program": ({"runner": "command", "expected": [], "command": ["no-such-program"]}, "no program"),
+}
+
+
+@pytest.mark.parametrize(("tests", "said"), BROKEN_TESTS.values(), ids=BROKEN_TESTS.keys())
+async def test_hidden_tests_that_cannot_run_are_the_tasks_fault(
+    provider: Watched, tests: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TaskFailed, match=said):
+        await grader(provider).grade(the_task(tests=tests), FIXED)
+
+
+async def test_a_set_up_that_fails_is_the_tasks_fault(provider: Watched) -> None:
+    with pytest.raises(TaskFailed, match="ended 3"):
+        await grader(provider).grade(the_task(setup=["exit 3"]), FIXED)
+
+
+async def test_work_that_breaks_the_import_is_no_fault_of_the_task(provider: Watched) -> None:
+    grade = await grader(provider).grade(the_task(), work({"mathx/__init__.py": "def ("}))
+    assert grade.reward == 0.0
+    assert "SyntaxError" in grade.detail["tests"]["failed"][0]["message"]
+
+
+async def test_the_set_up_is_there_and_the_hidden_tests_are_not_while_the_diff_is_made(provider: Watched) -> None:
+    check = 'test -f made && test "$(cat made)" = "by set-up" && test ! -e /tmp/turnstile-grading/work/work.tar'
+    task = the_task(
+        setup=["printf 'by set-up' > made"],
+        tests={"runner": "command", "expected": [], "command": ["sh", "-c", check], "files": {"inline": {}}},
+    )
+    kept = work({"made": "by set-up"})
+    assert (await grader(provider).grade(task, kept)).reward == 1.0
+
+
+async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_may_write(provider: Watched) -> None:
+    script = "cp README.md copy && python3 -I {tests}/check.py 2>&1"
+    task = the_task(
+        tests={
+            "runner": "command",
+            "expected": [],
+            "files": {"inline": {"check.py": "print(open('copy').read())\n"}},
+            "command": ["sh", "-c", script],
+        }
+    )
+    grade = await grader(provider).grade(task, work({}))
+    assert (grade.reward, grade.detail["tests"]["output"]) == (1.0, "mathx")
+
+
+async def test_a_missing_program_of_the_work_is_the_works_fault(provider: Watched) -> None:
+    task = the_task(tests={"runner": "command", "expected": [], "command": ["./solve"]})
+    assert (await grader(provider).grade(task, work({}))).reward == 0.0
+
+
+async def test_modules_below_a_source_folder_are_found_where_the_task_says(provider: Watched) -> None:
+    task = the_task(tests={"import_paths": ["src"]})
+    moved = work({"src/mathx/__init__.py": FIX})
+    assert (await grader(provider).grade(task, moved)).reward == 1.0
+    assert (await grader(provider).grade(the_task(), moved)).reward == 0.0
+
+
+async def test_reward_is_the_product_of_tests_and_answer(provider: Watched) -> None:
+    task = the_task(answer={"kind": "numeric", "value": 7})
+    judge = grader(provider)
+    for archive, answer, reward in ((FIXED, "7", 1.0), (FIXED, "8", 0.0), (work({}), "7", 0.0)):
+        grade = await judge.grade(task, Work(archive=archive.archive, answer=answer))
+        assert grade.reward == reward
+        assert set(grade.components) == {"tests", "answer"}
+
+
+async def test_without_work_the_tests_are_not_passed() -> None:
+    assert (await grader(None).grade(the_task(), Work())).reward == 0.0
+
+
+async def test_a_task_without_tests_and_answer_has_no_reward() -> None:
+    task = Task(id="chat", instruction="Say hello.")
+    assert (await grader(None).grade(task, Work(answer="hello"))).reward is None
+
+
+async def test_a_server_without_sandboxes_says_so() -> None:
+    with pytest.raises(SandboxUnavailable, match="no sandboxes"):
+        await grader(None).grade(the_task(), FIXED)
+
+
+async def test_infrastructure_failures_are_tried_again_so_often(provider: Watched) -> None:
+    before = len(provider.made)
+    provider.lost = 1
+    assert (await grader(provider, attempts=2).grade(the_task(), FIXED)).reward == 1.0
+    assert len(provider.made) - before == 2
+    provider.lost = 2
+    with pytest.raises(SandboxFailed):
+        await grader(provider, attempts=2).grade(the_task(), FIXED)
+    assert (provider.lost, provider.left) == (0, 0)
+
+
+async def test_a_task_that_fails_is_not_tried_again(provider: Watched) -> None:
+    before = len(provider.made)
+    with pytest.raises(TaskFailed):
+        await grader(provider, attempts=5).grade(the_task(setup=["false"]), FIXED)
+    assert len(provider.made) - before == 1
+
+
+async def test_a_grading_that_takes_too_long_gives_no_reward_and_its_sandbox_back(provider: Watched) -> None:
+    task = the_task(setup=["sleep 60"])
+    with pytest.raises(SandboxFailed, match=r"grading\.timeout_s"):
+        await grader(provider, timeout_s=1.0).grade(task, FIXED)
+    assert provider.left == 0
+
+
+async def test_a_cancelled_grading_gives_its_sandbox_back(provider: Watched) -> None:
+    before = len(provider.made)
+    async with anyio.create_task_group() as group:
+        group.start_soon(grader(provider).grade, the_task(setup=["sleep 60"]), FIXED)
+        with anyio.fail_after(60):
+            while len(provider.made) == before:  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
+    assert provider.left == 0
+
+
+async def test_no_more_than_so_many_are_graded_at_once(provider: Watched) -> None:
+    provider.most = 0
+    judge = grader(provider, parallel=1)
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(judge.grade, the_task(), work({"mathx/__init__.py": BUG}))
+    assert provider.most == 1
+
+
+async def test_a_diff_that_takes_too_long_scores_0(provider: Watched) -> None:
+    grade = await grader(provider, diff_timeout_s=0.001).grade(the_task(), FIXED)
+    assert grade.reward == 0.0
+    assert "out of time" in grade.detail["diff"]["refused"]
+
+
+async def test_more_changes_than_allowed_score_0(provider: Watched) -> None:
+    changed = work({"mathx/__init__.py": FIX, "a": "", "b": ""})
+    assert (await grader(provider, max_changed_files=3).grade(the_task(), changed)).reward == 1.0
+    assert (await grader(provider, max_changed_files=2).grade(the_task(), changed)).reward == 0.0
+
+
+async def test_a_grade_shows_no_more_than_so_many_of_each(provider: Watched) -> None:
+    files = {f"file-{number}": "" for number in range(9)}
+    grade = await grader(provider, max_shown=2).grade(the_task(), work(files))
+    assert (len(grade.detail["diff"]["added"]), grade.detail["diff"]["counts"]["added"]) == (2, 9)
+    assert len(grade.detail["tests"]["failed"]) == 2
