@@ -33,10 +33,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 
 def connect(urls: Sequence[str] | None, key: str | None, data_dir: Path | None) -> Client:
     """The client for a command's options; nothing is sent yet."""
-    return Client(list(urls or (DEFAULT_URL,)), key=key or _key_from(data_dir))
+    return Client(list(urls or (DEFAULT_URL,)), key=key or key_from(data_dir))
 
 
-def _key_from(data_dir: Path | None) -> str | None:
+def key_from(data_dir: Path | None) -> str | None:
     """The key in the data directory. Only a directory that was named must have one: the server may be open,
     and the URL may carry the key."""
     path = (data_dir or DEFAULT_DATA_DIR) / KEY_FILE

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -17,19 +15,14 @@ import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import USAGE, fail, reported, show_table, table
+from turnstile.cli.sample_files import Format, whole, write_lines, write_samples
 from turnstile.models import Episode, EpisodeStatus, Turn
-from turnstile.models.wire import encode_samples, sample_as_json
 from turnstile.sync import Client
 
 app = typer.Typer(no_args_is_help=True, help="List, show and export recorded episodes.")
 
 StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="Only episodes of this status.")]
 GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
-
-
-class Format(StrEnum):
-    JSONL = "jsonl"
-    SAFETENSORS = "safetensors"
 
 
 @app.command("list")
@@ -128,9 +121,9 @@ def _export_jsonl(client: Client, episode_ids: Iterable[str], out: Path | None, 
     count = 0
     with _text_output(out) as file:
         for episode_id in episode_ids:
-            for sample in client.episode(episode_id).samples(include_untrained=include_untrained).samples:
-                file.write(json.dumps(sample_as_json(sample)) + "\n")
-                count += 1
+            found = client.episode(episode_id).samples(include_untrained=include_untrained)
+            write_lines(found, file)
+            count += len(found.samples)
     return count
 
 
@@ -139,8 +132,7 @@ def _export_safetensors(client: Client, episode_ids: Iterable[str], out: Path, i
     count = 0
     for episode_id in episode_ids:
         found = client.episode(episode_id).samples(include_untrained=include_untrained)
-        with _whole(out / f"{episode_id}.safetensors") as partial:
-            partial.write_bytes(encode_samples(found))
+        write_samples(found, out / f"{episode_id}.safetensors", Format.SAFETENSORS)
         count += len(found.samples)
     return count
 
@@ -150,19 +142,8 @@ def _text_output(out: Path | None) -> Iterator[TextIO]:
     if out is None or str(out) == "-":
         yield sys.stdout
         return
-    with _whole(out) as partial, partial.open("w", encoding="utf-8") as file:
+    with whole(out) as partial, partial.open("w", encoding="utf-8") as file:
         yield file
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` that takes its place when the block ends well: no export is ever half there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _row(episode: Episode) -> tuple[str, ...]:

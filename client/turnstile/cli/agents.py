@@ -1,0 +1,39 @@
+"""``turnstile agents``: what a server can launch. The server's package adds commands to it."""
+
+from __future__ import annotations
+
+import typer
+
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
+from turnstile.cli.output import reported, show_table, table
+from turnstile.cli.plugins import Plugins
+
+
+class AgentCommands(Plugins):
+    entry_point_group = "turnstile.commands.agents"
+
+
+app = typer.Typer(cls=AgentCommands, no_args_is_help=True, help="Agents that a server can launch.")
+
+
+@app.command("list")
+def list_agents(
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """The agents of the server, or of each of several."""
+    with reported(), connect(url, key, data_dir) as client:
+        found = client.agents()
+    rows = table("agent", "version", "installed", "tools", "what it is", *(["server"] if len(found) > 1 else []))
+    for server, agents in found.items():
+        for agent in agents.agents:
+            if as_json:
+                typer.echo(agent.model_dump_json())
+            installed, tools = ("yes" if agent.installed else "no"), ("yes" if agent.uses_tools else "no")
+            rows.add_row(
+                agent.name, agent.version, installed, tools, agent.summary, *([server] if len(found) > 1 else [])
+            )
+    if not as_json:
+        show_table(rows)

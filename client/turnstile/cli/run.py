@@ -1,0 +1,210 @@
+"""``turnstile run``: rollouts of tasks by an agent, on a server that is there or on a private one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, key_from
+from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, fail, reported
+from turnstile.cli.private_server import PrivateServerError, private_server
+from turnstile.cli.run_report import (
+    Bar,
+    RolloutFiles,
+    echo_json,
+    infrastructure_failures,
+    show_rollouts,
+    summary,
+)
+from turnstile.cli.sample_files import Format
+from turnstile.client import AsyncClient
+from turnstile.models import CLIENT_ID_PATTERN, Limits, TaskRef
+from turnstile.rollout import Rollout, RolloutArguments
+
+ALL = "all"
+INTERRUPTED = 130
+"""As a shell says of a command that Ctrl-C ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to run: servers that are there (``urls``), or a private one with ``flags`` and ``environment``."""
+
+    urls: tuple[str, ...]
+    key: str | None
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+    data_dir: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Task ids, none for all; the agent and how."""
+
+    task_ids: tuple[str, ...]
+    agent: str
+    options: RolloutArguments
+    as_json: bool
+
+
+def run(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tasks",
+            help="Task ids with commas between them, or `all`; for a private server also a task file or folder. "
+            "Repeat for more.",
+        ),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", help="An agent that the server launches.")] = "tool-loop",
+    n: Annotated[int, typer.Option("-n", "--group-size", min=1, help="Rollouts per task.")] = 1,
+    max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="Rollouts at once.")] = 16,
+    retries: Annotated[
+        int, typer.Option("--retries", min=0, help="Further attempts after failures of the infrastructure.")
+    ] = 2,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the first rollout; each next one has the next.")
+    ] = None,
+    max_turns: Annotated[int | None, typer.Option("--max-turns", min=1, help="Model calls per episode.")] = None,
+    max_completion_tokens: Annotated[
+        int | None, typer.Option("--max-completion-tokens", min=1, help="Sampled tokens per model call.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for episodes.jsonl and the samples; a new one.")
+    ] = None,
+    format_: Annotated[Format, typer.Option("--format", help="Of the samples in --out.")] = Format.JSONL,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data_dir: DataDirOption = None,
+    model: Annotated[Path | None, typer.Option("--model", help="Private server: Hugging Face folder.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="Private server: which engine samples.")] = None,
+    engine_url: Annotated[
+        str | None, typer.Option("--engine-url", help="Private server: base URL of a running engine.")
+    ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option("--sandbox", help="Private server: auto, docker, local or none.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Private server: its settings file.")] = None,
+) -> None:
+    """Roll tasks out with an agent, show and keep what came of it.
+
+    Without --url (or TURNSTILE_URL) a private server is started for the run; it needs turnstile-rl[server].
+    Exit 1 if a rollout failed by the infrastructure; what agents and tasks did wrong is in the summary.
+    """
+    sources, ids = _tasks(tasks or [ALL], private=not url)
+    for_private = {"--model": model, "--engine": engine, "--engine-url": engine_url, "--config": config}
+    flags = [part for name, value in for_private.items() if value is not None for part in (name, str(value))]
+    if url and (flags or sandbox is not None):
+        fail("--model, --engine, --engine-url, --sandbox and --config are for a private server; drop --url", USAGE)
+    environment = {
+        **({"TURNSTILE_SANDBOXES__KIND": sandbox} if sandbox is not None else {}),
+        **({"TURNSTILE_TASKS__SOURCES": json.dumps(sources)} if sources else {}),
+    }
+    place = Place(
+        tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), environment, data_dir
+    )
+    options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
+    files = RolloutFiles(out, format_) if out is not None else None
+    if files is not None:
+        with reported():
+            files.prepare()
+    options["samples"] = files is not None
+    options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
+    done: list[Rollout] = []
+    interrupted = False
+    try:
+        with reported():
+            interrupted = not asyncio.run(_run(place, Wanted(ids, agent, options, as_json), files, out, done))
+    except PrivateServerError as error:
+        fail(str(error), USAGE if error.code == USAGE else UNREACHABLE)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if done:
+            if not as_json:
+                show_rollouts(done)
+            typer.echo(summary(done), err=as_json)
+    if interrupted:
+        typer.echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if infrastructure_failures(done):
+        raise typer.Exit(FAILED)
+
+
+async def _run(
+    place: Place, wanted: Wanted, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
+) -> bool:
+    """Fills ``done``. False when SIGINT or SIGTERM ended the run."""
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(_work(place, wanted, files, out, done))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+async def _work(
+    place: Place, wanted: Wanted, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
+) -> None:
+    async with _client(place, out) as client:
+        tasks = [TaskRef(id=task_id) for task_id in wanted.task_ids]
+        tasks = tasks or [TaskRef(id=task.id) async for task in client.tasks()]
+        if not tasks:
+            fail("the server has no tasks", FAILED)
+        bar = Bar(len(tasks) * wanted.options["n"])
+        options = RolloutArguments(**wanted.options, on_progress=bar.update)
+        rollouts = client.rollouts(tasks, agent=wanted.agent, **options)
+        with bar.shown():
+            async for rollout in rollouts:
+                if files is not None:
+                    files.add(rollout)
+                if wanted.as_json:
+                    echo_json(rollout)
+                done.append(rollout)
+
+
+@asynccontextmanager
+async def _client(place: Place, out: Path | None) -> AsyncIterator[AsyncClient]:
+    if place.urls:
+        async with AsyncClient(place.urls, key=place.key) as client:
+            yield client
+        return
+    with tempfile.TemporaryDirectory(prefix="turnstile-run-") as folder:
+        data_dir, log = place.data_dir or Path(folder, "data"), (out or Path(folder)) / "server.log"
+        async with (
+            private_server(place.flags, place.environment, data_dir, log) as server,
+            AsyncClient(server.url, key=server.key) as client,
+        ):
+            yield client
+
+
+def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ...]]:
+    """Task files and folders for a private server, and task ids; no ids are all tasks."""
+    sources, ids = [], []
+    for word in words:
+        if private and Path(word).exists():
+            sources.append(str(Path(word).absolute()))
+            continue
+        for part in (part.strip() for part in word.split(",")):
+            if re.fullmatch(CLIENT_ID_PATTERN, part) is None:
+                fail(f"--tasks {part!r} is neither a task id nor {_file(private)}", USAGE)
+            ids.append(part)
+    return sources, () if ALL in ids else tuple(ids)
+
+
+def _file(private: bool) -> str:
+    return "a file or folder that exists" if private else "known to a server that is not private by its path"

@@ -1,0 +1,137 @@
+"""What ``turnstile run`` shows and keeps of its rollouts: a bar while they run, files, a table, a summary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from turnstile.cli.output import USAGE, fail, show_table, table
+from turnstile.cli.sample_files import Format, write_samples
+from turnstile.models import EpisodeStats, Fault
+from turnstile.rollout import Rollout, RolloutProgress
+
+EPISODES_FILE = "episodes.jsonl"
+SAMPLES_FOLDER = "samples"
+_TITLE = 40
+
+
+class RolloutFiles:
+    """``OUT/episodes.jsonl``, a line per rollout, and ``OUT/samples/EPISODE.*``. A rollout is written when it is
+    given, its samples first: whatever ends the run, each line's samples are there."""
+
+    def __init__(self, out: Path, format_: Format) -> None:
+        self._lines = out / EPISODES_FILE
+        self._samples = out / SAMPLES_FOLDER
+        self._format = format_
+
+    def prepare(self) -> None:
+        """Two runs are not mixed: ends the command where there is one already."""
+        if self._lines.exists():
+            fail(f"{self._lines} is there already; name another --out", USAGE)
+        self._samples.mkdir(parents=True, exist_ok=True)
+
+    def add(self, rollout: Rollout) -> None:
+        if rollout.samples is not None and rollout.episode is not None:
+            name = f"{rollout.episode.episode_id}.{self._format.value}"
+            write_samples(rollout.samples, self._samples / name, self._format)
+        with self._lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(rollout.as_json()) + "\n")
+
+
+class Bar:
+    """The progress bar, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        state = TextColumn("{task.fields[state]}")
+        self._progress = Progress(
+            TextColumn("rollouts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            state,
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("rollouts", total=total, state="")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._progress:
+            yield
+
+    def update(self, now: RolloutProgress) -> None:
+        parts = [f"{now.running} running"]
+        parts += [
+            f"{count} {name}" for count, name in ((now.waiting, "waiting"), (now.retried, "retried")) if count
+        ]
+        parts += [f"{now.failed} failed"]
+        if now.mean_reward is not None:
+            parts.append(f"reward {now.mean_reward:.3f}")
+        self._progress.update(self._task, completed=now.done, state=", ".join(parts))
+
+
+def show_rollouts(rollouts: list[Rollout]) -> None:
+    """Groups together, numbered in the order in which they first ended; their ids are in episodes.jsonl."""
+    numbers: dict[str, int] = {}
+    for rollout in rollouts:
+        numbers.setdefault(rollout.group_id, len(numbers) + 1)
+    rows = table(*("task", "#group", "status", "#turns", "#sampled", "#trained", "breaks", "#reward", "#seconds"))
+    for rollout in sorted(rollouts, key=lambda each: (numbers[each.group_id], each.index)):
+        stats = _stats(rollout)
+        rows.add_row(
+            rollout.task.id or _title(rollout.task.instruction or ""),
+            str(numbers[rollout.group_id]),
+            _status(rollout),
+            str(stats.turns),
+            str(stats.sampled_tokens),
+            f"{stats.trained_share:.0%}" if stats.sampled_tokens else "-",
+            ", ".join(f"{reason}: {count}" for reason, count in sorted(stats.breaks.items())),
+            "-" if rollout.reward is None else f"{rollout.reward:.3g}",
+            f"{rollout.seconds:.1f}",
+        )
+    show_table(rows)
+
+
+def summary(rollouts: list[Rollout]) -> str:
+    """One paragraph. The mean is over graded rollouts only; what failed is counted, by whose fault it was."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
+    faults = Counter(_fault(rollout) for rollout in rollouts if rollout.failed)
+    failed = ", ".join(f"{name} {count}" for name, count in sorted(faults.items())) or "none"
+    sampled = sum(_stats(rollout).sampled_tokens for rollout in rollouts)
+    trained = sum(_stats(rollout).trained_tokens for rollout in rollouts)
+    share = f"{trained / sampled:.1%} of {sampled} sampled tokens trained" if sampled else "no token sampled"
+    return f"{mean} over {len(rewards)} graded of {len(rollouts)} rollouts; failed: {failed}; {share}"
+
+
+def infrastructure_failures(rollouts: list[Rollout]) -> int:
+    return sum(rollout.fault is Fault.INFRASTRUCTURE for rollout in rollouts)
+
+
+def echo_json(rollout: Rollout) -> None:
+    typer.echo(json.dumps(rollout.as_json()))
+
+
+def _fault(rollout: Rollout) -> str:
+    return rollout.fault.value if rollout.fault is not None else rollout.status.value
+
+
+def _status(rollout: Rollout) -> str:
+    if rollout.failed and rollout.error is not None:
+        return f"{rollout.status.value}: {rollout.error.type}"
+    return rollout.status.value
+
+
+def _stats(rollout: Rollout) -> EpisodeStats:
+    return rollout.episode.stats if rollout.episode is not None else EpisodeStats()
+
+
+def _title(instruction: str) -> str:
+    line = " ".join(instruction.split())
+    return line if len(line) <= _TITLE else line[: _TITLE - 1] + "…"
