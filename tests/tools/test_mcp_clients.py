@@ -1,0 +1,79 @@
+"""Clients of others at the tool door: the MCP Inspector's command line, and Claude Code's MCP settings.
+
+They are installed by scripts/install_mcp_clients.sh DIR; TURNSTILE_MCP_CLIENTS is that DIR.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import Any
+
+import anyio
+import pytest
+from subprocess_sandbox import SubprocessSandbox
+from tools_support import DoorStage, PlayedEpisode
+
+pytestmark = [pytest.mark.anyio, pytest.mark.agents]
+
+NAMES = ["bash", "read_file", "write_file", "edit_file", "submit"]
+
+
+@pytest.fixture
+def episode(stage: DoorStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
+    return stage.episodes.begin("e1", sandbox)
+
+
+async def run(client: str, *arguments: str, home: Path) -> str:
+    """Its output; it must succeed. Nothing but the door is to be called: no updates, no telemetry."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TERM": "dumb",
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    command = [str(Path(os.environ["TURNSTILE_MCP_CLIENTS"]) / "bin" / client), *arguments]
+    result = await anyio.run_process(command, env=env, cwd=home, check=False, stdout=PIPE, stderr=STDOUT)
+    output = result.stdout.decode()
+    assert result.returncode == 0, output
+    return output
+
+
+async def inspect(stage: DoorStage, episode: PlayedEpisode, home: Path, *arguments: str) -> dict[str, Any]:
+    """One call of the Inspector; the result that it prints."""
+    header = f"Authorization: Bearer {episode.key}"
+    url = stage.tool_url(episode)
+    output = await run(
+        "mcp-inspector", "--cli", url, "--transport", "http", "--header", header, *arguments, home=home
+    )
+    result: dict[str, Any] = json.loads(output)
+    return result
+
+
+async def test_the_inspector_lists_and_calls_tools(
+    stage: DoorStage, episode: PlayedEpisode, tmp_path: Path
+) -> None:
+    listed = await inspect(stage, episode, tmp_path, "--method", "tools/list")
+    assert [tool["name"] for tool in listed["tools"]] == NAMES
+    call = ("--method", "tools/call", "--tool-name")
+    said = await inspect(stage, episode, tmp_path, *call, "bash", "--tool-arg", "command=echo hello")
+    assert said["content"] == [{"type": "text", "text": "hello\n[exit status 0]"}]
+    await inspect(stage, episode, tmp_path, *call, "submit", "--tool-arg", "answer=forty-two")
+    assert episode.answers == ["forty-two"]
+
+
+async def test_claude_code_connects_by_its_mcp_settings(
+    stage: DoorStage, episode: PlayedEpisode, tmp_path: Path
+) -> None:
+    header = f"Authorization: Bearer {episode.key}"
+    add = ("mcp", "add", "--transport", "http", "turnstile", stage.tool_url(episode), "--header", header)
+    await run("claude", *add, home=tmp_path)
+    assert "turnstile" in (listed := await run("claude", "mcp", "list", home=tmp_path))
+    assert "Connected" in listed, listed
+    episode.end()
+    assert "Connected" not in await run("claude", "mcp", "list", home=tmp_path)
