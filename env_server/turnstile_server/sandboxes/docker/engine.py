@@ -87,6 +87,11 @@ class DockerEngine:
                 found = api.inspect_image(name)  # type: ignore[no-untyped-call]
             except ImageNotFound:
                 return None
+            except APIError as error:
+                # What can be no image's name.
+                if error.status_code == 400:
+                    return None
+                raise
             config = found.get("Config") or {}
             environment = dict(each.partition("=")[::2] for each in config.get("Env") or ())
             return Image(

@@ -35,14 +35,18 @@ else
 fi
 """
 
-# Looked through before anything is made: the tar lies in the user's own part of /tmp meanwhile.
+# Looked through before anything is made; the tar lies in /tmp meanwhile, the user's own. BusyBox lists names as it
+# would unpack them and only says that it has changed some.
 UNPACK = r"""
 set -e
 umask 022
 tar=$(mktemp /tmp/turnstile-XXXXXX)
-trap 'rm -f -- "$tar" "$tar.names"' EXIT
+trap 'rm -f -- "$tar" "$tar.names" "$tar.said"' EXIT
 cat > "$tar"
-tar -tf "$tar" > "$tar.names" || { echo 'not a whole tar' >&2; exit 3; }
+tar -tf "$tar" > "$tar.names" 2> "$tar.said" || { echo 'not a whole tar' >&2; exit 3; }
+if grep -qi 'removing leading' "$tar.said"; then
+  echo "an entry has an absolute path, or one that leads out with '..'" >&2; exit 3
+fi
 bad=$(grep -E '^/|^\.\.$|^\.\./|/\.\./|/\.\.$' "$tar.names" | head -n 1)
 case "$bad" in
   '') ;;
@@ -56,7 +60,7 @@ cd -- "$1"
 tar -xof "$tar"
 """
 
-# Pipes, sockets and devices are left out: their names, as patterns that stand for themselves. Not every tar knows -X.
+# Pipes, sockets and devices are left out: their names, as patterns that stand for themselves. BusyBox may lack -X.
 PACK = r"""
 if [ ! -d "$1" ]; then echo 'not a directory' >&2; exit 3; fi
 cd -- "$1" || exit 3

@@ -1,0 +1,101 @@
+"""The Docker engine of the tests, seen from outside. Without one, or the image, they fail; none is skipped.
+
+eval "$(scripts/ci_docker.sh up)"
+scripts/sandbox_image.sh turnstile-test:py
+TURNSTILE_TEST_IMAGE=turnstile-test:py .venv/bin/pytest -m docker
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from functools import cache
+from pathlib import Path
+
+import docker
+from docker.models.containers import Container
+from sandbox_backend import Backend
+
+from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
+from turnstile_server.sandboxes.docker.provider import DockerProvider
+from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.settings import SandboxSettings
+
+BARE_IMAGE = "turnstile-test:bare"
+APPLETS = (
+    "cat chmod chown dirname env false find grep head id kill ls mkdir mkfifo mktemp mv ps pwd readlink rm sed"
+)
+APPLETS += " setsid sh sleep stat tar test touch true wc"
+
+
+def python_image() -> str:
+    assert "TURNSTILE_TEST_IMAGE" in os.environ, "name an image with Python: scripts/sandbox_image.sh makes one"
+    return os.environ["TURNSTILE_TEST_IMAGE"]
+
+
+@cache
+def engine() -> docker.DockerClient:
+    return docker.from_env(timeout=60)
+
+
+def container_of(sandbox_id: str) -> Container:
+    return engine().containers.get(f"turnstile-{sandbox_id}")
+
+
+def containers_of(owner: str) -> list[str]:
+    return [
+        each.name or "" for each in engine().containers.list(all=True, filters={"label": f"{OWNER_LABEL}={owner}"})
+    ]
+
+
+def bare_image() -> str:
+    """An image without Python: BusyBox alone, out of the test image."""
+    if not engine().images.list(BARE_IMAGE):
+        source = engine().containers.create(python_image())
+        try:
+            packed = b"".join(source.get_archive("/usr/bin/busybox")[0])
+        finally:
+            source.remove()
+        repository, tag = BARE_IMAGE.split(":")
+        engine().api.import_image_from_data(
+            _only_busybox(packed), repository=repository, tag=tag, changes=["ENV PATH=/bin"]
+        )
+    return BARE_IMAGE
+
+
+def _only_busybox(packed: bytes) -> bytes:
+    """The tar of a root: the program, a link for each of its names, and /tmp."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as source, tarfile.open(fileobj=made, mode="w") as root:
+        program = source.extractfile("busybox")
+        assert program is not None
+        member = source.getmember("busybox")
+        member.name = "bin/busybox"
+        root.addfile(member, program)
+        for applet in APPLETS.split():
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            root.addfile(link)
+        temporary = tarfile.TarInfo("tmp")
+        temporary.type, temporary.mode = tarfile.DIRTYPE, 0o1777
+        root.addfile(temporary)
+    return made.getvalue()
+
+
+def docker_provider(settings: SandboxSettings, run_dir: Path, image: str | None = None) -> DockerProvider:
+    """The run folder is the test's own, so its name is an owner that no other test has."""
+    chosen = settings.model_copy(update={"docker_image": image or python_image()})
+    return DockerProvider(chosen, run_dir, owner=run_dir.name)
+
+
+def _kill_helper(sandbox: HelpedSandbox, run_dir: Path) -> None:
+    container_of(sandbox.sandbox_id).kill()
+
+
+def _traces(sandbox_id: str, run_dir: Path) -> list[str]:
+    containers = [name for name in containers_of(run_dir.name) if sandbox_id in name]
+    return containers + [str(path) for path in run_dir.glob(f"{sandbox_id}*")]
+
+
+DOCKER = Backend(name="docker", make=docker_provider, two_users=True, kill_helper=_kill_helper, traces=_traces)

@@ -1,0 +1,23 @@
+"""What the contract of sandboxes needs to know of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.protocol import SandboxProvider
+from turnstile_server.settings import SandboxSettings
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``two_users``: the agent's and the tests' uids differ. ``kill_helper``: from outside, by SIGKILL.
+    ``traces``: what of a sandbox is on the host, in words; empty when it is gone."""
+
+    name: str
+    make: Callable[[SandboxSettings, Path], SandboxProvider]
+    two_users: bool
+    kill_helper: Callable[[HelpedSandbox, Path], None]
+    traces: Callable[[str, Path], list[str]]

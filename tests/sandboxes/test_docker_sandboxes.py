@@ -1,0 +1,265 @@
+"""What only containers can show: their limits, what the engine knows of them, sweeping, an engine that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from docker_support import bare_image, container_of, containers_of, docker_provider, engine, python_image
+from door_app import DoorApp
+from sandbox_providers import LIMITS, SPEC, eventually
+
+from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, SANDBOX_LABEL
+from turnstile_server.sandboxes.docker.provider import DockerProvider
+from turnstile_server.sandboxes.pool import SandboxPool
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, Sandbox, SandboxSpec, User
+from turnstile_server.settings import SandboxSettings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+CHILD = Path(__file__).with_name("docker_child.py")
+
+
+@asynccontextmanager
+async def started(
+    settings: SandboxSettings, run_dir: Path, image: str | None = None
+) -> AsyncIterator[DockerProvider]:
+    provider = docker_provider(settings, run_dir, image)
+    try:
+        await provider.start(DoorApp())
+        yield provider
+    finally:
+        await provider.close()
+
+
+@pytest.fixture
+async def docker_sandboxes(sandbox_settings: SandboxSettings, run_dir: Path) -> AsyncIterator[DockerProvider]:
+    async with started(sandbox_settings, run_dir) as provider:
+        yield provider
+
+
+def folders(run_dir: Path) -> list[str]:
+    """Of sockets, that are left."""
+    return [path.name for path in run_dir.glob("sb-*")]
+
+
+async def sh(sandbox: Sandbox, script: str, *, user: User = User.AGENT) -> ExecResult:
+    return await sandbox.exec(Command(("sh", "-c", script), user=user, timeout_s=60))
+
+
+async def test_a_command_that_takes_more_memory_than_there_is_ends_with_137_and_the_sandbox_lives(
+    docker_sandboxes: DockerProvider,
+) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    greedy = await sandbox.exec(Command(("python3", "-c", f"bytearray({2 * LIMITS.memory_bytes})")))
+    assert (greedy.exit_code, greedy.timed_out) == (137, False)
+    assert (await sh(sandbox, "echo well")).stdout == b"well\n"
+
+
+async def test_files_in_memory_folders_count_to_the_memory(docker_sandboxes: DockerProvider) -> None:
+    small = replace(SPEC, limits=replace(LIMITS, memory_bytes=64 << 20, disk_bytes=128 << 20))
+    sandbox = await docker_sandboxes.create(small)
+    filled = await sh(sandbox, "exec head -c 100000000 /dev/zero > big")
+    assert filled.exit_code == 137
+
+
+async def test_the_engine_was_told_every_limit(docker_sandboxes: DockerProvider) -> None:
+    sandbox = await docker_sandboxes.create(replace(SPEC, limits=replace(LIMITS, cpus=0.5)))
+    config = container_of(sandbox.sandbox_id).attrs
+    host = config["HostConfig"]
+    assert host["NanoCpus"] == 500_000_000
+    assert host["PidsLimit"] == LIMITS.pids
+    assert host["Memory"] == host["MemorySwap"] == LIMITS.memory_bytes
+    assert host["NetworkMode"] == "none"
+    assert host["ReadonlyRootfs"] is True
+    assert host["Privileged"] is False
+    assert host["CapDrop"] == ["ALL"]
+    assert {name.removeprefix("CAP_") for name in host["CapAdd"]} == {"SETUID", "SETGID", "KILL"}
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["RestartPolicy"]["Name"] == "no"
+    assert all(not mount["RW"] for mount in config["Mounts"])
+
+
+@pytest.mark.parametrize("user", list(User))
+async def test_nobody_inside_has_a_capability_or_can_get_one(docker_sandboxes: DockerProvider, user: User) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    status = (await sh(sandbox, "cat /proc/self/status", user=user)).stdout.decode()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == int(fields["CapAmb"], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Seccomp"] == "2"
+    assert (await sh(sandbox, "mount -t tmpfs none /tmp; mknod x b 8 0; chown 0 .", user=user)).exit_code != 0
+
+
+async def test_only_the_work_folder_the_homes_and_tmp_can_be_written_to(docker_sandboxes: DockerProvider) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    places = (
+        "/workspace /tmp /home/agent /home/tests /dev /dev/shm /run /run/turnstile /turnstile/helper /etc /usr /"
+    )
+    script = f'for f in {places}; do if touch "$f/t" 2> /dev/null; then echo "$f"; fi; done'
+    written = set((await sh(sandbox, script)).stdout.decode().split())
+    assert written == {"/workspace", "/tmp", "/home/agent", "/dev/shm"}
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    (tmp_path / "given").write_text("text")
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+async def test_a_mount_can_be_read_and_not_written(docker_sandboxes: DockerProvider, given: Path) -> None:
+    sandbox = await docker_sandboxes.create(replace(SPEC, mounts=(Mount(given, "/opt/given"),)))
+    assert await sandbox.read("/opt/given/given", 100) == b"text"
+    assert (await sh(sandbox, "echo x > /opt/given/given")).exit_code != 0
+    assert (await sh(sandbox, "touch /opt/given/new")).exit_code != 0
+
+
+async def test_files_of_an_image_are_the_agents_to_change(docker_sandboxes: DockerProvider) -> None:
+    spec = replace(SPEC, workdir="/usr/share/zoneinfo/Europe", image_files=True)
+    sandbox = await docker_sandboxes.create(spec)
+    changed = await sh(sandbox, "echo mine > Paris && echo new > sub && cat Paris sub && ls | wc -l")
+    assert changed.exit_code == 0, changed
+    assert changed.stdout.startswith(b"mine\nnew\n")
+    assert (await sh(sandbox, "touch /usr/bin/x || touch /etc/x")).exit_code != 0
+    status = (await sh(sandbox, "grep CapEff /proc/self/status")).stdout.split()[-1]
+    assert int(status, 16) == 0
+
+
+async def test_containers_bear_their_owner_and_their_sandbox(
+    docker_sandboxes: DockerProvider, run_dir: Path
+) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    labels = container_of(sandbox.sandbox_id).labels
+    assert labels[OWNER_LABEL] == run_dir.name
+    assert labels[SANDBOX_LABEL] == sandbox.sandbox_id
+    await sandbox.destroy()
+    assert containers_of(run_dir.name) == []
+
+
+async def test_what_a_killed_server_left_is_removed_at_the_next_start_and_nobody_elses(
+    sandbox_settings: SandboxSettings, run_dir: Path
+) -> None:
+    other = run_dir / "other"
+    async with started(sandbox_settings, other) as neighbour:
+        kept = await neighbour.create(SPEC)
+        command = [sys.executable, str(CHILD), python_image(), bare_image(), str(run_dir)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220 - it is killed, not awaited
+        try:
+            assert child.stdout is not None
+            assert await asyncio.to_thread(child.stdout.readline) == b"ready\n"
+            assert len(containers_of(run_dir.name)) == 3
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+        async with started(sandbox_settings, run_dir):
+            assert containers_of(run_dir.name) == []
+            assert folders(run_dir) == []
+        assert (await sh(kept, "echo well")).stdout == b"well\n"
+
+
+async def test_a_container_that_is_removed_under_a_command_fails_it_and_destroy_is_still_fine(
+    docker_sandboxes: DockerProvider, run_dir: Path
+) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    process = await sandbox.start(Command(("sleep", "1000")))
+    container_of(sandbox.sandbox_id).remove(force=True)
+    with pytest.raises(SandboxFailed):
+        await process.wait()
+    with pytest.raises(SandboxFailed):
+        await sandbox.read("/workspace/x", 10)
+    await sandbox.destroy()
+    assert folders(run_dir) == []
+
+
+async def test_why_a_container_died_is_said(
+    docker_sandboxes: DockerProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = await docker_sandboxes.create(SPEC)
+    container_of(sandbox.sandbox_id).kill()
+    await eventually(lambda: "container ended: exit code 137" in caplog.text)
+
+
+@pytest.mark.parametrize("image", ["turnstile-test:not-there", "not an image name"])
+async def test_a_missing_image_is_the_tasks_fault_and_named(docker_sandboxes: DockerProvider, image: str) -> None:
+    with pytest.raises(TaskFailed, match=image):
+        await docker_sandboxes.create(replace(SPEC, image=image))
+
+
+async def test_an_image_that_can_run_nothing_is_the_tasks_fault_and_named(
+    docker_sandboxes: DockerProvider, run_dir: Path
+) -> None:
+    name = "turnstile-test:empty"
+    engine().api.import_image_from_data(bytes(10240), repository="turnstile-test", tag="empty")
+    try:
+        with pytest.raises(TaskFailed, match=name):
+            await docker_sandboxes.create(replace(SPEC, image=name))
+        assert containers_of(run_dir.name) == []
+        assert folders(run_dir) == []
+    finally:
+        engine().images.remove(name)
+
+
+async def test_a_memory_limit_that_the_engine_refuses_is_said(docker_sandboxes: DockerProvider) -> None:
+    with pytest.raises((TaskFailed, SandboxUnavailable), match=r"(?i)memory"):
+        await docker_sandboxes.create(replace(SPEC, limits=replace(LIMITS, memory_bytes=1 << 20)))
+
+
+async def test_a_creation_cancelled_at_any_moment_leaves_no_container(
+    sandbox_settings: SandboxSettings, run_dir: Path
+) -> None:
+    async with started(sandbox_settings, run_dir) as provider:
+        await (await provider.create(SPEC)).destroy()
+        for step in range(12):
+            creating = asyncio.create_task(provider.create(SPEC))
+            await asyncio.sleep(0.03 * step)
+            creating.cancel()
+            await asyncio.gather(creating, return_exceptions=True)
+            if not creating.cancelled() and creating.exception() is None:
+                await creating.result().destroy()
+        await eventually(lambda: containers_of(run_dir.name) == [])
+        assert folders(run_dir) == []
+
+
+async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(
+    sandbox_settings: SandboxSettings, run_dir: Path
+) -> None:
+    settings = sandbox_settings.model_copy(update={"warm": 1, "max_open": 4})
+    pool = SandboxPool(docker_provider(settings, run_dir), settings)
+    try:
+        await pool.start(DoorApp())
+        first = await pool.create(SPEC)
+        await eventually(lambda: pool.warm == 1)
+        (warm,) = [name for name in containers_of(run_dir.name) if first.sandbox_id not in name]
+        second = await pool.create(SPEC)
+        assert second.sandbox_id in warm
+        await eventually(lambda: pool.warm == 1)
+        known = (first.sandbox_id, second.sandbox_id)
+        (dead,) = [name for name in containers_of(run_dir.name) if not name.endswith(known)]
+        engine().containers.get(dead).kill()
+        third = await pool.create(SPEC)
+        assert third.sandbox_id not in dead
+        assert (await sh(third, "echo well")).stdout == b"well\n"
+    finally:
+        await pool.close()
+    assert containers_of(run_dir.name) == []
+    assert folders(run_dir) == []
+
+
+async def test_an_image_is_tried_once_for_all_who_ask_for_it_at_once(
+    sandbox_settings: SandboxSettings, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(sandbox_settings, run_dir, bare_image()) as provider:
+        made = await asyncio.gather(*(provider.create(SandboxSpec(LIMITS)) for _ in range(3)))
+        assert all(sandbox.agent_door is None for sandbox in made)
+        assert caplog.text.count("has no Python 3.8") == 1
