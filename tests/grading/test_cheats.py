@@ -42,8 +42,13 @@ AT_IMPORT = {
         "import unittest\nunittest.TestResult.addFailure = lambda self, test, err: self.addSuccess(test)\n"
     ),
     "the runner's own result replaced": (
-        "import gc, unittest\nfor one in unittest.TestResult.__subclasses__():\n"
-        "    one.addFailure = lambda self, test, err: self.addSuccess(test)\n"
+        "import unittest\nfor one in unittest.TestResult.__subclasses__():\n"
+        "    if one.__name__ == 'Result':\n"
+        "        one.addFailure = lambda self, test, err: self.addSuccess(test)\n"
+    ),
+    "an inherited method hidden": (
+        "import unittest\nunittest.IsolatedAsyncioTestCase.assertEqual = lambda *args: None\n"
+        "unittest.case.isinstance = lambda *args: True\n"
     ),
     "another unittest for whoever imports it": (
         "import sys, types\nfake = types.ModuleType('unittest')\nfake.TestCase = type('TestCase', (), {})\n"
@@ -133,8 +138,9 @@ async def test_tests_that_never_end_score_0(provider: Watched) -> None:
     assert "ran out of time" in json.dumps(grade.detail["tests"])
 
 
-async def test_an_archive_of_a_hundred_thousand_files_scores_0(provider: Watched) -> None:
-    many = work({"mathx/__init__.py": FIX, **{f"f{number}": "" for number in range(100_000)}})
+@pytest.mark.parametrize("count", [6_000, pytest.param(100_000, marks=pytest.mark.slow)])
+async def test_an_archive_of_very_many_files_scores_0(provider: Watched, count: int) -> None:
+    many = work({"mathx/__init__.py": FIX, **{f"f{number}": "" for number in range(count)}})
     grade = await grader(provider).grade(the_task(), many)
     assert grade.reward == 0.0
     assert "at most 5000" in grade.detail["diff"]["refused"]

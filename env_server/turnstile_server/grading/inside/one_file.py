@@ -42,42 +42,68 @@ def sender(descriptor: int, key: bytes) -> Send:
     return send
 
 
+CODE = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property, type)
+
+
+def function_of(value: Any) -> Any:
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+
+
 class Watch:
-    """Remembers the functions and classes of modules, to tell when one was replaced or rewritten."""
+    """Remembers the code that modules and classes hold, to tell when some was replaced, rewritten or added.
 
-    def __init__(self, modules: list[types.ModuleType]) -> None:
+    Added code counts where it hides other code: in a class an inherited method, in a module a builtin.
+    """
+
+    def __init__(self) -> None:
         self._seen: list[tuple[str, Any, str, Any, Any]] = []
+        self._names: list[tuple[str, Any, frozenset[str], bool]] = []
         self._classes: set[type] = set()
-        for module in modules:
-            self._add(module.__name__, vars(module), module.__name__.split(".")[0])
 
-    def _add(self, owner: str, names: Any, package: str) -> None:
+    def add_module(self, module: types.ModuleType) -> None:
+        self._add(module.__name__, vars(module), module.__name__.split(".")[0], False)
+
+    def add_class(self, one: type) -> None:
+        self._classes.add(one)
+        self._add(one.__qualname__, vars(one), one.__module__.split(".")[0], True)
+
+    def _add(self, owner: str, names: Any, package: str, is_class: bool) -> None:
+        self._names.append((owner, names, frozenset(names), is_class))
         for name, value in list(names.items()):
-            plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(plain, types.FunctionType):
-                self._seen.append((owner, names, name, value, plain.__code__))
-            elif isinstance(plain, (type, types.BuiltinFunctionType, property)):
-                self._seen.append((owner, names, name, value, None))
-            if isinstance(plain, type) and plain not in self._classes:
-                self._classes.add(plain)
-                if str(plain.__module__).split(".")[0] == package:
-                    self._add(owner + "." + name, vars(plain), package)
+            if not isinstance(value, CODE):
+                continue
+            self._seen.append((owner, names, name, value, getattr(function_of(value), "__code__", None)))
+            if isinstance(value, type) and value not in self._classes:
+                self._classes.add(value)
+                if str(value.__module__).split(".")[0] == package:
+                    self._add(owner + "." + name, vars(value), package, True)
 
     def broken(self) -> str | None:
         """What is no longer as it was."""
         for owner, names, name, value, code in self._seen:
             if names.get(name) is not value:
                 return f"{owner}.{name} was replaced"
-            plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if code is not None and plain.__code__ is not code:
+            if code is not None and function_of(value).__code__ is not code:
                 return f"{owner}.{name} was rewritten"
+        for owner, names, known, is_class in self._names:
+            if len(names) == len(known):
+                continue
+            for name in frozenset(names) - known:
+                if (is_class and isinstance(names[name], CODE)) or (not is_class and name in BUILTINS):
+                    return f"{owner}.{name} was added"
         return None
 
 
-def watched(*packages: str) -> list[types.ModuleType]:
+BUILTINS = frozenset(vars(builtins))
+
+
+def watch_over(watch: Watch, *packages: str) -> None:
     """The loaded modules of ``packages``, the builtins, and this module."""
-    found = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in packages]
-    return [*found, builtins, sys.modules[__name__]]
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in packages:
+            watch.add_module(module)
+    watch.add_module(builtins)
+    watch.add_module(sys.modules[__name__])
 
 
 def result_class(send: Send, watch: Watch) -> type[unittest.TestResult]:
@@ -119,8 +145,12 @@ def result_class(send: Send, watch: Watch) -> type[unittest.TestResult]:
     return Result
 
 
-def run_unittest(config: dict[str, Any], send: Send, watch: Watch) -> None:
-    result = result_class(send, watch)()
+def run_unittest(config: dict[str, Any], send: Send) -> None:
+    watch = Watch()
+    kind = result_class(send, watch)
+    result = kind()
+    watch_over(watch, "unittest")
+    watch.add_class(kind)
     module = load(config["name"], config["path"])
     replaced = watch.broken()
     if replaced is not None:
@@ -151,12 +181,12 @@ class PytestReports:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._watch = Watch([])
+        self._watch = Watch()
         self._status: dict[str, tuple[str, str]] = {}
 
     def pytest_sessionstart(self) -> None:
         # pytest's own plugins have changed each other by now, and no test file has been imported.
-        self._watch = Watch(watched("_pytest", "pluggy", "unittest"))
+        watch_over(self._watch, "_pytest", "pluggy", "unittest")
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -206,7 +236,7 @@ def main() -> None:
     sys.path.extend(config["work_paths"])
     try:
         if pytest is None:
-            run_unittest(config, send, Watch(watched("unittest")))
+            run_unittest(config, send)
         else:
             run_pytest(config, send, pytest)
     except BaseException as error:  # noqa: BLE001 - whatever the work raises on import is its own failure
