@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Docker engine for the tests, on a machine that may have none:
 #
-#     eval "$(scripts/ci_docker.sh up)"    DOCKER_HOST is an engine that answers
+#     eval "$(scripts/ci_docker.sh up)"    DOCKER_HOST is an engine that answers; CI_DOCKER_STARTED=1: started by this
 #     scripts/ci_docker.sh down            stops the engine if this script started it, with its containers
 #
 # `up` takes the first engine that answers: DOCKER_HOST's, the usual socket's, its own from an earlier `up`. If none
@@ -124,6 +124,7 @@ up() {
   fi
   start_engine
   use "$OWN"
+  echo "CI_DOCKER_STARTED=1"
 }
 
 down() {
