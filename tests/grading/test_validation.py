@@ -1,0 +1,58 @@
+"""What a validation says of grades; the rest of it is tested by the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from grading_support import spec_of
+
+from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.grading.validation import Validator, Verdict
+from turnstile_server.sandboxes.factory import NoSandboxes
+from turnstile_server.tasks.archive import pack
+from turnstile_server.tasks.model import Task
+
+pytestmark = pytest.mark.anyio
+
+TASK = Task.model_validate(
+    {"id": "t", "instruction": "x", "answer": {"value": "right"}, "gold": {"answer": "right"}}
+)
+
+
+class Fickle:
+    """Grades as it is told to, which tests that depend on chance or time would."""
+
+    def __init__(self, gold: Sequence[float | Exception], empty: Sequence[float | Exception]) -> None:
+        self._gold: Iterator[float | Exception] = iter(gold)
+        self._empty: Iterator[float | Exception] = iter(empty)
+
+    async def grade(self, task: Task, work: Work) -> Grade:
+        grade = next(self._gold if work.answer == "right" else self._empty)
+        if isinstance(grade, Exception):
+            raise grade
+        return Grade(grade, {"answer": grade})
+
+
+@pytest.mark.parametrize(
+    ("gold", "empty", "verdict", "said"),
+    [
+        ([1.0, 1.0], [0.0, 0.0], Verdict.PROVEN, ""),
+        ([1.0, 0.0], [0.0, 0.0], Verdict.WRONG, "the gold solution scores 1, then 0"),
+        ([1.0, 1.0], [0.0, 1.0], Verdict.WRONG, "the empty work scores 0, then 1"),
+        ([0.0, 0.0], [0.0, 0.0], Verdict.WRONG, "the gold solution scores 0"),
+        ([1.0, 1.0], [1.0, 1.0], Verdict.WRONG, "the empty work scores 1, too"),
+        ([TaskFailed("cannot run")], [], Verdict.WRONG, "cannot run"),
+        ([SandboxUnavailable("no room")], [], Verdict.NOT_TRIED, "no room"),
+    ],
+)
+async def test_a_proof_needs_1_and_not_1_twice(
+    gold: list[float | Exception], empty: list[float | Exception], verdict: Verdict, said: str
+) -> None:
+    nobody = NoSandboxes("none here")
+    validator = Validator(Fickle(gold, empty), nobody, spec_of, pack, max_work_bytes=1 << 20)  # type: ignore[arg-type]
+    proof = await validator.prove(TASK)
+    assert proof.verdict is verdict
+    assert said in "".join(proof.problems)
+    assert bool(proof.problems) is (verdict is not Verdict.PROVEN)

@@ -1,0 +1,62 @@
+"""Tasks that an episode's request brings along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnstile.models import TaskRef
+from turnstile_server.errors import NotFound, Unprocessable
+from turnstile_server.tasks.inline import find_task, task_from_ref
+from turnstile_server.tasks.loader import LoadedTasks
+from turnstile_server.tasks.model import Task
+
+TASKS = LoadedTasks([Task(id="known", instruction="Do it.")])
+
+
+def test_an_instruction_is_enough_and_is_not_graded() -> None:
+    task = task_from_ref(TaskRef(instruction="Say hello."), allow_inline=True)
+    assert task.id.startswith("task_")
+    assert (task.instruction, task.graded, task.needs_sandbox) == ("Say hello.", False, False)
+
+
+def test_an_inline_task_has_all_of_a_task_files_fields() -> None:
+    ref = TaskRef.model_validate(
+        {"id": "mine", "instruction": "x", "answer": {"value": "y"}, "base": {"inline": {"a": "b"}}}
+    )
+    task = find_task(ref, TASKS, allow_inline=True)
+    assert (task.id, task.graded, task.needs_sandbox) == ("mine", True, True)
+
+
+def test_an_id_alone_is_one_of_the_sources_tasks() -> None:
+    assert find_task(TaskRef(id="known"), TASKS, allow_inline=False).instruction == "Do it."
+    with pytest.raises(NotFound, match="known"):
+        find_task(TaskRef(id="knwon"), TASKS, allow_inline=False)
+
+
+@pytest.mark.parametrize(
+    ("ref", "said"),
+    [
+        ({}, "name one by `id`"),
+        ({"instruction": ""}, "task.instruction"),
+        ({"id": "a b", "instruction": "x"}, "task.id"),
+        ({"instruction": "x", "answr": {}}, "task.answr: there is no such field"),
+        ({"id": "known", "answer": {"value": "x"}}, "task.instruction"),
+        ({"instruction": "x", "base": {"folder": "/etc"}}, "task.base.folder"),
+        ({"instruction": "x", "gold": {"files": {"folder": "a"}}}, "task.gold.files.folder"),
+        (
+            {"instruction": "x", "tests": {"files": {"folder": "a"}, "expected": ["a.B.c"]}},
+            "task.tests.files.folder",
+        ),
+        ({"instruction": "x", "limits": {"max_turns": 0}}, "task.limits.max_turns"),
+    ],
+)
+def test_a_bad_inline_task_is_refused_by_field(ref: dict[str, Any], said: str) -> None:
+    with pytest.raises(Unprocessable, match=said.replace(".", r"\.")):
+        find_task(TaskRef.model_validate(ref), TASKS, allow_inline=True)
+
+
+def test_a_server_may_take_none() -> None:
+    with pytest.raises(Unprocessable, match=r"tasks\.inline"):
+        find_task(TaskRef(instruction="x"), TASKS, allow_inline=False)

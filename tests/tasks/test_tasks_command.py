@@ -1,0 +1,138 @@
+"""``turnstile tasks``: lists, shows, and proves tasks; the shipped ones are proven here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from turnstile_server.commands.tasks import tasks
+from turnstile_server.tasks.loader import load_tasks
+
+LOCAL = ["--sandbox", "local"]
+SANDBOXES = [
+    pytest.param(LOCAL, id="local"),
+    pytest.param(["--sandbox", "docker"], marks=pytest.mark.docker, id="docker"),
+]
+
+TESTS = """\
+import unittest
+from lib import two
+
+class T(unittest.TestCase):
+    def test_two(self): self.assertEqual(two(), 2)
+    def test_sum(self): self.assertEqual(two() + two(), 4)
+"""
+SOUND = {
+    "id": "sound",
+    "instruction": "x",
+    "base": {"inline": {"lib.py": "def two(): return 3\n", "old.py": ""}},
+    "tests": {
+        "files": {"inline": {"test_it.py": TESTS}},
+        "expected": ["test_it.T.test_two", "test_it.T.test_sum"],
+    },
+    "gold": {"files": {"inline": {"lib.py": "def two(): return 2\n"}}, "delete": ["old.py"]},
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(tasks, list(arguments), env={"COLUMNS": "200"})
+
+
+def image(sandbox: list[str]) -> list[str]:
+    return [*sandbox, "--image", os.environ["TURNSTILE_TEST_IMAGE"]] if "docker" in sandbox else sandbox
+
+
+def written(folder: Path, **changes: object) -> str:
+    path = folder / "t.yaml"
+    path.write_text(yaml.safe_dump({**SOUND, **changes}))
+    return str(path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_the_shipped_tasks_are_sound(sandbox: list[str]) -> None:
+    shipped = list(load_tasks([]))
+    assert len(shipped) >= 10
+    assert all(task.difficulty and task.gold and task.graded for task in shipped)
+    done = run("validate", *image(sandbox))
+    assert done.exit_code == 0, done.output
+    assert f"{len(shipped)} of {len(shipped)} tasks are sound." in done.stdout
+
+
+def test_a_sound_task_passes(tmp_path: Path) -> None:
+    done = run("validate", written(tmp_path), *LOCAL)
+    assert (done.exit_code, "1 of 1 tasks are sound." in done.stdout) == (0, True), done.output
+
+
+def test_a_gold_solution_that_fails_is_told_with_the_tests_that_do(tmp_path: Path) -> None:
+    wrong = {"files": {"inline": {"lib.py": "def two(): return 4\n"}}}
+    done = run("validate", written(tmp_path, gold=wrong), *LOCAL)
+    assert done.exit_code == 1
+    assert "sound: the gold solution scores 0" in done.stderr
+    assert "test_it.T.test_two failed: AssertionError: 4 != 2" in done.stderr
+    assert "test_it.T.test_sum failed" in done.stderr
+
+
+def test_a_task_that_is_solved_by_doing_nothing_is_told(tmp_path: Path) -> None:
+    solved = {"inline": {"lib.py": "def two(): return 2\n"}}
+    done = run("validate", written(tmp_path, base=solved), *LOCAL)
+    assert done.exit_code == 1
+    assert "sound: the empty work scores 1, too" in done.stderr
+
+
+def test_hidden_tests_that_cannot_run_are_told(tmp_path: Path) -> None:
+    tests = {"files": {"inline": {"test_it.py": "def ("}}, "expected": ["test_it.T.test_two"]}
+    done = run("validate", written(tmp_path, tests=tests), *LOCAL)
+    assert done.exit_code == 1
+    assert "cannot run: test_it.py: not Python" in done.stderr
+
+
+def test_a_set_up_that_fails_and_a_task_without_gold_are_told(tmp_path: Path) -> None:
+    assert "set-up of task sound" in run("validate", written(tmp_path, setup=["false"]), *LOCAL).stderr
+    assert "no gold solution" in run("validate", written(tmp_path, gold=None), *LOCAL).stderr
+
+
+def test_a_task_above_the_ceiling_is_wrong_and_one_without_a_grader_is_not(tmp_path: Path) -> None:
+    done = run("validate", written(tmp_path, sandbox={"cpus": 10_000}), *LOCAL)
+    assert (done.exit_code, "above this server's ceiling" in done.stderr) == (1, True)
+    done = run("validate", written(tmp_path, tests=None), *LOCAL)
+    assert (done.exit_code, "not graded" in done.stdout) == (0, True)
+
+
+def test_a_wrong_answer_of_the_gold_solution_is_told(tmp_path: Path) -> None:
+    done = run("validate", written(tmp_path, tests=None, answer={"value": "a"}, gold={"answer": "b"}), *LOCAL)
+    assert (done.exit_code, "its answer is wrong: another text" in done.stderr) == (1, True)
+
+
+def test_broken_files_end_it_with_every_problem(tmp_path: Path) -> None:
+    path = written(tmp_path, difficulty="very")
+    done = run("validate", path, *LOCAL)
+    assert done.exit_code == 2
+    assert "t.yaml" in done.stderr
+    assert ": difficulty: " in done.stderr
+
+
+def test_only_some_can_be_chosen(tmp_path: Path) -> None:
+    done = run("validate", "--only", "count-errors", *LOCAL)
+    assert (done.exit_code, "1 of 1 tasks are sound." in done.stdout) == (0, True)
+    assert run("validate", "--only", "nothing", *LOCAL).exit_code == 1
+
+
+def test_list_names_every_task() -> None:
+    done = run("list")
+    assert done.exit_code == 0
+    for task in load_tasks([]):
+        assert task.id in done.stdout
+
+
+def test_show_hides_what_an_agent_must_not_see() -> None:
+    done = run("show", "count-errors")
+    shown = yaml.safe_load(done.stdout)
+    assert shown["id"] == "count-errors"
+    assert not {"tests", "answer", "gold"} & shown.keys()
+    assert {"answer", "gold"} <= yaml.safe_load(run("show", "count-errors", "--solution").stdout).keys()
+    assert "Close to it: count-errors" in run("show", "count-error").stderr
