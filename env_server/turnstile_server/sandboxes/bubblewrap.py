@@ -18,7 +18,7 @@ from turnstile_server.sandboxes.protocol import SandboxSpec
 HELPER_FLAGS = ("-I", "-S", "-B")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 """What the helper keeps where bubblewrap runs as root: to make the agent's folders, and to run and end commands
-under two other uids. No command has any of it: a change of uid drops them, and no_new_privs keeps them away."""
+under two other uids. No command has any: a change of uid drops them, and no_new_privs keeps them away."""
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = (
     "/etc/alternatives",

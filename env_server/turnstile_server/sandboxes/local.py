@@ -1,8 +1,8 @@
 """Sandboxes on this machine without a container engine: bubblewrap; without it, only if allowed, no isolation.
 
 What must hold: nothing is assumed about the machine, each ability is tried at start; a sandbox's process, group,
-files and record have one owner, ``_Launched``, which releases all of them whatever of them exists; a sandbox does
-not outlive the server: it dies with the thread that launched it, with its connection, and at the latest in the sweep
+files and record have one owner, ``_Launched``, which releases all of them whatever of them exists; no sandbox
+outlives the server: it dies with the thread that launched it, with its connection, and at the latest in the sweep
 of the next server on the same folder.
 """
 
@@ -15,7 +15,9 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -83,8 +85,7 @@ class LocalProvider:
         try:
             self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._run_dir.chmod(0o700)
-            prefix = f"turnstile-{hashlib.sha256(bytes(self._run_dir.resolve())).hexdigest()[:12]}-"
-            self._cgroups = await asyncio.to_thread(cgroups.find, prefix)
+            self._cgroups = await asyncio.to_thread(cgroups.find, control_group_prefix(self._run_dir))
             await self._sweep()
             etc = self._run_dir / _ETC
             etc.mkdir(exist_ok=True)
@@ -246,25 +247,30 @@ class LocalProvider:
 
     async def _try(self, command: Sequence[str]) -> str:
         """What it said when it failed; "" when it worked."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={"PATH": self._python.search_path},
-        )
-        try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                _, stderr = await process.communicate()
-        except TimeoutError:
-            return "it does not end"
-        finally:
-            if process.returncode is None:
-                process.kill()
+        # To a file: the end of a pipe is not seen while a child of the command holds it.
+        with tempfile.TemporaryFile() as said:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=said,
+                env={"PATH": self._python.search_path},
+                start_new_session=True,
+            )
+            try:
+                async with asyncio.timeout(self._settings.start_timeout_s):
+                    await process.wait()
+            except TimeoutError:
+                return "it does not end"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        if process.returncode == 0:
-            return ""
-        return stderr.decode(errors="replace").strip() or f"exit code {process.returncode}"
+            if process.returncode == 0:
+                return ""
+            said.seek(0)
+            words = said.read(_SAID_BYTES).decode(errors="replace").strip()
+            return words or f"exit code {process.returncode}"
 
     async def _sweep(self) -> None:
         """Removes what an earlier server left here."""
@@ -293,25 +299,36 @@ class _Launched:
         self.marked = False
         self._record = run_dir / (name + leftovers.RECORD_SUFFIX)
         self._log_file = run_dir / (name + _LOG_SUFFIX)
-        self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
 
     async def run(self, command: Sequence[str], environment: dict[str, str]) -> None:
         """Raises OSError. Launched by this thread, not a worker: a sandbox dies with the thread it came from."""
         with _opened(self._log_file) as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=log,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
+            # A task of its own: cancelled half-way, a start loses the process that it has made.
+            self._starting = asyncio.create_task(
+                asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=log,
+                    env=environment,
+                    cwd="/",
+                    start_new_session=True,
+                )
             )
-        leftovers.write_record(self._record, self._process.pid)
+            process = await asyncio.shield(self._starting)
+        leftovers.write_record(self._record, process.pid)
 
     async def ended(self) -> None:
-        if self._process is not None:
-            await self._process.wait()
+        if self._starting is not None:
+            await (await self._starting).wait()
+
+    async def _started(self) -> asyncio.subprocess.Process | None:
+        if self._starting is None:
+            return None
+        with contextlib.suppress(OSError):
+            return await self._starting
+        return None
 
     def said(self) -> str:
         """The last words of bubblewrap or the helper."""
@@ -321,7 +338,7 @@ class _Launched:
             return ""
 
     async def release(self, timeout_s: float) -> None:
-        process = self._process
+        process = await self._started()
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -340,6 +357,11 @@ class _Launched:
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
         self._record.unlink(missing_ok=True)
         self._log_file.unlink(missing_ok=True)
+
+
+def control_group_prefix(run_dir: Path) -> str:
+    """How the names of a server's control groups begin: the same at every start on one folder."""
+    return f"turnstile-{hashlib.sha256(bytes(run_dir.resolve())).hexdigest()[:12]}-"
 
 
 def _opened(file: Path) -> IO[bytes]:

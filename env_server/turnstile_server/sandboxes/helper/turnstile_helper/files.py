@@ -30,12 +30,16 @@ def run(action: str, path: str, max_bytes: int, mode: int | None) -> int:
             raise Problem("not an absolute path")
         work[action]()
     except Problem as problem:
-        return _refuse(f"{path}: {problem}")
+        return _refuse(f"{_shown(path)}: {problem}")
     except (MemoryError, RecursionError) as error:
-        return _refuse(f"{path}: {type(error).__name__}")
+        return _refuse(f"{_shown(path)}: {type(error).__name__}")
     except OSError as error:
-        return _refuse(f"{path}: {(error.strerror or str(error)).lower()}")
+        return _refuse(f"{_shown(path)}: {(error.strerror or str(error)).lower()}")
     return 0
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:100]}…{path[-100:]}"
 
 
 def _refuse(sentence: str) -> int:

@@ -1,8 +1,9 @@
 """One request that runs in a child: its pipes, its time, its end.
 
-Holds: exactly one "end" frame per job, after all its "out" frames; at the end nothing of the child's process group
-is alive; a descendant that keeps the output open delays the end by the grace at most; memory is bounded by the
-output bound and the input window.
+Holds: exactly one "end" frame per job, after all its "out" frames; a descendant that keeps the output open delays
+the end by the grace at most, and is then killed with its group; one that has let go of it (a server started with
+its output redirected) runs on, as it would after a shell's end; after a time-out or a kill nothing of the session
+is alive; memory is bounded by the output bound and the input window.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ class Job:
         self._ended = True
         if self._grace is not None:
             self._grace.cancel()
-        processes.kill_group(self.pid)
+        if self._outputs or self._timed_out:
+            processes.kill_group(self.pid)
         for fd in list(self._outputs):
             self._drop_output(fd)
         self._close_stdin()

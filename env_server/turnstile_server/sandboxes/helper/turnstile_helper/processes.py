@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def hide_memory() -> None:
-    """Processes of the same uid may not trace the helper or read its memory and descriptors; where agents run under
+    """No process of the same uid may trace the helper or read its memory and descriptors: where agents run under
     its uid, that and being PID 1 is what keeps it apart from them."""
     _prctl(_PR_SET_DUMPABLE, 0)
 

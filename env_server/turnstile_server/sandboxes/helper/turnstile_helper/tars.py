@@ -15,6 +15,7 @@ import tarfile
 from typing import IO, Iterator  # noqa: UP035 - Python 3.8
 
 _PART = 256 << 10
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -159,7 +160,7 @@ def pack(path: str, max_bytes: int) -> None:
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     # No padding to whole records: the bound is of what is in it.
     with tarfile.open(fileobj=_Bounded(max_bytes), mode="w|", format=tarfile.PAX_FORMAT, bufsize=512) as archive:  # type: ignore[call-overload, unused-ignore]
-        for member, source in _members(root):
+        for member, source in _members(root, ""):
             if source is None:
                 archive.addfile(member)
             else:
@@ -193,30 +194,31 @@ class _Exactly:
         self._file.close()
 
 
-def _members(root: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    def fail(error: OSError) -> None:
-        raise error
-
-    for folder, names, others, fd in os.fwalk(".", onerror=fail, follow_symlinks=False, dir_fd=root):
-        for name in sorted([*names, *others]):
-            path = os.path.normpath(os.path.join(folder, name))
-            try:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                member = tarfile.TarInfo(path)
-                member.mode = stat.S_IMODE(status.st_mode) & 0o777
-                member.mtime = int(status.st_mtime)
-                if stat.S_ISDIR(status.st_mode):
+def _members(fd: int, above: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Everything below the open folder. What disappears, or becomes a link, while we look is left out."""
+    for name in sorted(os.listdir(fd)):
+        path = f"{above}{name}"
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            member = tarfile.TarInfo(path)
+            member.mode = stat.S_IMODE(status.st_mode) & 0o777
+            member.mtime = int(status.st_mtime)
+            if stat.S_ISLNK(status.st_mode):
+                member.type = tarfile.SYMTYPE
+                member.linkname = os.readlink(name, dir_fd=fd)
+                yield member, None
+            elif stat.S_ISDIR(status.st_mode):
+                below = os.open(name, _FOLDER, dir_fd=fd)
+                try:
                     member.type = tarfile.DIRTYPE
                     yield member, None
-                elif stat.S_ISLNK(status.st_mode):
-                    member.type = tarfile.SYMTYPE
-                    member.linkname = os.readlink(name, dir_fd=fd)
-                    yield member, None
-                elif stat.S_ISREG(status.st_mode):
-                    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
-                    member.size = os.fstat(opened).st_size
-                    yield member, _Exactly(opened, member.size)  # type: ignore[misc]
-            except FileNotFoundError:
-                continue  # removed while we looked
-            except OSError as error:
+                    yield from _members(below, f"{path}/")
+                finally:
+                    os.close(below)
+            elif stat.S_ISREG(status.st_mode):
+                opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+                member.size = os.fstat(opened).st_size
+                yield member, _Exactly(opened, member.size)  # type: ignore[misc]
+        except OSError as error:
+            if error.errno not in _GONE:
                 raise Problem(f"{path}: {(error.strerror or str(error)).lower()}") from error

@@ -1,0 +1,59 @@
+"""A started provider per test, on every backend; a run folder with a path short enough for Unix sockets."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from door_app import DoorApp
+from sandbox_providers import BACKENDS, SPEC, Backend
+from starlette.types import ASGIApp
+
+from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.protocol import SandboxProvider
+from turnstile_server.settings import SandboxSettings
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="ts-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def door_app() -> DoorApp:
+    return DoorApp()
+
+
+@pytest.fixture
+def sandbox_settings() -> SandboxSettings:
+    return SandboxSettings(kind="local", max_file_bytes=4 << 20, max_archive_bytes=8 << 20)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    chosen: Backend = request.param
+    return chosen
+
+
+@pytest.fixture
+async def provider(
+    backend: Backend, sandbox_settings: SandboxSettings, run_dir: Path, door_app: ASGIApp
+) -> AsyncIterator[SandboxProvider]:
+    made = backend.make(sandbox_settings, run_dir)
+    try:
+        await made.start(door_app)
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture
+async def sandbox(provider: SandboxProvider) -> HelpedSandbox:
+    made = await provider.create(SPEC)
+    assert isinstance(made, HelpedSandbox)
+    return made

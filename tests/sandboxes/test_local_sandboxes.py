@@ -1,0 +1,261 @@
+"""The local backend's own: what it asks of the machine, what it does without, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from door_app import DoorApp
+from sandbox_providers import LIMITS, SPEC, eventually, local_traces
+
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes import bubblewrap, leftovers
+from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
+from turnstile_server.settings import SandboxSettings
+
+pytestmark = pytest.mark.anyio
+
+ALLOWED = SandboxSettings(kind="local", allow_unisolated=True)
+
+
+@pytest.fixture
+def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+async def test_a_task_with_an_image_is_the_tasks_fault(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    for spec in (SandboxSpec(LIMITS, image="python:3.11"), SandboxSpec(LIMITS, image_files=True)):
+        with pytest.raises(TaskFailed, match="only Docker"):
+            await provider.create(spec)
+    await provider.close()
+
+
+async def test_without_bubblewrap_local_sandboxes_are_refused_at_start(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, no_bwrap: None
+) -> None:
+    with pytest.raises(StartupError, match="there is no `bwrap`"):
+        await LocalProvider(sandbox_settings, run_dir).start(door_app)
+
+
+async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    door_app: DoorApp,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(StartupError, match="No permissions to create new namespace"):
+        await LocalProvider(sandbox_settings, run_dir).start(door_app)
+    fake.write_text("#!/bin/sh\nsleep 60\n")
+    slow = sandbox_settings.model_copy(update={"start_timeout_s": 0.2})
+    with pytest.raises(StartupError, match="does not end"):
+        await LocalProvider(slow, run_dir).start(door_app)
+
+
+async def test_without_isolation_it_works_and_says_so(
+    run_dir: Path, door_app: DoorApp, no_bwrap: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = LocalProvider(ALLOWED, run_dir)
+    with caplog.at_level(logging.WARNING):
+        await provider.start(door_app)
+    assert not provider.isolated
+    assert "NO ISOLATION" in caplog.text
+    sandbox = await provider.create(SPEC)
+    assert Path(sandbox.workdir).is_relative_to(run_dir)
+    await sandbox.write(f"{sandbox.workdir}/file", b"text")
+    result = await sandbox.exec(Command(("sh", "-c", "cat file; echo $HOME $TMPDIR; touch $TMPDIR/x $HOME/x")))
+    assert result.stdout.startswith(b"text")
+    assert result.stdout.count(bytes(run_dir)) == 2
+    sandbox.admit("one")
+    assert sandbox.agent_door is not None
+    fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+    answer = await sandbox.exec(Command(("python3", "-c", fetch, f"{sandbox.agent_door}/e/one/mcp")))
+    assert answer.stdout == b"GET /e/one/mcp 0\n"
+    await provider.close()
+    assert os.listdir(run_dir) == []
+
+
+async def test_without_isolation_what_was_left_behind_is_found_and_killed(
+    run_dir: Path, door_app: DoorApp, no_bwrap: None
+) -> None:
+    provider = LocalProvider(ALLOWED, run_dir)
+    await provider.start(door_app)
+    sandbox = await provider.create(SPEC)
+    neighbour = await provider.create(SPEC)
+    word = f"6{os.getpid()}.25"
+    script = f"setsid sleep {word} </dev/null >/dev/null 2>&1 & (sleep {word} & ) >/dev/null 2>&1"
+    for owner in (sandbox, neighbour):
+        await owner.exec(Command(("sh", "-c", script)))
+    await eventually(lambda: running(word) == 4)
+    await sandbox.stop_all()
+    assert running(word) == 2
+    # Killed from outside, the helper can end nothing any more.
+    (pid, _) = (run_dir / f"{neighbour.sandbox_id}.pid").read_text().split()
+    os.kill(int(pid), signal.SIGKILL)
+    await neighbour.lost.wait()
+    await neighbour.destroy()
+    await eventually(lambda: running(word) == 0)
+    await provider.close()
+
+
+def running(word: str) -> int:
+    return sum(word.encode() in words.split(b"\0") for words in command_lines())
+
+
+def command_lines() -> list[bytes]:
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit():
+                found.append((process / "cmdline").read_bytes())
+    return found
+
+
+async def test_without_isolation_a_folder_can_only_be_where_it_is(
+    run_dir: Path, door_app: DoorApp, no_bwrap: None, tmp_path: Path
+) -> None:
+    provider = LocalProvider(ALLOWED, run_dir)
+    await provider.start(door_app)
+    with pytest.raises(TaskFailed, match="the host's own paths"):
+        await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path, "/opt/agents"),)))
+    await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path, str(tmp_path)),)))
+    await provider.close()
+
+
+async def test_a_mount_that_is_not_there_is_named(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, tmp_path: Path
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    with pytest.raises(SandboxUnavailable, match="gone"):
+        await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path / "gone", "/opt/agents"),)))
+    await provider.close()
+
+
+async def test_a_sandbox_that_cannot_start_says_why_at_once_and_leaves_nothing(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    with pytest.raises(SandboxUnavailable, match=r"bwrap: .*|ended before it was ready"):
+        await provider.create(SandboxSpec(LIMITS, workdir="/usr/share/work"))
+    assert local_traces("sb-", run_dir) == []
+    await provider.close()
+
+
+async def test_a_helper_that_never_calls_is_given_up_in_its_time_and_leaves_nothing(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = LocalProvider(sandbox_settings.model_copy(update={"start_timeout_s": 0.5}), run_dir)
+    await provider.start(door_app)
+    monkeypatch.setattr(bubblewrap, "HELPER_FLAGS", ("-c", "import time; time.sleep(60)"))
+    with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.5 s"):
+        await provider.create(SPEC)
+    assert local_traces("sb-", run_dir) == []
+    await provider.close()
+
+
+async def test_creating_after_close_is_refused(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    with pytest.raises(SandboxUnavailable):
+        await provider.create(SPEC)
+    await provider.start(door_app)
+    await provider.close()
+    with pytest.raises(SandboxUnavailable):
+        await provider.create(SPEC)
+
+
+async def test_the_token_is_in_no_command_line(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    sandbox = await provider.create(SPEC)
+    token = sandbox._door._token.encode()
+    assert not any(token in words for words in command_lines())
+    inside = await sandbox.exec(Command(("sh", "-c", "cat /proc/*/environ /proc/*/cmdline 2>/dev/null")))
+    assert token not in inside.stdout
+    await provider.close()
+
+
+async def test_a_run_folder_that_cannot_be_used_is_named(
+    sandbox_settings: SandboxSettings, door_app: DoorApp, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="run_dir"):
+        await LocalProvider(sandbox_settings, tmp_path / "file").start(door_app)
+
+
+async def start_server(run_dir: Path, kind: str) -> tuple[asyncio.subprocess.Process, str]:
+    server = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("local_server.py")),
+        str(run_dir),
+        kind,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    return server, (await server.stdout.readline()).decode().strip()
+
+
+@pytest.mark.parametrize("kind", ["isolated", "unisolated"])
+async def test_a_killed_server_leaves_no_sandbox_running(run_dir: Path, kind: str) -> None:
+    server, sandbox_id = await start_server(run_dir, kind)
+    assert sandbox_id.startswith("sb-")
+    assert len(marked(run_dir)) >= 2
+    server.kill()
+    await server.wait()
+    await eventually(lambda: marked(run_dir) == [])
+
+
+def marked(run_dir: Path) -> list[bytes]:
+    return [words for words in command_lines() if f"sandbox-of-{run_dir.name}".encode() in words]
+
+
+@pytest.mark.parametrize("kind", ["isolated", "unisolated"])
+async def test_the_next_start_sweeps_what_a_killed_server_left(
+    run_dir: Path, kind: str, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    server, sandbox_id = await start_server(run_dir, kind)
+    (pid, _) = (run_dir / f"{sandbox_id}.pid").read_text().split()
+    # A helper that is stopped does not notice that its server is gone.
+    os.kill(int(pid), signal.SIGSTOP)
+    server.kill()
+    await server.wait()
+    assert (run_dir / sandbox_id).exists()
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    await eventually(lambda: marked(run_dir) == [] and local_traces(sandbox_id, run_dir) == [])
+    await provider.close()
+
+
+def test_a_record_of_a_pid_that_is_another_process_by_now_kills_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        record = tmp_path / "x.pid"
+        record.write_text(f"{process.pid} 12345\n")
+        leftovers.kill_recorded(record)
+        for nonsense in ("", "-1 gone", "0 gone", "1 gone", "word"):
+            (tmp_path / "y.pid").write_text(nonsense)
+            leftovers.kill_recorded(tmp_path / "y.pid")
+        assert process.poll() is None
+        leftovers.write_record(record, process.pid)
+        leftovers.kill_recorded(record)
+        assert process.wait() == -signal.SIGKILL

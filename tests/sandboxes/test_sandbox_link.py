@@ -1,0 +1,217 @@
+"""The server's ends of a sandbox, against helpers that are not what they should be: the door's token, the link's
+bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from door_app import DoorApp
+
+from turnstile_server.errors import SandboxFailed, SandboxUnavailable
+from turnstile_server.sandboxes.door import SandboxDoor
+from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
+from turnstile_server.sandboxes.helper.turnstile_helper import frames
+from turnstile_server.sandboxes.link import HelperLink
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def door(run_dir: Path, door_app: DoorApp) -> AsyncIterator[SandboxDoor]:
+    made = SandboxDoor(run_dir / "one", door_app, idle_connection_s=5, name="one")
+    await made.open()
+    yield made
+    await made.close()
+
+
+class Caller:
+    """A helper played by the test."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def dial(cls, door: SandboxDoor, token: str | None = None) -> Caller:
+        caller = cls(*await asyncio.open_unix_connection(door.folder / "helper.sock"))
+        token = door.environment[TOKEN_VARIABLE] if token is None else token
+        caller.writer.write(frames.encode({"hello": frames.VERSION, "token": token}))
+        return caller
+
+    def says(self, header: dict[str, object], payload: bytes = b"") -> None:
+        self.writer.write(frames.encode(header, payload))
+
+
+@pytest.fixture
+async def linked(door: SandboxDoor) -> AsyncIterator[tuple[Caller, HelperLink]]:
+    caller = await Caller.dial(door)
+    link = await door.dialed_in(10)
+    yield caller, link
+    await link.close()
+    caller.writer.close()
+
+
+async def test_only_the_right_token_makes_a_link(door: SandboxDoor) -> None:
+    for wrong in ("", "x" * 43, "é"):
+        caller = await Caller.dial(door, wrong)
+        assert await caller.reader.read() == b""
+        caller.writer.close()
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frames.encode({"hello": 1}), b"\0" * 5000):
+        reader, writer = await asyncio.open_unix_connection(door.folder / "helper.sock")
+        writer.write(nonsense)
+        writer.write_eof()
+        assert await _closed(reader)
+        writer.close()
+    right = await Caller.dial(door)
+    link = await door.dialed_in(10)
+    await link.close()
+    assert await right.reader.read() == b""
+    right.writer.close()
+
+
+async def _closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(door: SandboxDoor) -> None:
+    silent = await asyncio.open_unix_connection(door.folder / "helper.sock")
+    caller = await Caller.dial(door)
+    link = await door.dialed_in(10)
+    assert not (door.folder / "helper.sock").exists()
+    with pytest.raises(FileNotFoundError):
+        await Caller.dial(door)
+    assert await _closed(silent[0])
+    silent[1].close()
+    await link.close()
+    caller.writer.close()
+
+
+async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxDoor) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.05 s"):
+        await door.dialed_in(0.05)
+
+
+async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door_app: DoorApp) -> None:
+    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, name="two")
+    await door.open()
+    caller = await Caller.dial(door)
+    while (door.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
+        await asyncio.sleep(0.01)
+    await door.close()
+    assert await _closed(caller.reader)
+    caller.writer.close()
+    assert not door.folder.exists()
+    await door.close()
+
+
+async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorApp) -> None:
+    door = SandboxDoor(run_dir / "three", door_app, idle_connection_s=5, name="three")
+    await door.open()
+    door.admit("one")
+    reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+    writer.write(b"GET /e/one/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"first")
+    await door.close()
+    assert b"second" not in await reader.read()
+    await door_app.caller_left.wait()
+    writer.close()
+
+
+async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
+    run_dir: Path, door_app: DoorApp
+) -> None:
+    door = SandboxDoor(run_dir / ("x" * 100), door_app, idle_connection_s=5, name="x")
+    with pytest.raises(SandboxUnavailable, match="run_dir"):
+        await door.open()
+    door = SandboxDoor(run_dir / "missing" / "one", door_app, idle_connection_s=5, name="x")
+    with pytest.raises(SandboxUnavailable, match="no sockets"):
+        await door.open()
+    assert os.listdir(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [
+        ({"id": 99, "ev": "end"}, b""),
+        ({"id": 1, "ev": "surprise"}, b""),
+        ({"id": 1, "ev": "out", "stream": 7}, b"x"),
+        ({"id": 1, "ev": "out", "stream": 1}, b"x" * 101),
+        ({"id": 1, "ev": "ack", "n": "many"}, b""),
+        ({"ev": "end"}, b""),
+        ({"id": [1], "ev": "end"}, b""),
+    ],
+    ids=["unknown request", "unknown event", "unknown stream", "too much output", "no number", "no id", "odd id"],
+)
+async def test_a_helper_that_breaks_the_protocol_is_given_up(
+    linked: tuple[Caller, HelperLink], header: dict[str, object], payload: bytes
+) -> None:
+    caller, link = linked
+    request = link.begin({"op": "run"}, max_output=100)
+    caller.says(header, payload)
+    with pytest.raises(SandboxFailed, match="protocol"):
+        await request.finish()
+    with pytest.raises(SandboxFailed):
+        link.begin({"op": "run"})
+
+
+async def test_the_same_end_twice_is_a_break(linked: tuple[Caller, HelperLink]) -> None:
+    caller, link = linked
+    request = link.begin({"op": "run"}, max_output=100)
+    for _ in range(2):
+        caller.says({"id": 1, "ev": "end"})
+    await request.finish()
+    await link.lost.wait()
+
+
+async def test_input_waits_for_what_was_sent_to_be_taken(linked: tuple[Caller, HelperLink]) -> None:
+    caller, link = linked
+    calling = asyncio.create_task(link.call({"op": "run"}, data=bytes(3 * frames.WINDOW), timeout_s=None))
+    decoder, taken = frames.Decoder(), 0
+    while taken < frames.WINDOW:
+        for _, payload in decoder.feed(await caller.reader.read(1 << 16)):
+            taken += len(payload)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(caller.reader.read(1), 0.1)
+    caller.says({"id": 1, "ev": "ack", "n": frames.WINDOW})
+    while taken < 2 * frames.WINDOW:
+        for _, payload in decoder.feed(await caller.reader.read(1 << 16)):
+            taken += len(payload)
+    caller.says({"id": 1, "ev": "end"})
+    await calling
+
+
+async def test_a_request_without_an_answer_in_its_time_ends_the_link(linked: tuple[Caller, HelperLink]) -> None:
+    _, link = linked
+    other = link.begin({"op": "run"})
+    with pytest.raises(SandboxFailed, match=r"did not answer within 0\.05 s"):
+        await link.call({"op": "stop_all"}, timeout_s=0.05)
+    with pytest.raises(SandboxFailed, match="did not answer"):
+        await other.finish()
+
+
+async def test_cancelling_a_request_asks_for_its_end_and_its_late_answer_is_no_break(
+    linked: tuple[Caller, HelperLink],
+) -> None:
+    caller, link = linked
+    waiting = asyncio.create_task(link.call({"op": "run"}, max_output=100, timeout_s=None))
+    decoder = frames.Decoder()
+    (first,) = decoder.feed(await caller.reader.read(1000))
+    assert first[0]["op"] == "run"
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    ((header, _),) = decoder.feed(await caller.reader.read(1000))
+    assert header == {"op": "kill", "id": 1}
+    caller.says({"id": 1, "ev": "out", "stream": 1}, b"late")
+    caller.says({"id": 1, "ev": "end"})
+    answering = asyncio.create_task(link.call({"op": "stop_all"}, timeout_s=None))
+    await caller.reader.read(1000)
+    caller.says({"id": 2, "ev": "end", "left": 0})
+    assert (await answering).fields["left"] == 0
