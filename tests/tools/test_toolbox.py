@@ -304,3 +304,12 @@ def test_schemas_name_every_argument_with_a_description() -> None:
         assert set(tool.input_schema["required"]) <= set(properties)
         assert all(argument["description"] and argument["type"] for argument in properties.values())
         assert not any(word in tool.description.lower() for word in ("reward", "score", "grade", "test"))
+
+
+def test_the_docs_name_every_limit_and_every_argument() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "tools.md").read_text("utf-8")
+    assert all(f"`{name}`" in docs for name in ToolSettings.model_fields)
+    for tool in Toolbox(ToolSettings()).all_tools:
+        required = tool.input_schema["required"]
+        arguments = (name if name in required else f"{name}?" for name in tool.input_schema["properties"])
+        assert f"| `{tool.name}` | {', '.join(f'`{argument}`' for argument in arguments)} |" in docs
