@@ -1,4 +1,4 @@
-"""The reference agent as it is shipped: installed from its spec, launched in a real sandbox, judged there by tests.
+"""The reference agent as it is shipped: installed from its spec, launched in a real sandbox, judged by tests.
 
 Marked `agents` because its packages are installed from the registry (once: they stay in the user's cache).
 """
