@@ -158,7 +158,11 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             await client.start()
             parts = Parts(wanted, journal, _renderer(engine.model), client, KEYS, Metrics())
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
-            await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER)))
+            pings = {
+                "ping_interval_s": wanted.openenv.ping_interval_s,
+                "ping_timeout_s": wanted.openenv.ping_timeout_s,
+            }
+            await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER, **pings)))
             await stack.enter_async_context(_listening(Listener(doors.agent, agent, **_LISTENER)))
             stack.callback(doors.closing.set)
             yield Door(url_of(control), KEY, url_of(agent), engine.other_model)

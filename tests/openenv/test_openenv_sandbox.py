@@ -1,0 +1,76 @@
+"""An OpenEnv client in a sandbox of its episode."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from openenv.core import GenericEnvClient, MCPToolClient
+from openenv_support import base_url, status_after, wired
+
+from control_support import Door, OpenDoor
+
+pytestmark = pytest.mark.anyio
+
+TASK = {
+    "instruction": "What does the file say?",
+    "base": {"inline": {"note.txt": "the word is gate\n"}},
+    "answer": {"kind": "exact", "value": "gate"},
+}
+
+
+@pytest.fixture(scope="module")
+def sandboxed(open_door: OpenDoor) -> Iterator[Door]:
+    assert shutil.which("bwrap"), "install bubblewrap: the suites' sandboxes are made with it"
+    with open_door(sandboxes={"kind": "local"}) as door:
+        yield door
+
+
+async def test_the_tool_client_works_in_the_sandbox_as_soon_as_reset_answers(sandboxed: Door) -> None:
+    async with MCPToolClient(base_url=base_url(sandboxed)) as env:
+        await env.reset(task=TASK)
+        assert await env.has_tool("bash")
+        assert "the word is gate" in await env.call_tool("bash", command="cat note.txt")
+        await env.call_tool("submit", answer="gate")
+        episode_id = (await env.state()).episode_id
+    assert await status_after(sandboxed, episode_id, "running") == "cancelled"
+
+
+async def test_the_generic_client_reaches_its_reward_after_work_in_the_sandbox(sandboxed: Door) -> None:
+    async with GenericEnvClient(base_url=base_url(sandboxed)) as env:
+        await env.reset(task=TASK)
+        arguments = {"command": "cut -d' ' -f4 note.txt"}
+        said = await env.step({"type": "call_tool", "tool_name": "bash", "arguments": arguments})
+        answer = said.observation["result"].splitlines()[0]
+        await env.step({"type": "call_tool", "tool_name": "submit", "arguments": {"answer": answer}})
+        ended = await env.step({"type": "finish"})
+        while not ended.done:
+            ended = await env.step({"type": "wait"})
+        assert ended.reward == 1.0
+
+
+async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sandboxed: Door) -> None:
+    async with wired(sandboxed) as wire:
+        episode_id = (await wire.reset(task=TASK))["episode_id"]
+        arguments = {"command": "sleep 500", "timeout_s": 500}
+        await wire.send(
+            {"type": "step", "data": {"type": "call_tool", "tool_name": "bash", "arguments": arguments}}
+        )
+        wire.connection.transport.abort()
+    assert await status_after(sandboxed, episode_id, "running") == "cancelled"
+
+
+async def test_an_episode_that_fails_while_it_is_prepared_is_reset_s_error(sandboxed: Door) -> None:
+    async with wired(sandboxed) as wire:
+        task = {**TASK, "setup": ["echo no compiler here >&2; exit 3"]}
+        told = await wire.ask({"type": "reset", "data": {"task": task}})
+        assert (told["type"], told["data"]["code"]) == ("error", "EXECUTION_ERROR")
+        assert told["data"]["type"] == "task_failed"
+
+
+async def test_without_a_sandbox_backend_such_a_task_is_refused(open_door: OpenDoor) -> None:
+    with open_door(sandboxes={"kind": "none"}) as door:
+        async with wired(door) as wire:
+            told = await wire.ask({"type": "reset", "data": {"task": TASK}})
+            assert (told["type"], told["data"]["type"]) == ("error", "sandbox_unavailable")
