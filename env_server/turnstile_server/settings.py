@@ -167,6 +167,9 @@ class SandboxSettings(Section):
     wait_s: float = Field(600.0, gt=0, description="Time to wait for room for a sandbox; then 503.")
     start_timeout_s: float = Field(60.0, gt=0, description="From create to the helper's call; then 503.")
     call_timeout_s: float = Field(30.0, gt=0, description="Time for the helper to answer what runs no command.")
+    max_connections: int = Field(
+        256, ge=1, description="Connections of one sandbox to its door at once; more are closed."
+    )
     output_grace_s: float = Field(
         0.25,
         ge=0,

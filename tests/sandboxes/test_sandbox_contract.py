@@ -112,6 +112,13 @@ async def test_what_cannot_be_run_is_an_exit_code_with_the_reason(
     assert result.stderr
 
 
+async def test_a_started_command_that_cannot_be_run_ends_the_same_way(sandbox: HelpedSandbox) -> None:
+    for argv, code in ((("not-a-program",), 127), (("echo", "x" * (9 << 20)), 126)):
+        process = await sandbox.start(Command(argv))
+        assert (await process.wait()).exit_code == code
+        await process.kill()
+
+
 async def test_a_process_ended_by_a_signal_has_128_and_its_number(sandbox: HelpedSandbox) -> None:
     assert (await sh(sandbox, "kill -TERM $$")).exit_code == 143
     assert (await sh(sandbox, "kill -KILL $$")).exit_code == 137
@@ -136,6 +143,23 @@ async def test_a_child_that_keeps_the_output_open_neither_delays_the_result_nor_
     result = await sh(sandbox, f"sleep {_SECONDS} & echo done")
     assert (result.exit_code, result.stdout) == (0, b"done\n")
     assert await sleepers(sandbox) == 0
+
+
+@pytest.mark.parametrize(("grace_s", "stdout"), [(0.0, b"now\n"), (60.0, b"now\nlate\n")])
+async def test_output_of_children_is_waited_for_within_the_grace(
+    backend: Backend,
+    sandbox_settings: SandboxSettings,
+    run_dir: Path,
+    door_app: DoorApp,
+    grace_s: float,
+    stdout: bytes,
+) -> None:
+    provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": grace_s}), run_dir)
+    await provider.start(door_app)
+    sandbox = await provider.create(SPEC)
+    result = await sandbox.exec(Command(("sh", "-c", "(sleep 0.5; echo late) & echo now")))
+    assert result.stdout == stdout
+    await provider.close()
 
 
 @pytest.mark.parametrize("prefix", ["", "setsid "], ids=["in its group", "in a session of its own"])

@@ -80,12 +80,19 @@ async def test_a_replaced_file_keeps_its_mode_and_its_link_unless_told(sandbox: 
         ("ln -s /proc/1/environ there", "there", "permission denied"),
         ("true", "nul\0", "not an absolute path"),
         ("true", "x" * 5000, "too long"),
+        ("true", "\ud800", "UnicodeEncodeError"),
     ],
 )
 async def test_what_cannot_be_read_says_why(sandbox: HelpedSandbox, make: str, path: str, reason: str) -> None:
     await sh(sandbox, make)
     with pytest.raises(FileProblem, match=reason):
         await sandbox.read(path if path.startswith("/") else f"{sandbox.workdir}/{path}", 10)
+
+
+async def test_a_path_longer_than_a_frame_is_only_a_bad_path(sandbox: HelpedSandbox) -> None:
+    with pytest.raises(FileProblem, match="too long"):
+        await sandbox.read("/" + "x" * (9 << 20), 10)
+    assert await sh(sandbox, "echo well") == "well\n"
 
 
 async def test_paths_are_absolute(sandbox: HelpedSandbox) -> None:

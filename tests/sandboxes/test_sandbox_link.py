@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def door(run_dir: Path, door_app: DoorApp) -> AsyncIterator[SandboxDoor]:
-    made = SandboxDoor(run_dir / "one", door_app, idle_connection_s=5, name="one")
+    made = SandboxDoor(run_dir / "one", door_app, idle_connection_s=5, max_connections=3, name="one")
     await made.open()
     yield made
     await made.close()
@@ -99,7 +99,7 @@ async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxD
 
 
 async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, name="two")
+    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
     await door.open()
     caller = await Caller.dial(door)
     while (door.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
@@ -112,7 +112,7 @@ async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door
 
 
 async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxDoor(run_dir / "three", door_app, idle_connection_s=5, name="three")
+    door = SandboxDoor(run_dir / "three", door_app, idle_connection_s=5, max_connections=3, name="three")
     await door.open()
     door.admit("one")
     reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
@@ -124,13 +124,35 @@ async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorAp
     writer.close()
 
 
+async def test_connections_beyond_the_bound_are_closed_and_others_served(door: SandboxDoor) -> None:
+    door.admit("one")
+    held = [await asyncio.open_unix_connection(door.folder / "gate.sock") for _ in range(3)]
+    for reader, writer in held:
+        writer.write(b"GET /e/one/x HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"GET /e/one/x 0")
+    refused, refused_writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+    assert await _closed(refused)
+    refused_writer.close()
+    for _, writer in held:
+        writer.close()
+        await writer.wait_closed()
+    for _ in range(1000):
+        reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+        writer.write(b"GET /e/one/x HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        if answer:
+            break
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
 async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
     run_dir: Path, door_app: DoorApp
 ) -> None:
-    door = SandboxDoor(run_dir / ("x" * 100), door_app, idle_connection_s=5, name="x")
+    door = SandboxDoor(run_dir / ("x" * 100), door_app, idle_connection_s=5, max_connections=3, name="x")
     with pytest.raises(SandboxUnavailable, match="run_dir"):
         await door.open()
-    door = SandboxDoor(run_dir / "missing" / "one", door_app, idle_connection_s=5, name="x")
+    door = SandboxDoor(run_dir / "missing" / "one", door_app, idle_connection_s=5, max_connections=3, name="x")
     with pytest.raises(SandboxUnavailable, match="no sockets"):
         await door.open()
     assert os.listdir(run_dir) == []

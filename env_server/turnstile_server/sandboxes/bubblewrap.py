@@ -37,7 +37,7 @@ _MAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class HostPython:
-    """The Python that the server runs on, without its virtual environment: the helper's, and ``python3`` inside."""
+    """The Python that the server runs on, without its virtual environment: the helper's and the commands'."""
 
     executable: str
     prefix: str

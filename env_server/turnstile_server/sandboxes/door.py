@@ -60,6 +60,13 @@ class EpisodeFilter:
         await send({"type": "http.response.body", "body": _ADMITTED_NOTHING})
 
 
+class _Refusal(asyncio.Protocol):
+    """Closes the connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class SandboxDoor:
     """``open``, launch the helper with ``environment`` and ``folder`` mounted at ``mounted_at``, ``dialed_in``,
     and at
@@ -71,11 +78,13 @@ class SandboxDoor:
         app: ASGIApp,
         *,
         idle_connection_s: float,
+        max_connections: int,
         name: str,
         mounted_at: str = SOCKET_TARGET,
     ) -> None:
         self.folder = folder
         self._mounted_at = mounted_at
+        self._max_connections = max_connections
         self._name = name
         self._filter = EpisodeFilter(app)
         self._config = uvicorn.Config(
@@ -124,8 +133,9 @@ class SandboxDoor:
         try:
             self.folder.mkdir(mode=0o755)
             self._gate = await loop.create_unix_server(
-                lambda: make(config=self._config, server_state=self._state, app_state={}),
+                lambda: self._accepted(make),
                 path=str(gate),
+                backlog=self._max_connections,
             )
             self._helper = await asyncio.start_unix_server(self._answer, path=str(helper))
             for socket in (gate, helper):
@@ -159,6 +169,12 @@ class SandboxDoor:
             if (transport := connection.transport) is not None:
                 transport.abort()
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def _accepted(self, make: Callable[..., asyncio.Protocol]) -> asyncio.Protocol:
+        """The protocol of a new connection. Code inside can open more of them than the server has descriptors."""
+        if len(self._state.connections) >= self._max_connections:
+            return _Refusal()
+        return make(config=self._config, server_state=self._state, app_state={})
 
     def _stop_listening(self) -> None:
         if self._helper is not None:

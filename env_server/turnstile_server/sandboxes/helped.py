@@ -148,9 +148,12 @@ class HelpedSandbox:
         return _result(reply)
 
     async def start(self, command: Command) -> Process:
-        request = self._link.begin(
-            {**_run(command), "stdin_size": len(command.stdin)}, max_output=command.max_output_bytes
-        )
+        try:
+            request = self._link.begin(
+                {**_run(command), "stdin_size": len(command.stdin)}, max_output=command.max_output_bytes
+            )
+        except frames.FrameError:
+            return _Ended(_too_long(command))
         request.give_up_after(self._patience(command.timeout_s))
         return _Started(request, command.stdin)
 
@@ -213,20 +216,23 @@ class HelpedSandbox:
         mode: int | None = None,
     ) -> Reply:
         """Raises FileProblem, SandboxFailed."""
-        reply = await self._link.call(
-            {
-                "op": "file",
-                "action": action,
-                "path": path,
-                "user": user,
-                "max_bytes": max_bytes,
-                "mode": mode,
-                "timeout_s": self._settings.call_timeout_s,
-            },
-            data=data,
-            max_output=max(max_bytes, _MAX_COMPLAINT),
-            timeout_s=self._patience(self._settings.call_timeout_s),
-        )
+        try:
+            reply = await self._link.call(
+                {
+                    "op": "file",
+                    "action": action,
+                    "path": path,
+                    "user": user,
+                    "max_bytes": max_bytes,
+                    "mode": mode,
+                    "timeout_s": self._settings.call_timeout_s,
+                },
+                data=data,
+                max_output=max(max_bytes, _MAX_COMPLAINT),
+                timeout_s=self._patience(self._settings.call_timeout_s),
+            )
+        except frames.FrameError as error:
+            raise FileProblem(f"{path[:100]}…: the path is too long") from error
         exit_code = reply.fields["exit_code"]
         if exit_code == frames.FILE_PROBLEM:
             raise FileProblem(reply.stderr.decode(errors="replace"))
@@ -250,6 +256,19 @@ class _Started:
 
     async def kill(self) -> None:
         self._request.kill()
+
+
+class _Ended:
+    """A command that could not be begun."""
+
+    def __init__(self, result: ExecResult) -> None:
+        self._result = result
+
+    async def wait(self) -> ExecResult:
+        return self._result
+
+    async def kill(self) -> None:
+        return
 
 
 def _run(command: Command) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class LocalProvider:
             folder,
             self._agent_door,
             idle_connection_s=self._idle_connection_s,
+            max_connections=self._settings.max_connections,
             name=name,
             **({} if self.isolated else {"mounted_at": str(folder)}),
         )

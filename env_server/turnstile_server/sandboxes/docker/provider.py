@@ -130,7 +130,13 @@ class DockerProvider:
         self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agent_door: ASGIApp
     ) -> HelpedSandbox:
         folder = self._run_dir / sandbox_id
-        door = SandboxDoor(folder, agent_door, idle_connection_s=self._idle_connection_s, name=sandbox_id)
+        door = SandboxDoor(
+            folder,
+            agent_door,
+            idle_connection_s=self._idle_connection_s,
+            max_connections=self._settings.max_connections,
+            name=sandbox_id,
+        )
         container = _container_name(sandbox_id)
         link: HelperLink | None = None
         try:

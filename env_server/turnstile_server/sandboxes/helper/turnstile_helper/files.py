@@ -31,7 +31,7 @@ def run(action: str, path: str, max_bytes: int, mode: int | None) -> int:
         work[action]()
     except Problem as problem:
         return _refuse(f"{_shown(path)}: {problem}")
-    except (MemoryError, RecursionError) as error:
+    except (MemoryError, RecursionError, ValueError) as error:
         return _refuse(f"{_shown(path)}: {type(error).__name__}")
     except OSError as error:
         return _refuse(f"{_shown(path)}: {(error.strerror or str(error)).lower()}")

@@ -43,6 +43,8 @@ class Forwarder:
             inner.close()
             return
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Not blocking: where the door's queue is full this caller is refused, and nobody else waits for it.
+        outer.setblocking(False)
         try:
             outer.connect(self._target)
         except OSError:
@@ -71,7 +73,6 @@ class _Pair:
         self._sockets = (inner, outer)
         self._halves = (_Half(inner, outer), _Half(outer, inner))
         inner.setblocking(False)
-        outer.setblocking(False)
         self._watch()
 
     def _watch(self) -> None:
