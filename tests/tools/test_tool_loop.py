@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
@@ -149,10 +150,14 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     assert "no episode e2" in unknown.lines[-1]["message"]
 
 
-async def test_its_spec_runs_it_with_the_episodes_doors() -> None:
+def test_its_spec_runs_this_file_with_the_packages_of_the_lock() -> None:
     spec = load_registry().get("tool-loop")
-    assert spec.uses_tools
-    assert spec.success == (FINISHED, LIMIT)
-    assert spec.install.tree == "tool_loop"
+    assert spec.install.tree is not None
+    assert AGENT == Path(spec.install.tree) / "tool_loop.py"
     assert "{install}/files/tool_loop.py" in spec.command
-    assert spec.env["TOOL_URL"] == "{tool_url}"
+    assert spec.success == (FINISHED, LIMIT)
+    locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text("utf-8"))["package"]
+    versions = {package["name"]: package.get("version") for package in locked}
+    for requirement in spec.install.pip:
+        name, _, version = requirement.partition("==")
+        assert versions[name.lower().replace("_", "-")] == version, requirement
