@@ -52,7 +52,7 @@ def make_workplace(settings: Settings) -> Workplace:
         except FilesProblem as error:
             raise TaskFailed(f"the task's files cannot be packed: {error}") from error
 
-    owner = _owner(settings.data_dir)
+    owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
     provider = create_provider(
         settings.sandboxes, run_dir.absolute(), owner, idle_connection_s=settings.gate.idle_connection_s
@@ -72,6 +72,6 @@ def make_workplace(settings: Settings) -> Workplace:
     )
 
 
-def _owner(data_dir: Path) -> str:
+def owner_of(data_dir: Path) -> str:
     """Names a data directory to the sandboxes: those of an earlier server on it are swept by the next."""
     return hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]

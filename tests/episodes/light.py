@@ -20,8 +20,9 @@ def think(text):
     request = urllib.request.Request("{model_url}/v1/chat/completions", body, headers)
     return json.load(urllib.request.urlopen(request, timeout=60))
 turns = int(os.environ.get("TURNS", "2"))
+reply = "nothing"
 for turn in range(turns):
-    think("turn %d" % turn)
+    reply = think("turn %d after %s" % (turn, reply))["id"]
 if os.environ.get("WORK"):
     exec(os.environ["WORK"])
 if os.environ.get("STAY"):

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from conversation import END, GO
-from gate_support import Stage, fails, says, staged
+from conversation import END
+from gate_support import CONTEXT, Stage, fails, says, staged
 from puppets import PuppetProcess, Theatre, result, theatre
 from test_life import Breaking
 
@@ -55,14 +55,14 @@ class House:
     async def ended(self, episode: dict[str, Any]) -> dict[str, Any]:
         return await self.status(episode, "completed", "failed", "cancelled", "timed_out", "truncated")
 
-    async def think(self, process: PuppetProcess) -> httpx.Response:
+    async def think(self, process: PuppetProcess, text: str = "go") -> httpx.Response:
         """One model call, as the agent's process would make it."""
         path = process.command.argv[2].removeprefix("http://127.0.0.1:8001")
         async with httpx.AsyncClient(base_url=self.stage.agent_url) as http:
             return await http.post(
                 f"{path}/chat/completions",
                 headers={"authorization": f"Bearer {process.command.env['KEY']}"},
-                json={"model": "m", "messages": GO},
+                json={"model": "m", "messages": [{"role": "user", "content": text}]},
             )
 
 
@@ -269,6 +269,21 @@ async def test_work_that_cannot_be_fetched_is_the_agents_failure(house: House) -
 
 
 # Limits
+
+
+async def test_an_agent_that_gave_up_at_the_end_of_its_context_was_truncated(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with opened(tiny_model, tmp_path) as house:
+        created = await house.play()
+        process = await house.provider.agent()
+        await house.think(process)
+        answer = await house.think(process, "word " * CONTEXT)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        process.end(result(1))
+        shown = await house.ended(created)
+        assert (shown["status"], shown["reward"]) == ("truncated", 1.0)
+        assert shown["error"]["type"] == "context_length_exceeded"
 
 
 async def test_the_wall_counts_from_the_place_in_the_house_and_the_work_is_graded(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo
-from turnstile_server.errors import AgentFailed, TurnstileError
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
 
 GRADED = frozenset({EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT})
@@ -55,15 +55,17 @@ class Outcome:
         return ErrorInfo(type=self.error.type, message=self.error.message, fault=fault, detail=self.error.detail)
 
 
-def judged(end: AgentEnd, *, success: tuple[int, ...], turns: int, last_failure: TurnstileError | None) -> Outcome:
-    """What an agent's exit means. Agents exit 0 after failures of the model's side too, so an infrastructure
-    failure that the agent did not get over comes first."""
-    if last_failure is not None:
-        return Outcome(EpisodeStatus.FAILED, last_failure, end)
+def judged(end: AgentEnd, *, success: tuple[int, ...], turns: int, last_refusal: TurnstileError | None) -> Outcome:
+    """What an agent's exit means. Many agents exit 0 after a refusal that they could not get over, so that comes
+    first: of the infrastructure, or the end of the context."""
+    if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
+        return Outcome(EpisodeStatus.FAILED, last_refusal, end)
     said = f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
     if turns == 0:
         error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{said}")
         return Outcome(EpisodeStatus.FAILED, error, end)
+    if isinstance(last_refusal, ContextOverflow):
+        return Outcome(EpisodeStatus.TRUNCATED, last_refusal, end)
     if end.exit_code not in success:
         return Outcome(
             EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{said}"), end

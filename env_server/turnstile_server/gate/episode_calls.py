@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnstile.models import Fault, Sampling
+from turnstile.models import Sampling
 from turnstile_server.capture import EarlierCall, TokenTree
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TurnstileError
 from turnstile_server.gate.call import Call
@@ -49,9 +49,9 @@ class EpisodeCalls:
         """Why no further call is admitted; None while the episode runs."""
         self.last_activity: float = 0.0
         """Monotonic time of the last call's arrival or end."""
-        self.last_failure: TurnstileError | None = None
-        """What the infrastructure failed the agent with, if its latest call ended so: then the agent's own end
-        says nothing about the agent."""
+        self.last_refusal: TurnstileError | None = None
+        """What the agent's latest call was refused with; None where it was answered. An agent that gives up then
+        was stopped by that."""
         self._on_exhausted = on_exhausted
         self._refusals = 0
         self._seq = 0
@@ -120,7 +120,7 @@ class EpisodeCalls:
     def committed(self, sampled_tokens: int) -> None:
         self._sampled += sampled_tokens
         self._refusals = 0
-        self.last_failure = None
+        self.last_refusal = None
 
     def discard(self, reason: str, tokens: int) -> None:
         self._sampled += tokens
@@ -132,8 +132,7 @@ class EpisodeCalls:
         ``max_refusals`` in a row, stops the agent: refusals alone stop few agents."""
         if self.closed is not None:
             return
-        if error.fault is Fault.INFRASTRUCTURE:
-            self.last_failure = error
+        self.last_refusal = error
         if error.retryable:
             return
         self._refusals += 1
