@@ -15,7 +15,11 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import DoorStage, PlayedEpisode, alive, door_stage, text_of, wait_until
+from tools_support import DoorStage, Episodes, PlayedEpisode, alive, door_stage, text_of, wait_until
+
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.toolbox import Toolbox
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +70,14 @@ async def session_of(http: httpx.AsyncClient, version: str = "2025-06-18") -> di
     ready = await http.post("", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=headers)
     assert ready.status_code == 202
     return headers
+
+
+def modern_call(arguments: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Headers and parameters of a call of bash by itself, as protocol 2026-07-28 has it."""
+    version, prefix = "2026-07-28", "io.modelcontextprotocol/"
+    meta = {f"{prefix}protocolVersion": version, f"{prefix}clientCapabilities": {}}
+    headers = {"mcp-protocol-version": version, "mcp-method": "tools/call", "mcp-name": "bash"}
+    return headers, {"name": "bash", "arguments": arguments, "_meta": meta}
 
 
 async def pid_of(sandbox: SubprocessSandbox) -> int:
@@ -289,9 +301,7 @@ async def test_a_client_that_hangs_up_leaves_no_process(
         if version == "2025-06-18":
             headers = await session_of(http)
         else:
-            headers = {"mcp-protocol-version": version, "mcp-method": "tools/call", "mcp-name": "bash"}
-            prefix = "io.modelcontextprotocol/"
-            params["_meta"] = {f"{prefix}protocolVersion": version, f"{prefix}clientCapabilities": {}}
+            headers, params = modern_call({"command": LONG})
     body = json.dumps(request("tools/call", params)).encode()
     lines = [f"{name}: {value}" for name, value in {**ACCEPT, "x-api-key": episode.key, **headers}.items()]
     head = "\r\n".join(
@@ -453,6 +463,31 @@ async def test_what_is_no_mcp_message_is_refused_and_breaks_nothing(
         assert (await http.post("", content=body, headers=modern)).status_code == status
         assert (await http.post("", json=request("ping"), headers=headers)).status_code == 200
         assert (await http.put("", headers=headers)).status_code == 405
+
+
+async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: SubprocessSandbox) -> None:
+    episodes, limits = Episodes(), ToolSettings()
+    episode = episodes.begin("e1", sandbox)
+    answers: list[httpx.Response] = []
+    headers, params = modern_call({"command": LONG})
+
+    async def call(door: ToolDoor) -> None:
+        transport = httpx.ASGITransport(app=door)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+            key = {"x-api-key": episode.key}
+            answers.append(
+                await http.post(
+                    "/e/e1/mcp", json=request("tools/call", params), headers={**ACCEPT, **key, **headers}
+                )
+            )
+
+    async with anyio.create_task_group() as tasks:
+        async with ToolDoor(episodes, Toolbox(limits), limits) as door:
+            tasks.start_soon(call, door)
+            pid = await pid_of(sandbox)
+        await wait_until(lambda: not alive(pid))
+    assert answers[0].status_code == 410
+    assert door.episodes_served == 0
 
 
 async def test_a_tool_that_breaks_tells_the_agent_nothing_of_the_server(

@@ -153,7 +153,7 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
 def test_its_spec_runs_this_file_with_the_packages_of_the_lock() -> None:
     spec = load_registry().get("tool-loop")
     assert spec.install.tree is not None
-    assert AGENT == Path(spec.install.tree) / "tool_loop.py"
+    assert Path(spec.install.tree) / "tool_loop.py" == AGENT
     assert "{install}/files/tool_loop.py" in spec.command
     assert spec.success == (FINISHED, LIMIT)
     locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text("utf-8"))["package"]
