@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from openenv_support import ANSWER, REPLY_S, TASK, Wire, base_url, status_after, wired
+from openenv_support import ANSWER, REPLY_S, TASK, Wire, base_url, ended, wired
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -39,7 +39,7 @@ async def test_dropping_the_socket_cancels_the_running_step_and_the_episode(door
         episode_id = (await wire.reset())["episode_id"]
         await wire.send({"type": "step", "data": {"type": "generate", "prompt": "x"}})
         wire.connection.transport.abort()
-    assert await status_after(door, episode_id, "running") == "cancelled"
+    assert await ended(door, episode_id) == "cancelled"
 
 
 async def test_a_close_frame_is_heeded_while_a_step_runs(door: Door, paused: None) -> None:
@@ -51,7 +51,7 @@ async def test_a_close_frame_is_heeded_while_a_step_runs(door: Door, paused: Non
             await wire.receive()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
-    assert await status_after(door, episode_id, "running") == "cancelled"
+    assert await ended(door, episode_id) == "cancelled"
 
 
 async def test_a_detached_episode_outlives_its_socket_and_goes_on_elsewhere(door: Door) -> None:
@@ -61,15 +61,15 @@ async def test_a_detached_episode_outlives_its_socket_and_goes_on_elsewhere(door
         action = {"type": "call_tool", "tool_name": "submit", "arguments": {"answer": ANSWER}}
         told = (await http.post("/step", json={"episode_id": episode_id, "action": action})).json()
         assert (told["observation"]["status"], told["observation"]["step"]) == ("running", 1)
-        ended = await http.post("/step", json={"episode_id": episode_id, "action": {"type": "finish"}})
-        assert ended.json()["reward"] == 1.0
+        last = await http.post("/step", json={"episode_id": episode_id, "action": {"type": "finish"}})
+        assert last.json()["reward"] == 1.0
 
 
 async def test_reset_gives_up_the_episode_before(door: Door) -> None:
     async with wired(door) as wire:
         first = (await wire.reset())["episode_id"]
         second = (await wire.reset())["episode_id"]
-        assert await status_after(door, first, "running") == "cancelled"
+        assert await ended(door, first) == "cancelled"
         assert (await wire.ask({"type": "state"}))["data"]["episode_id"] == second
 
 
@@ -99,7 +99,7 @@ async def test_sockets_that_go_leave_no_slot_taken_and_a_full_server_says_so(ope
             async with wired(door) as gone:
                 episode_id = (await gone.reset())["episode_id"]
                 gone.connection.transport.abort()
-            await status_after(door, episode_id, "running")
+            await ended(door, episode_id)
         async with wired(door) as late:
             async with wired(door) as first, wired(door) as second:
                 freed = (await first.reset())["episode_id"]
@@ -107,7 +107,7 @@ async def test_sockets_that_go_leave_no_slot_taken_and_a_full_server_says_so(ope
                 told = await late.ask({"type": "reset", "data": {"task": TASK}})
                 assert (told["type"], told["data"]["code"]) == ("error", "CAPACITY_REACHED")
                 assert told["data"]["type"] == "queue_full"
-            await status_after(door, freed, "running")
+            await ended(door, freed)
             assert (await late.reset())["status"] == "running"
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from openenv_support import ANSWER, REPLY_S, TASK, base_url, status_after, wired
+from openenv_support import ANSWER, REPLY_S, TASK, base_url, ended, wired
 
 from control_support import Door, OpenDoor
 
@@ -44,8 +44,8 @@ async def test_an_episode_from_reset_to_reward_with_its_state_in_full(http: http
     episode_id = begun["observation"]["episode_id"]
     await step(http, episode_id, type="generate", prompt="Hello", max_tokens=4)
     await step(http, episode_id, type="call_tool", tool_name="submit", arguments={"answer": ANSWER})
-    ended = await step(http, episode_id, type="finish")
-    assert (ended["done"], ended["reward"]) == (True, 1.0)
+    last = await step(http, episode_id, type="finish")
+    assert (last["done"], last["reward"]) == (True, 1.0)
     state = (await http.get("/state", params={"episode_id": episode_id})).json()
     assert (state["step_count"], state["status"], state["reward"], state["turns"]) == (3, "completed", 1.0, 1)
 
@@ -110,7 +110,7 @@ async def test_json_rpc_sessions_are_detached_episodes(http: httpx.AsyncClient, 
     called = await rpc(http, "tools/call", session_id=session, name="submit", arguments={"answer": ANSWER})
     assert called["result"]["data"] == called["result"]["content"][0]["text"]
     assert (await rpc(http, "openenv/session/close", session_id=session))["result"]["closed"] is True
-    assert await status_after(door, session, "running") == "cancelled"
+    assert await ended(door, session) == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,12 @@ async def test_json_rpc_errors_have_their_codes(http: httpx.AsyncClient, body: s
     answer = await http.post("/mcp", content=body)
     assert answer.status_code == 200
     assert answer.json().get("error", {}).get("code") == code
+
+
+async def test_json_rpc_lists_all_tools_where_no_episode_is_named(http: httpx.AsyncClient) -> None:
+    tools = (await rpc(http, "tools/list"))["result"]["tools"]
+    assert {"bash", "submit"} <= {tool["name"] for tool in tools}
+    assert all(tool["inputSchema"]["type"] == "object" for tool in tools)
 
 
 async def test_a_notification_is_accepted_without_an_answer(http: httpx.AsyncClient) -> None:

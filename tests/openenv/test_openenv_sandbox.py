@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from openenv.core import GenericEnvClient, MCPToolClient
-from openenv_support import base_url, status_after, wired
+from openenv_support import base_url, ended, wired
+from websockets.exceptions import ConnectionClosed
 
 from control_support import Door, OpenDoor
 
@@ -34,7 +36,7 @@ async def test_the_tool_client_works_in_the_sandbox_as_soon_as_reset_answers(san
         assert "the word is gate" in await env.call_tool("bash", command="cat note.txt")
         await env.call_tool("submit", answer="gate")
         episode_id = (await env.state()).episode_id
-    assert await status_after(sandboxed, episode_id, "running") == "cancelled"
+    assert await ended(sandboxed, episode_id) == "cancelled"
 
 
 async def test_the_generic_client_reaches_its_reward_after_work_in_the_sandbox(sandboxed: Door) -> None:
@@ -44,10 +46,10 @@ async def test_the_generic_client_reaches_its_reward_after_work_in_the_sandbox(s
         said = await env.step({"type": "call_tool", "tool_name": "bash", "arguments": arguments})
         answer = said.observation["result"].splitlines()[0]
         await env.step({"type": "call_tool", "tool_name": "submit", "arguments": {"answer": answer}})
-        ended = await env.step({"type": "finish"})
-        while not ended.done:
-            ended = await env.step({"type": "wait"})
-        assert ended.reward == 1.0
+        last = await env.step({"type": "finish"})
+        while not last.done:
+            last = await env.step({"type": "wait"})
+        assert last.reward == 1.0
 
 
 async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sandboxed: Door) -> None:
@@ -58,7 +60,21 @@ async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sand
             {"type": "step", "data": {"type": "call_tool", "tool_name": "bash", "arguments": arguments}}
         )
         wire.connection.transport.abort()
-    assert await status_after(sandboxed, episode_id, "running") == "cancelled"
+    assert await ended(sandboxed, episode_id) == "cancelled"
+
+
+async def test_leaving_during_reset_cancels_the_episode_over_http_and_on_a_socket(sandboxed: Door) -> None:
+    task = {**TASK, "setup": ["sleep 500"], "setup_timeout_s": 500}
+    async with httpx.AsyncClient(base_url=base_url(sandboxed)) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/reset", json={"task": task, "episode_id": "left-http"}, timeout=0.5)
+    async with wired(sandboxed) as wire:
+        await wire.send({"type": "reset", "data": {"task": task, "episode_id": "left-socket"}})
+        await wire.send({"type": "close"})
+        with pytest.raises(ConnectionClosed):
+            await wire.receive()
+    for episode_id in ("left-http", "left-socket"):
+        assert await ended(sandboxed, episode_id) == "cancelled"
 
 
 async def test_an_episode_that_fails_while_it_is_prepared_is_reset_s_error(sandboxed: Door) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import anyio
 import pytest
-from openenv_support import REPLY_S, TASK, base_url, status_after, wired
+from openenv_support import REPLY_S, TASK, base_url, ended, wired
 
 from control_support import OpenDoor
 from turnstile_server.control.openenv import DoorLoader, preloading
@@ -39,7 +39,7 @@ async def test_a_peer_that_answers_no_ping_is_gone(open_door: OpenDoor) -> None:
         with anyio.fail_after(REPLY_S):
             while b"no-pong" not in await reader.read(1 << 16):
                 pass
-        assert await status_after(door, "no-pong", "running") == "cancelled"
+        assert await ended(door, "no-pong") == "cancelled"
         writer.close()
 
 

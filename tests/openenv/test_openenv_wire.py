@@ -190,6 +190,15 @@ async def test_a_socket_that_sends_too_far_ahead_is_closed(open_door: OpenDoor) 
             assert closed.value.rcvd.code == 1008
 
 
+async def test_a_binary_message_ends_the_socket(door: Door) -> None:
+    async with wired(door) as wire:
+        await wire.connection.send(b"{}")
+        with pytest.raises(ConnectionClosed) as closed:
+            await wire.receive()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1003
+
+
 async def test_a_frame_over_the_limit_is_refused(open_door: OpenDoor) -> None:
     with open_door(control={"max_body_bytes": 1024}) as door:
         async with wired(door) as wire:

@@ -82,7 +82,7 @@ class OpenEnvDoor:
 
     async def rpc(self, message: Any, episode_id: str | None) -> dict[str, Any] | None:
         """The answer to one JSON-RPC message; None to a notification."""
-        return await self._rpc.answer(message, episode_id=episode_id)
+        return await self._rpc.answer(message, TurnstileEnvironment(self._parts), episode_id=episode_id)
 
     # WebSocket
 

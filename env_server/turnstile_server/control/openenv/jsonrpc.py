@@ -48,10 +48,10 @@ class Rpc:
         self._create = create
 
     async def answer(
-        self, message: Any, *, environment: TurnstileEnvironment | None = None, episode_id: str | None = None
+        self, message: Any, environment: TurnstileEnvironment, *, episode_id: str | None = None
     ) -> dict[str, Any] | None:
-        """The answer to one message, None to a notification. ``environment`` is that of the connection;
-        ``episode_id`` is meant where the parameters name none."""
+        """The answer to one message, None to a notification. ``environment`` is that of the connection, over HTTP
+        one without an episode; ``episode_id`` is meant where the parameters name none."""
         request_id = message.get("id") if isinstance(message, dict) else None
         try:
             method, params = _checked(message)
@@ -73,7 +73,7 @@ class Rpc:
             return _error(JsonRpcErrorCode.INTERNAL_ERROR, "the server failed; its log says why", request_id)
         return JsonRpcResponse.success(result=result, request_id=request_id).model_dump()
 
-    async def _result(self, method: str, params: dict[str, Any], environment: TurnstileEnvironment | None) -> Any:
+    async def _result(self, method: str, params: dict[str, Any], environment: TurnstileEnvironment) -> Any:
         match method:
             case "initialize":
                 asked = params.get("protocolVersion")
@@ -87,30 +87,27 @@ class Rpc:
             case "ping":
                 return {}
             case "tools/list":
-                playing = await self._playing(params, environment, needed=False)
-                tools = playing.tools() if playing is not None else []
-                return {"tools": [_as_mcp(tool) for tool in tools]}
+                listed = await self._playing(params, environment)
+                return {"tools": [_as_mcp(tool) for tool in listed.tools()]}
             case "tools/call":
                 return await self._call(params, environment)
             case "openenv/session/create":
-                if environment is not None and environment.episode_id is not None:
+                if environment.episode_id is not None:
                     return {"session_id": environment.episode_id}
                 started = {name: value for name, value in params.items() if name != "episode_id" or value}
                 created = await self._create(started)
                 return {"session_id": created.episode_id}
             case "openenv/session/close":
-                closed = await self._playing(params, None, needed=True)
-                assert closed is not None
+                closed = _with_episode(await self._playing(params, environment))
                 await closed.cancel()
                 return {"session_id": closed.episode_id, "closed": True}
         raise InvalidRpc(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {method}. {_ABOUT}")
 
-    async def _call(self, params: dict[str, Any], environment: TurnstileEnvironment | None) -> dict[str, Any]:
+    async def _call(self, params: dict[str, Any], environment: TurnstileEnvironment) -> dict[str, Any]:
         name, arguments = params.get("name"), params.get("arguments") or {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise InvalidRpc(JsonRpcErrorCode.INVALID_PARAMS, "tools/call needs name, and arguments as an object")
-        playing = await self._playing(params, environment, needed=True)
-        assert playing is not None
+        playing = _with_episode(await self._playing(params, environment))
         action = TurnstileAction(type="call_tool", tool_name=name, arguments=arguments)
         said = await playing.step_async(action)
         text = said.result if said.error is None else said.error.message
@@ -118,15 +115,17 @@ class Rpc:
         # `content` for MCP clients, `data` for OpenEnv's.
         return {"content": [{"type": "text", "text": shown}], "isError": said.error is not None, "data": text}
 
-    async def _playing(
-        self, params: dict[str, Any], environment: TurnstileEnvironment | None, *, needed: bool
-    ) -> TurnstileEnvironment | None:
+    async def _playing(self, params: dict[str, Any], environment: TurnstileEnvironment) -> TurnstileEnvironment:
         named = params.get("session_id") or params.get("episode_id")
-        if isinstance(named, str) and (environment is None or environment.episode_id != named):
+        if isinstance(named, str) and environment.episode_id != named:
             return await self._find(named)
-        if environment is None and needed:
-            raise InvalidRpc(JsonRpcErrorCode.INVALID_PARAMS, f"no episode is named. {_ABOUT}")
         return environment
+
+
+def _with_episode(environment: TurnstileEnvironment) -> TurnstileEnvironment:
+    if environment.episode_id is None:
+        raise InvalidRpc(JsonRpcErrorCode.INVALID_PARAMS, f"no episode is named. {_ABOUT}")
+    return environment
 
 
 def _checked(message: Any) -> tuple[str, dict[str, Any]]:

@@ -34,7 +34,7 @@ from turnstile_server.errors import TurnstileError
 _LOG = logging.getLogger(__name__)
 _FAILED = "the server failed on this message; its log says why"
 
-NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
+NORMAL, GOING_AWAY, UNSUPPORTED, POLICY = 1000, 1001, 1003, 1008
 """Close codes (RFC 6455, section 7.4.1)."""
 
 
@@ -81,17 +81,25 @@ class Socket:
 
     async def _read(self, into: MemoryObjectSendStream[Frame | str], serving: anyio.CancelScope) -> None:
         with into:
-            try:
-                while True:
-                    frame = read_frame(await self._websocket.receive_text(), self._limits.max_chars)
-                    if isinstance(frame, WSCloseMessage):
-                        break
-                    into.send_nowait(frame)
-            except anyio.WouldBlock:
-                self._code = POLICY
-            except (WebSocketDisconnect, KeyError):  # KeyError: a binary message, which this wire does not have
-                pass
+            self._code = await self._read_all(into)
             serving.cancel()
+
+    async def _read_all(self, into: MemoryObjectSendStream[Frame | str]) -> int:
+        """Reads to the end of what is to be answered; the code to close with."""
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return NORMAL
+            text = message.get("text")
+            if text is None:
+                return UNSUPPORTED
+            frame = read_frame(text, self._limits.max_chars)
+            if isinstance(frame, WSCloseMessage):
+                return NORMAL
+            try:
+                into.send_nowait(frame)
+            except anyio.WouldBlock:
+                return POLICY
 
     async def _until_closing(self, serving: anyio.CancelScope) -> None:
         await self._closing.wait()
@@ -132,7 +140,7 @@ class Socket:
                 observation = await environment.step_async(TurnstileAction.model_validate(frame.data))
                 return WSObservationResponse(data=serialise(observation)).model_dump_json()
             case WSMCPMessage():
-                answer = await self._rpc.answer(frame.data, environment=environment)
+                answer = await self._rpc.answer(frame.data, environment)
                 return WSMCPResponse(data=answer or {}).model_dump_json()
             case _:
                 return WSStateResponse(data=(await environment.refreshed()).model_dump()).model_dump_json()
