@@ -63,10 +63,9 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Tes
         return TestsVerdict(False, fault="; ".join(said["faults"])[:MAX_TEXT])
     passed = not said["failed"] and set(said["passed"]) == set(expected) and result.exit_code == 0
     failed = [{"id": test, "status": status, "message": message} for test, status, message in said["failed"]]
-    shown = [one for one in failed if one["message"]] or failed[:1]
     output = said["output"][-MAX_TEXT:]
     return TestsVerdict(
-        passed, detail={**detail, "passed": len(said["passed"]), "failed": shown, "output": output}
+        passed, detail={**detail, "passed": len(said["passed"]), "failed": failed, "output": output}
     )
 
 

@@ -1,0 +1,31 @@
+"""docs/tasks.md names every field of a task, and its examples are tasks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+
+from turnstile_server.tasks.model import Answer, Files, Gold, HiddenTests, SandboxWish, Task
+
+DOC = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+PARTS: dict[str, type[BaseModel]] = {"tests": HiddenTests, "answer": Answer, "gold": Gold}
+
+
+def test_every_field_is_in_the_table_and_no_other() -> None:
+    rows = re.findall(r"^\| ((?:`[\w.]+`(?:, )?)+) \|", DOC.split("## Fields")[1].split("## How")[0], re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    wanted = set(Task.model_fields) - PARTS.keys()
+    wanted |= {f"{part}.{name}" for part, model in PARTS.items() for name in model.model_fields}
+    assert told == wanted
+    for name in (*Files.model_fields, *SandboxWish.model_fields):
+        assert f"`{name}`" in DOC
+
+
+def test_the_examples_are_tasks() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        assert Task.model_validate(yaml.safe_load(example)).graded
