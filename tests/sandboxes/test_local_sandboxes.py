@@ -16,7 +16,7 @@ from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, eventually, local_traces
 
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
-from turnstile_server.sandboxes import bubblewrap, leftovers
+from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
 from turnstile_server.sandboxes.local import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
 from turnstile_server.settings import SandboxSettings
@@ -259,3 +259,34 @@ def test_a_record_of_a_pid_that_is_another_process_by_now_kills_nothing(tmp_path
         leftovers.write_record(record, process.pid)
         leftovers.kill_recorded(record)
         assert process.wait() == -signal.SIGKILL
+
+
+async def test_without_control_groups_each_process_is_bounded(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", run_dir / "no-control-groups")
+    provider = LocalProvider(sandbox_settings, run_dir, as_root=False)
+    await provider.start(door_app)
+    assert "no control group" in provider.limits_held
+    sandbox = await provider.create(SPEC)
+    grab = f"x = bytearray({LIMITS.memory_bytes * 2})"
+    result = await sandbox.exec(Command(("python3", "-c", grab)))
+    assert b"MemoryError" in result.stderr
+    limits = (await sandbox.exec(Command(("sh", "-c", "ulimit -c; ulimit -f")))).stdout.split()
+    assert [int(limit) for limit in limits] == [0, LIMITS.disk_bytes // 512]
+    await provider.close()
+
+
+def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_path: Path) -> None:
+    group = cgroups.Cgroups((tmp_path,), 2, "turnstile-x-").make("one", LIMITS)
+    (folder,) = group.folders
+    written = {file.name: file.read_text() for file in folder.iterdir()}
+    assert written == {
+        "memory.max": str(LIMITS.memory_bytes),
+        "pids.max": str(LIMITS.pids),
+        "cpu.max": "100000 100000",
+    }
+
+
+def test_where_no_control_group_can_be_made_there_are_none(tmp_path: Path) -> None:
+    assert cgroups.find("turnstile-x-", tmp_path) is None

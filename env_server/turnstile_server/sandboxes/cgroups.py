@@ -110,9 +110,9 @@ class Cgroups:
         return [*values, swap] if (in_memory / "memory.memsw.limit_in_bytes").exists() else values
 
 
-def find(prefix: str, root: Path = ROOT) -> Cgroups | None:
+def find(prefix: str, root: Path | None = None) -> Cgroups | None:
     """The groups that this server may make, found out by making one; None where it may not."""
-    for cgroups in _candidates(prefix, root):
+    for cgroups in _candidates(prefix, ROOT if root is None else root):
         try:
             group = cgroups.make("probe", SandboxLimits(memory_bytes=64 << 20, cpus=1, pids=64, disk_bytes=0))
         except OSError:

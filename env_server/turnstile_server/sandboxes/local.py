@@ -227,7 +227,8 @@ class LocalProvider:
         if self._cgroups is None:
             rlimits["DATA"] = spec.limits.memory_bytes
             if not self._frame.privileged:
-                # Counted per user name space, so per sandbox; without one it would count all sandboxes together.
+                # Counted per user name space, so per sandbox; without one it would count all sandboxes together, and
+                # for a server that is root the kernel does not look at it.
                 rlimits["NPROC"] = spec.limits.pids
         return Layout(workdir=spec.workdir, path=self._python.search_path, rlimits=rlimits)
 
