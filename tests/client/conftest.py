@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -68,6 +69,17 @@ def make(request: pytest.FixtureRequest) -> Make:
 @pytest.fixture(scope="session")
 def door(open_door: OpenDoor) -> Iterator[Door]:
     with open_door() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def launching_door(open_door: OpenDoor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """A server with two tasks, real sandboxes, little room and low ceilings."""
+    source = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    sums = [{"id": f"sum-{n}", "instruction": f"{n} + 3?", "answer": {"value": str(n + 3)}} for n in (1, 2)]
+    source.write_text("".join(json.dumps(task) + "\n" for task in sums))
+    bounds = {"max_open": 2, "max_running": 2, "max_turns": 2, "max_completion_tokens": 16}
+    with open_door(sandboxes={"kind": "local"}, tasks={"sources": [source]}, episodes=bounds) as running:
         yield running
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import sys
 import threading
 from collections import Counter
@@ -23,7 +22,7 @@ import pytest
 from stub_door import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubDoor, running_stub
 from test_clients import free_socket
 
-from control_support import Door, OpenDoor
+from control_support import Door
 from turnstile import (
     AsyncClient,
     Client,
@@ -601,25 +600,12 @@ async def test_what_the_real_server_refuses_is_raised(read: Read, door: Door) ->
 # Agents that the real server launches
 
 
-@pytest.fixture(scope="module")
-def launching_door(open_door: OpenDoor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """A server with two tasks, real sandboxes and little room."""
-    source = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
-    sums = [{"id": f"sum-{n}", "instruction": f"{n} + 3?", "answer": {"value": str(n + 3)}} for n in (1, 2)]
-    source.write_text("".join(json.dumps(task) + "\n" for task in sums))
-    with open_door(
-        sandboxes={"kind": "local"}, tasks={"sources": [source]}, episodes={"max_open": 2, "max_running": 2}
-    ) as running:
-        yield running
-
-
 async def test_agents_that_the_server_launches_are_rolled_out_and_graded(launching_door: Door) -> None:
     """Twice as many as the server takes at once."""
     door = launching_door
-    limits = {"max_turns": 2, "max_completion_tokens": 16}
     async with AsyncClient(door.url, key=door.key, settings=QUICK) as client:
         tasks = client.tasks()
-        rollouts = [r async for r in client.rollouts(tasks, agent="tool-loop", n=2, limits=limits, seed=1)]
+        rollouts = [r async for r in client.rollouts(tasks, agent="tool-loop", n=2, seed=1)]
         assert [task.id async for task in client.tasks(page_size=1)] == ["sum-1", "sum-2"]
         assert "tool-loop" in {agent.name for agent in (await client.agents())[door.url].agents}
     assert Counter(rollout.task.id for rollout in rollouts) == {"sum-1": 2, "sum-2": 2}
