@@ -70,6 +70,27 @@ async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_ma
     assert (grade.reward, grade.detail["tests"]["output"]) == (1.0, "mathx")
 
 
+async def test_whoever_runs_the_tests_cannot_change_them_or_the_programs(provider: Watched) -> None:
+    tries = """
+        for path in {tests} {tests}/kept.py /tmp/turnstile-grading/programs /tmp/turnstile-grading/programs/*.py
+        do
+            { chmod 777 "$path" || mv "$path" "$path.moved" || rm -rf "$path" || echo x >> "$path"; } && exit 1
+        done
+        mv /tmp/turnstile-grading /tmp/moved && exit 1
+        test "$(cat {tests}/kept.py)" = kept || exit 1
+    """
+    task = the_task(
+        tests={
+            "runner": "command",
+            "expected": [],
+            "files": {"inline": {"kept.py": "kept"}},
+            "command": ["sh", "-c", tries],
+        }
+    )
+    grade = await grader(provider).grade(task, work({}))
+    assert grade.reward == 1.0, grade.detail
+
+
 async def test_a_missing_program_of_the_work_is_the_works_fault(provider: Watched) -> None:
     task = the_task(tests={"runner": "command", "expected": [], "command": ["./solve"]})
     assert (await grader(provider).grade(task, work({}))).reward == 0.0
