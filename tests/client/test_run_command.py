@@ -191,7 +191,18 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
-PRIVATE = ("--engine", "embedded", "--sandbox", "local", "--max-turns", "2", "--max-completion-tokens", "16")
+PRIVATE = (
+    "--engine",
+    "embedded",
+    "--max-concurrent",
+    "2",
+    "--sandbox",
+    "local",
+    "--max-turns",
+    "2",
+    "--max-completion-tokens",
+    "16",
+)
 
 
 def test_a_private_server_is_started_for_the_run_and_gone_after_it(
