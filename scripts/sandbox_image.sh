@@ -2,7 +2,7 @@
 # Makes the Docker image TAG from Debian packages, where no registry of images can be reached:
 #
 #     scripts/sandbox_image.sh TAG     then TURNSTILE_SANDBOXES__DOCKER_IMAGE=TAG turnstile serve …
-#     scripts/sandbox_image.sh TAG python3-venv     with more packages: a base for server/Dockerfile
+#     scripts/sandbox_image.sh TAG python3-venv libstdc++6     with more packages: a base for server/Dockerfile
 #
 # Python 3 with its standard library, bash, and BusyBox for the other commands: about 50 MB in a few seconds. It has
 # no pip and no git. Does nothing when TAG exists. Needs a Debian or Ubuntu with apt, and a Docker engine.

@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENENV = Path(sys.executable).parent / "openenv"
-BASE = "turnstile-test:base"
+BASE = "turnstile-test:server-base"
 KEY = "k" * 20
 HEALTHY_S = 30
 """What OpenEnv's providers wait for /health."""
@@ -53,7 +53,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if (ROOT / name).is_file():
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, project / name)
-    run(ROOT / "scripts" / "sandbox_image.sh", BASE, "python3-venv", timeout_s=200)
+    run(ROOT / "scripts" / "sandbox_image.sh", BASE, "python3-venv", "libstdc++6", timeout_s=200)
     tag = f"turnstile-test:openenv-{uuid.uuid4().hex[:8]}"
     run(OPENENV, "build", project, "-t", tag, "--build-arg", f"BASE_IMAGE={BASE}", timeout_s=600)
     yield tag

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import yaml
 from openenv.core import GenericEnvClient, MCPToolClient
 from openenv_support import base_url, ended, wired
 from websockets.exceptions import ConnectionClosed
@@ -22,10 +23,42 @@ TASK = {
 }
 
 
+AGENT = """
+import json, os, urllib.request
+body = json.dumps({{"model": "m", "max_tokens": 4, "messages": [{{"role": "user", "content": "hello"}}]}}).encode()
+headers = {{"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}}
+urllib.request.urlopen(urllib.request.Request("{model_url}/v1/chat/completions", body, headers), timeout=60).read()
+open("answer.py", "w").write("ANSWER = 42")
+"""
+SPEC = {
+    "name": "one-call",
+    "version": "1",
+    "summary": "Calls the model once, then solves its task whatever the model said.",
+    "command": ["python3", "-I", "-S", "{home}/agent.py"],
+    "env": {"KEY": "{episode_key}"},
+    "files": {"{home}/agent.py": AGENT},
+}
+HIDDEN = """
+import unittest, answer
+class T(unittest.TestCase):
+    def test_answer(self):
+        self.assertEqual(answer.ANSWER, 42)
+"""
+CODE_TASK = {
+    "instruction": "Make ANSWER 42.",
+    "base": {"inline": {"answer.py": "ANSWER = 41\n"}},
+    "tests": {"files": {"inline": {"test_answer.py": HIDDEN}}, "expected": ["test_answer.T.test_answer"]},
+}
+
+
 @pytest.fixture(scope="module")
-def sandboxed(open_door: OpenDoor) -> Iterator[Door]:
+def sandboxed(open_door: OpenDoor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     assert shutil.which("bwrap"), "install bubblewrap: the suites' sandboxes are made with it"
-    with open_door(sandboxes={"kind": "local"}) as door:
+    folder = tmp_path_factory.mktemp("agents")
+    (folder / "specs").mkdir()
+    (folder / "specs" / "one-call.yaml").write_text(yaml.safe_dump(SPEC))
+    agents = {"specs": [folder / "specs"], "install_dir": folder / "installed"}
+    with open_door(sandboxes={"kind": "local"}, agents=agents) as door:
         yield door
 
 
@@ -50,6 +83,19 @@ async def test_the_generic_client_reaches_its_reward_after_work_in_the_sandbox(s
         while not last.done:
             last = await env.step({"type": "wait"})
         assert last.reward == 1.0
+
+
+async def test_a_launched_agent_is_started_by_reset_and_waited_for(sandboxed: Door) -> None:
+    async with GenericEnvClient(base_url=base_url(sandboxed)) as env:
+        begun = await env.reset(task=CODE_TASK, agent="one-call")
+        assert "episode_key" not in begun.observation
+        with pytest.raises(RuntimeError, match="own agent acts"):
+            await env.step({"type": "generate", "prompt": "may I?"})
+        last = await env.step({"type": "wait"})
+        while not last.done:
+            last = await env.step({"type": "wait"})
+        assert (last.reward, last.observation["status"]) == (1.0, "completed")
+        assert (await env.state())["turns"] == 1
 
 
 async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sandboxed: Door) -> None:
