@@ -38,7 +38,7 @@ def _kill_local_helper(sandbox: HelpedSandbox, run_dir: Path) -> None:
 
 def local_traces(sandbox_id: str, run_dir: Path) -> list[str]:
     """Files, control groups and processes of a local sandbox."""
-    found = [str(path) for path in run_dir.glob(f"{sandbox_id}*")]
+    found = [str(path) for path in run_dir.glob(f"{sandbox_id}*") if path.name != "sb-etc"]
     prefix = control_group_prefix(run_dir)
     found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{prefix}{sandbox_id}*")]
     for process in Path("/proc").iterdir():

@@ -196,6 +196,44 @@ async def test_the_token_is_in_no_command_line(
     await provider.close()
 
 
+async def test_nothing_but_its_own_is_swept(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    (run_dir / "notes").mkdir()
+    (run_dir / "notes" / "kept").touch()
+    (run_dir / "sb-0123456789ab").mkdir()
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(door_app)
+    await provider.close()
+    assert os.listdir(run_dir) == ["notes"]
+    assert (run_dir / "notes" / "kept").exists()
+
+
+async def test_a_run_folder_has_one_server_at_a_time(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    first, second = (LocalProvider(sandbox_settings, run_dir) for _ in range(2))
+    await first.start(door_app)
+    sandbox = await first.create(SPEC)
+    with pytest.raises(StartupError, match="another server"):
+        await second.start(door_app)
+    await second.close()
+    assert (await sandbox.exec(Command(("true",)))).exit_code == 0
+    await first.close()
+    await second.start(door_app)
+    await second.close()
+
+
+async def test_a_run_folder_of_another_user_is_refused(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+) -> None:
+    folder = run_dir if os.geteuid() == 0 else Path("/usr")
+    if folder == run_dir:
+        os.chown(folder, 65534, 65534)
+    with pytest.raises(StartupError, match="another user"):
+        await LocalProvider(sandbox_settings, folder).start(door_app)
+
+
 async def test_a_run_folder_that_cannot_be_used_is_named(
     sandbox_settings: SandboxSettings, door_app: DoorApp, tmp_path: Path
 ) -> None:

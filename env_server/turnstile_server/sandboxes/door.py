@@ -103,7 +103,6 @@ class SandboxDoor:
         self._helper: asyncio.Server | None = None
         self._token = secrets.token_urlsafe(32)
         self._link: asyncio.Future[HelperLink] = asyncio.get_running_loop().create_future()
-        self._handed_out = False
         self._callers: set[asyncio.StreamWriter] = set()
 
     @property
@@ -145,22 +144,19 @@ class SandboxDoor:
             raise SandboxUnavailable(f"no sockets could be made in {self.folder}: {error.strerror}") from error
 
     async def dialed_in(self, timeout_s: float) -> HelperLink:
-        """Waits for the helper's call; the link is then the caller's to close. Raises SandboxUnavailable when none
-        comes."""
+        """Waits for the helper's call. Raises SandboxUnavailable when none comes."""
         try:
             async with asyncio.timeout(timeout_s):
-                link = await asyncio.shield(self._link)
-            self._handed_out = True
-            return link
+                return await asyncio.shield(self._link)
         except TimeoutError as error:
             raise SandboxUnavailable(f"the sandbox's helper did not call within {timeout_s:g} s") from error
         finally:
             self._stop_listening()
 
     async def close(self) -> None:
-        """Cuts every connection and removes the folder. A link that was handed out is its owner's to close."""
+        """Cuts every connection, the link too, and removes the folder."""
         self._stop_listening()
-        if self._link.done() and not self._handed_out:
+        if self._link.done():
             await self._link.result().close()
         if self._gate is not None:
             self._gate.close()

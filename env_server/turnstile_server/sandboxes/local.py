@@ -1,7 +1,7 @@
 """Sandboxes on this machine without a container engine: bubblewrap; without it, only if allowed, no isolation.
 
 What must hold: nothing is assumed about the machine, each ability is tried at start; a sandbox's process, group,
-files and record have one owner, ``_Launched``, which releases all of them whatever of them exists; no sandbox
+files and record have one owner, ``Launched``, which releases all of them whatever of them exists; no sandbox
 outlives the server: it dies with the thread that launched it, with its connection, and at the latest in the sweep
 of the next server on the same folder.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -20,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from starlette.types import ASGIApp
 
@@ -29,15 +29,15 @@ from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
 from turnstile_server.sandboxes.door import SandboxDoor
 from turnstile_server.sandboxes.helped import HelpedSandbox, Layout
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
+from turnstile_server.sandboxes.launched import SAID_BYTES, Launched
 from turnstile_server.sandboxes.link import HelperLink
 from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec, User
 from turnstile_server.settings import SandboxSettings
 
 _LOG = logging.getLogger(__name__)
-_ETC = "etc"
-_LOG_SUFFIX = ".log"
-_FILES_SUFFIX = ".files"
-_SAID_BYTES = 2000
+_OWN = "sb-"
+"""How every name in the run folder begins, so that nothing else is ever swept."""
+_ETC = f"{_OWN}etc"
 _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
 
 
@@ -64,6 +64,7 @@ class LocalProvider:
         self._frame: bubblewrap.Frame | None = None
         self._cgroups: cgroups.Cgroups | None = None
         self._agent_door: ASGIApp | None = None
+        self._lock: int | None = None
         self._undoing: set[asyncio.Task[None]] = set()
         self._sandboxes: dict[str, HelpedSandbox] = {}
 
@@ -81,22 +82,27 @@ class LocalProvider:
         )
 
     async def start(self, agent_door: ASGIApp) -> None:
-        self._agent_door = agent_door
         try:
-            self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._run_dir.chmod(0o700)
-            self._cgroups = await asyncio.to_thread(cgroups.find, control_group_prefix(self._run_dir))
-            await self._sweep()
-            etc = self._run_dir / _ETC
-            etc.mkdir(exist_ok=True)
-            for name, text in bubblewrap.passwd(self._settings.agent_uid, self._settings.tests_uid).items():
-                (etc / name).write_text(text)
-                (etc / name).chmod(0o644)
+            self._lock = _taken(self._run_dir)
+            await self._start(agent_door)
         except OSError as error:
+            self._unlock()
             raise StartupError(
                 f"the folder of the sandboxes' sockets, {self._run_dir}, cannot be used: {error.strerror}; "
                 "choose another with sandboxes.run_dir"
             ) from error
+        except BaseException:
+            self._unlock()
+            raise
+
+    async def _start(self, agent_door: ASGIApp) -> None:
+        self._cgroups = await asyncio.to_thread(cgroups.find, control_group_prefix(self._run_dir))
+        await self._sweep()
+        etc = self._run_dir / _ETC
+        etc.mkdir()
+        for name, text in bubblewrap.passwd(self._settings.agent_uid, self._settings.tests_uid).items():
+            (etc / name).write_text(text)
+            (etc / name).chmod(0o644)
         problem = await self._probe(etc)
         if problem is None:
             _LOG.info("sandboxes: bubblewrap; limits: %s", self.limits_held)
@@ -111,6 +117,7 @@ class LocalProvider:
                 f"sandboxes.kind = local needs bubblewrap, but {problem}. Install it (package `bubblewrap`) and "
                 "allow user name spaces, use Docker, or, for experiments only, set sandboxes.allow_unisolated"
             )
+        self._agent_door = agent_door
 
     async def create(self, spec: SandboxSpec) -> HelpedSandbox:
         if spec.image is not None:
@@ -122,8 +129,8 @@ class LocalProvider:
         _check_mounts(spec.mounts, self.isolated)
         if self._agent_door is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
-        name = f"sb-{secrets.token_hex(6)}"
-        launched = _Launched(name, self._run_dir)
+        name = f"{_OWN}{secrets.token_hex(6)}"
+        launched = Launched(name, self._run_dir)
         folder = self._run_dir / name
         door = SandboxDoor(
             folder,
@@ -162,21 +169,28 @@ class LocalProvider:
         for result in results:
             if isinstance(result, BaseException):
                 _LOG.error("a sandbox could not be destroyed", exc_info=result)
-        await asyncio.to_thread(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True)
+        if self._lock is not None:
+            await asyncio.to_thread(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True)
+        self._unlock()
 
-    async def _undo(self, launched: _Launched, door: SandboxDoor, link: HelperLink | None) -> None:
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _undo(self, launched: Launched, door: SandboxDoor, link: HelperLink | None) -> None:
         if link is not None:
             await link.close()
         await self._release(launched)
         await door.close()
 
-    async def _release(self, launched: _Launched) -> None:
+    async def _release(self, launched: Launched) -> None:
         try:
             await launched.release(self._settings.call_timeout_s)
         finally:
             self._sandboxes.pop(launched.name, None)
 
-    async def _launch(self, launched: _Launched, door: SandboxDoor, spec: SandboxSpec) -> None:
+    async def _launch(self, launched: Launched, door: SandboxDoor, spec: SandboxSpec) -> None:
         """Raises SandboxUnavailable."""
         environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **door.environment}
         try:
@@ -193,7 +207,7 @@ class LocalProvider:
         except OSError as error:
             raise SandboxUnavailable(f"no sandbox could be launched: {error.strerror or error}") from error
 
-    async def _dialed_in(self, launched: _Launched, door: SandboxDoor) -> HelperLink:
+    async def _dialed_in(self, launched: Launched, door: SandboxDoor) -> HelperLink:
         """The helper's call, or at once why there will be none."""
         calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
         ended = asyncio.create_task(launched.ended())
@@ -209,7 +223,7 @@ class LocalProvider:
                 task.cancel()
             await asyncio.wait([calling, ended])
 
-    def _layout(self, launched: _Launched, spec: SandboxSpec) -> Layout:
+    def _layout(self, launched: Launched, spec: SandboxSpec) -> Layout:
         rlimits = {"CORE": 0, "FSIZE": spec.limits.disk_bytes}
         if self._frame is None:
             files = launched.files
@@ -227,8 +241,8 @@ class LocalProvider:
         if self._cgroups is None:
             rlimits["DATA"] = spec.limits.memory_bytes
             if not self._frame.privileged:
-                # Counted per user name space, so per sandbox; without one it would count all sandboxes together, and
-                # for a server that is root the kernel does not look at it.
+                # Counted per user name space, so per sandbox; without one it would count all sandboxes together,
+                # and for a server that is root the kernel does not look at it.
                 rlimits["NPROC"] = spec.limits.pids
         return Layout(workdir=spec.workdir, path=self._python.search_path, rlimits=rlimits)
 
@@ -271,103 +285,50 @@ class LocalProvider:
             if process.returncode == 0:
                 return ""
             said.seek(0)
-            words = said.read(_SAID_BYTES).decode(errors="replace").strip()
+            words = said.read(SAID_BYTES).decode(errors="replace").strip()
             return words or f"exit code {process.returncode}"
 
     async def _sweep(self) -> None:
         """Removes what an earlier server left here."""
-        for record in self._run_dir.glob(f"*{leftovers.RECORD_SUFFIX}"):
+        for record in self._run_dir.glob(f"{_OWN}*{leftovers.RECORD_SUFFIX}"):
             leftovers.kill_recorded(record)
             await asyncio.to_thread(leftovers.kill_marked, record.name.removesuffix(leftovers.RECORD_SUFFIX))
         if self._cgroups is not None:
             for group in self._cgroups.left():
                 if not await group.remove():
                     _LOG.warning("a control group of an earlier server does not go: %s", group.folders[0])
-        for path in list(self._run_dir.iterdir()):
+        for path in list(self._run_dir.glob(f"{_OWN}*")):
             if path.is_dir() and not path.is_symlink():
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             else:
                 path.unlink()
 
 
-class _Launched:
-    """What exists of one sandbox on the host, besides its door."""
-
-    def __init__(self, name: str, run_dir: Path) -> None:
-        self.name = name
-        self.files = run_dir / (name + _FILES_SUFFIX)
-        """Work folder, homes and temporary files, where there is no isolation."""
-        self.group: cgroups.Group | None = None
-        self.marked = False
-        self._record = run_dir / (name + leftovers.RECORD_SUFFIX)
-        self._log_file = run_dir / (name + _LOG_SUFFIX)
-        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-
-    async def run(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        """Raises OSError. Launched by this thread, not a worker: a sandbox dies with the thread it came from."""
-        with _opened(self._log_file) as log:
-            # A task of its own: cancelled half-way, a start loses the process that it has made.
-            self._starting = asyncio.create_task(
-                asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=log,
-                    env=environment,
-                    cwd="/",
-                    start_new_session=True,
-                )
-            )
-            process = await asyncio.shield(self._starting)
-        leftovers.write_record(self._record, process.pid)
-
-    async def ended(self) -> None:
-        if self._starting is not None:
-            await (await self._starting).wait()
-
-    async def _started(self) -> asyncio.subprocess.Process | None:
-        if self._starting is None:
-            return None
-        with contextlib.suppress(OSError):
-            return await self._starting
-        return None
-
-    def said(self) -> str:
-        """The last words of bubblewrap or the helper."""
+def _taken(run_dir: Path) -> int:
+    """The run folder, made if need be, ours alone and locked as long as the descriptor is open: a sweep would end
+    the sandboxes of another server that has the same. Raises OSError, StartupError."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        # In /tmp anyone can make a folder of this name first.
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise StartupError(f"{run_dir} belongs to another user; choose another with sandboxes.run_dir")
+        os.fchmod(folder, 0o700)
         try:
-            return self._log_file.read_bytes()[-_SAID_BYTES:].decode(errors="replace").strip()
-        except OSError:
-            return ""
-
-    async def release(self, timeout_s: float) -> None:
-        process = await self._started()
-        if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await process.wait()
-            except TimeoutError:
-                _LOG.error("the sandbox %s cannot be killed", self.name)
-        if self.marked:
-            await asyncio.to_thread(leftovers.kill_marked, self.name)
-        if self.group is not None and not await self.group.remove():
-            _LOG.error("the control group of the sandbox %s does not go", self.name)
-        if said := self.said():
-            _LOG.warning("the helper of the sandbox %s said: %s", self.name, said)
-        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
-        self._record.unlink(missing_ok=True)
-        self._log_file.unlink(missing_ok=True)
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartupError(
+                f"another server has its sandboxes in {run_dir}; choose another with sandboxes.run_dir"
+            ) from error
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
 
 
 def control_group_prefix(run_dir: Path) -> str:
     """How the names of a server's control groups begin: the same at every start on one folder."""
     return f"turnstile-{hashlib.sha256(bytes(run_dir.resolve())).hexdigest()[:12]}-"
-
-
-def _opened(file: Path) -> IO[bytes]:
-    return file.open("wb")
 
 
 def _check_mounts(mounts: Sequence[Mount], isolated: bool) -> None:
