@@ -33,13 +33,14 @@ class LocalServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A running server: its two doors, the key of the control door, its process."""
+    """A running server: its two doors, the key of the control door, its process, its kind of sandboxes."""
 
     control_url: str
     agent_url: str
     control_key: str
     data_dir: Path
     pid: int
+    sandboxes: str
 
 
 def tiny_model(seed: int = 1) -> Path:
@@ -82,7 +83,7 @@ async def serve(
     family: set[tuple[int, str]] = set()
     try:
         ready = await _ready(process, log)
-        yield LocalServer(ready["control_url"], ready["agent_url"], key, data_dir, process.pid)
+        yield LocalServer(ready["control_url"], ready["agent_url"], key, data_dir, process.pid, ready["sandboxes"])
     finally:
         family = descendants(process.pid)
         await _stop(process)
