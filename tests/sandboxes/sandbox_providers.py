@@ -40,7 +40,9 @@ def local_traces(sandbox_id: str, run_dir: Path) -> list[str]:
     """Files, control groups and processes of a local sandbox."""
     found = [str(path) for path in run_dir.glob(f"{sandbox_id}*") if path.name != "sb-etc"]
     prefix = control_group_prefix(run_dir)
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{prefix}{sandbox_id}*")]
+    # Groups of others come and go meanwhile, which this walk does not mind.
+    for folder, names, _ in os.walk("/sys/fs/cgroup"):
+        found += [f"{folder}/{name}" for name in names if name.startswith(f"{prefix}{sandbox_id}")]
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):
