@@ -101,9 +101,11 @@ async def test_after_its_time_a_command_is_killed_inside_with_its_group(bare: Sa
     assert await sleepers(bare) == 0
 
 
-async def test_a_child_in_the_group_does_not_outlive_its_command(bare: Sandbox) -> None:
+async def test_a_child_with_redirected_output_runs_on_until_stop_all(bare: Sandbox) -> None:
     result = await sh(bare, f"sleep {_SECONDS} > /dev/null 2>&1 < /dev/null & echo done")
     assert result.stdout == b"done\n"
+    assert await sleepers(bare) == 1
+    await bare.stop_all()
     assert await sleepers(bare) == 0
 
 

@@ -54,8 +54,8 @@ async def test_what_is_written_is_read(sandbox: HelpedSandbox) -> None:
     assert await sandbox.read(path, 1 << 20) == data
     await sandbox.write(path, b"")
     assert await sandbox.read(path, 0) == b""
-    user = "agent" if sandbox.two_users else (await sh(sandbox, "id -un")).strip()
-    assert await sh(sandbox, f"stat -c '%a %U' {path}") == f"644 {user}\n"
+    # By number: an image need not have a name for it.
+    assert await sh(sandbox, f"stat -c '%a %u' {path}") == f"644 {await sh(sandbox, 'id -u')}"
 
 
 async def test_a_replaced_file_keeps_its_mode_and_its_link_unless_told(sandbox: HelpedSandbox) -> None:

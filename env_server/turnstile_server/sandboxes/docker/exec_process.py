@@ -22,6 +22,7 @@ from turnstile_server.sandboxes.protocol import ExecResult
 _WRAPPED = 'echo "$$"; cd -- "$1" || exit 126; shift; exec env -i "$@"'
 _MAX_PID_LINE = 32
 KILLED = 137
+_SETTLE_S = 0.3
 
 
 def wrapped(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> list[str]:
@@ -109,9 +110,6 @@ class ExecProcess:
                 await self._kill_group(await self._within_grace(self._pid))
             await self._within_grace(self._drained)
             code = await self._engine.exec_exit(self._stream.exec_id)
-            if self._pid.done():
-                # What it started and left in its group goes with it.
-                await self._kill_group(self._pid.result())
         except OSError as error:
             raise SandboxFailed(f"the connection to the sandbox broke: {error}") from error
         except SandboxUnavailable as error:
@@ -122,6 +120,10 @@ class ExecProcess:
             asked.cancel()
             self._stream.cut()
         await self._check_alive()
+        if code == KILLED and not timed_out and not self._asked_to_die.is_set():
+            # Perhaps with the whole container, which the engine knows a moment later.
+            await asyncio.sleep(_SETTLE_S)
+            await self._check_alive()
         return ExecResult(
             exit_code=KILLED if timed_out or code is None else code,
             stdout=self._kept[True].all(),

@@ -1,10 +1,8 @@
 """A sandbox in a container that cannot run the helper: commands and files by the engine's exec.
 
-Needs of the image: ``/bin/sh``, ``env``, ``cat``, ``head``, ``mkdir``, ``mv``, ``chmod``, ``tar`` with ``-o``.
-Differs from a helped sandbox, and says so in docs/sandboxes.md: no agent door; about 100 ms for every command;
-processes of a command that leave its process group live until ``stop_all`` or ``destroy``; a path that the agent
-changes while it is written or unpacked to may lead elsewhere, with the agent's rights; after a ``kill -9`` of
-the server its commands run on until the next start. Owns the commands it started.
+Needs ``/bin/sh`` and the usual tools of the image: ``env cat head mkdir mv chmod stat find sed grep sleep mktemp``
+and a ``tar`` that knows ``-o``. How it differs from a helped sandbox is in docs/sandboxes.md. Owns the commands it
+started.
 """
 
 from __future__ import annotations
@@ -108,11 +106,9 @@ class ExecSandbox:
         await asyncio.shield(self._destroying)
 
     async def _destroy(self) -> None:
-        try:
-            await self._release()
-        finally:
-            for process in list(self._running):
-                await process.abandon()
+        for process in list(self._running):
+            await process.abandon()
+        await self._release()
 
     async def _begin(self, command: Command) -> ExecProcess:
         if self._destroying is not None:
