@@ -1,5 +1,5 @@
 # make test     lint and the default test suite (what every change must pass)
-# make demo     a real agent through the gate on a tiny model, end to end
+# make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make lint     format, lint, types, import rules, lock
 # make clean    removes .venv and everything that was made here
@@ -18,6 +18,7 @@ INSTALLED := .venv/installed
 .PHONY: test lint demo bench clean
 
 test: lint
+	scripts/bubblewrap.sh
 	$(BIN)/pytest -m "not sglang and not agents and not slow and not docker"
 
 lint: $(INSTALLED)
@@ -30,6 +31,7 @@ lint: $(INSTALLED)
 	$(BIN)/python scripts/settings_doc.py --check
 
 demo: $(INSTALLED)
+	scripts/bubblewrap.sh
 	$(BIN)/python examples/demo.py
 
 bench: $(INSTALLED)

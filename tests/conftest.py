@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from local import ROOT
 from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
 
@@ -47,3 +49,14 @@ def sglang_url(tiny_model: Path) -> Iterator[str]:
     """
     with sglang_server(tiny_model) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def docker_image() -> str:
+    """A Docker image with Python of this minor version (for tests marked `docker`): the one that
+    TURNSTILE_TEST_IMAGE names, else one that is made here."""
+    named = os.environ.get("TURNSTILE_TEST_IMAGE")
+    if named is not None:
+        return named
+    subprocess.run([ROOT / "scripts" / "sandbox_image.sh", "turnstile-test:python"], check=True)
+    return "turnstile-test:python"

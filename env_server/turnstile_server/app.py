@@ -169,7 +169,11 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
                 auditor=Auditor(engine, settings.episodes.audit_tolerance),
                 keys=parts.keys,
                 planner=Planner(
-                    work.task_of, work.agents, Mount(work.installer.folder, INSTALLS), settings.sandboxes
+                    work.task_of,
+                    work.agents,
+                    Mount(work.installer.folder, INSTALLS),
+                    settings.sandboxes,
+                    lambda: work.sandboxes.missing,
                 ),
                 sandboxes=work.sandboxes,
                 installer=work.installer,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from local import ROOT, serve
+from local import serve
 from scripted.gold import gold_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
@@ -17,17 +17,14 @@ from turnstile_server.tasks.loader import load_tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 
-IMAGE = "turnstile-test:py"
 AT_ONCE = 2
 
 
 async def test_each_task_gives_its_gold_policy_the_full_reward_and_exact_tokens(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await asyncio.create_subprocess_exec(str(ROOT / "scripts" / "sandbox_image.sh"), IMAGE)
-    assert await made.wait() == 0
     monkeypatch.setenv("TURNSTILE_SANDBOXES__KIND", "docker")
-    monkeypatch.setenv("TURNSTILE_SANDBOXES__DOCKER_IMAGE", IMAGE)
+    monkeypatch.setenv("TURNSTILE_SANDBOXES__DOCKER_IMAGE", docker_image)
     tasks = list(await to_thread.run_sync(load_tasks, ()))
     assert len(tasks) >= 10
     slots = asyncio.Semaphore(AT_ONCE)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from local import ROOT, serve
+from local import serve
 from scripted.gold import SUBMIT_COMMAND, gold_script
 from scripted.script import Play, Script, Step
 from scripted_policy import scripted_policy
@@ -21,7 +20,6 @@ from turnstile_server.tasks.model import Task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 
-IMAGE = "turnstile-test:py"
 WAIT_S = 600.0
 """The first episode waits for the agent's installation."""
 
@@ -37,12 +35,6 @@ LOOKS = Play(
 
 
 @pytest.fixture(scope="module")
-def image() -> str:
-    subprocess.run([ROOT / "scripts" / "sandbox_image.sh", IMAGE], check=True, stdout=subprocess.DEVNULL)
-    return IMAGE
-
-
-@pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     """Shipped tasks that are solved by changing files."""
     return [task for task in load_tasks(()) if task.tests is not None and task.answer is None]
@@ -50,12 +42,12 @@ def tasks() -> list[Task]:
 
 @pytest.fixture(scope="module")
 async def client(
-    tiny_model: Path, image: str, tasks: list[Task], tmp_path_factory: pytest.TempPathFactory
+    tiny_model: Path, docker_image: str, tasks: list[Task], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AsyncClient]:
     """Of a server with Docker sandboxes, whose model solves the first task and talks nonsense about the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURNSTILE_SANDBOXES__KIND", "docker")
-        patch.setenv("TURNSTILE_SANDBOXES__DOCKER_IMAGE", image)
+        patch.setenv("TURNSTILE_SANDBOXES__DOCKER_IMAGE", docker_image)
         async with (
             scripted_policy(tiny_model, Script((LOOKS, *gold_script(tasks[:1]).plays))) as url,
             serve(tiny_model, tmp_path_factory.mktemp("server") / "data", engine_url=url) as server,

@@ -107,6 +107,7 @@ class PuppetProvider:
 
     name = "puppets"
     isolated = True
+    missing: str | None = None
 
     def __init__(self) -> None:
         self.made: list[PuppetSandbox] = []

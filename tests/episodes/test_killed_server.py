@@ -18,7 +18,7 @@ import pytest
 import yaml
 from light import LIGHT, TASK
 
-from local import ROOT, TURNSTILE, descendants, running
+from local import TURNSTILE, descendants, running
 from turnstile import AsyncClient, Rollout
 from turnstile.models import EpisodeStatus, Fault, Turn
 from turnstile_server.workplace import owner_of
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 KEY = "control-key-of-the-killed"
 EPISODES = 16
 SERVER_S = 100
-IMAGE = "turnstile-test:py"
 
 
 def free_port() -> int:
@@ -43,8 +42,7 @@ def free_port() -> int:
 )
 def sandbox(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
-        script = ROOT / "scripts" / "sandbox_image.sh"
-        subprocess.run([script, IMAGE], check=True, stdout=subprocess.DEVNULL)
+        request.getfixturevalue("docker_image")
     kind: str = request.param
     return kind
 
@@ -52,14 +50,14 @@ def sandbox(request: pytest.FixtureRequest) -> str:
 class Servers:
     """Servers one after the other, on one data directory and one address."""
 
-    def __init__(self, model: Path, folder: Path, sandbox: str) -> None:
+    def __init__(self, model: Path, folder: Path, sandbox: str, image: str) -> None:
         specs = folder / "specs"
         specs.mkdir()
         talkative = LIGHT.model_copy(update={"env": {**LIGHT.env, "TURNS": "3", "STAY": "12"}})
         (specs / "light.yaml").write_text(yaml.safe_dump(talkative.model_dump(mode="json")))
         self.port = free_port()
         self._folders = ("--model", str(model), "--data-dir", str(folder / "data"), "--agent-specs", str(specs))
-        self._kind = ("--sandbox", sandbox, "--sandbox-image", IMAGE)
+        self._kind = ("--sandbox", sandbox, "--sandbox-image", image)
         self._log = folder / "server.log"
 
     @asynccontextmanager
@@ -97,9 +95,10 @@ def containers(data_dir: Path) -> list[str]:
 
 
 async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
-    tiny_model: Path, tmp_path: Path, sandbox: str
+    tiny_model: Path, tmp_path: Path, sandbox: tuple[str, str]
 ) -> None:
-    servers = Servers(tiny_model, tmp_path, sandbox)
+    kind, image = sandbox
+    servers = Servers(tiny_model, tmp_path, kind, image)
     rollouts: list[Rollout] = []
     async with (
         AsyncClient(f"http://127.0.0.1:{servers.port}", key=KEY) as client,
@@ -117,13 +116,13 @@ async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
                 while not await in_the_middle(client):  # noqa: ASYNC110 - it is the server that is watched
                     await anyio.sleep(0.05)
             family = descendants(server.pid)
-            assert len(family) > EPISODES or sandbox == "docker"
+            assert len(family) > EPISODES or kind == "docker"
             server.kill()
             await server.wait()
         with anyio.fail_after(20):
             while family & running():  # noqa: ASYNC110 - it is the processes that are watched
                 await anyio.sleep(0.05)
-        if sandbox == "docker":
+        if kind == "docker":
             assert len(containers(tmp_path / "data")) >= EPISODES
         async with servers.one():
             first = [episode async for episode in client.episodes() if episode.error is not None]
@@ -143,7 +142,7 @@ async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
     assert {rollout.reward for rollout in rollouts} == {0.0}
     assert {rollout.attempts for rollout in rollouts} == {2}
     assert len({rollout.group_id for rollout in rollouts}) == 1
-    if sandbox == "docker":
+    if kind == "docker":
         assert containers(tmp_path / "data") == []
 
 

@@ -480,6 +480,17 @@ async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happ
 # Refused before anything is spent
 
 
+async def test_without_sandboxes_what_needs_one_is_refused_with_what_to_do(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with staged(tiny_model, tmp_path, sandboxes={"kind": "none"}) as stage:
+        for fields in (PLAYED | {"agent": "tool-loop"}, {"task": TASK}):
+            answer = await stage.control.post("/episodes", json=fields)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (422, "invalid_value")
+            assert "sandboxes.kind" in answer.json()["error"]["message"]
+        assert (await stage.episode())["status"] == "running"
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "told"),
     [

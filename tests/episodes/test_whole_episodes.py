@@ -33,7 +33,7 @@ async def played(stage: Stage, **fields: Any) -> dict[str, Any]:
 
 
 async def ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
-    with anyio.fail_after(100):
+    with anyio.fail_after(300):
         while True:
             shown: dict[str, Any] = await stage.get(created, "?wait=5")
             if shown["timings"]["ended_s"] is not None:
@@ -101,19 +101,39 @@ async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> N
         await stage.post(first, "cancel")
 
 
-async def test_sixteen_at_once_are_each_accounted_for(tiny_model: Path, tmp_path: Path) -> None:
-    async with house(tiny_model, tmp_path, episodes={"max_running": 16}) as stage:
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("local", 16),
+        pytest.param("local", 64, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param("docker", 64, marks=[pytest.mark.docker, pytest.mark.timeout(400)]),
+    ],
+)
+async def test_many_at_once_are_each_accounted_for(
+    tiny_model: Path, tmp_path: Path, kind: str, count: int, request: pytest.FixtureRequest
+) -> None:
+    image = request.getfixturevalue("docker_image") if kind == "docker" else "unused"
+    settings = {
+        "sandboxes": {"kind": kind, "docker_image": image},
+        "episodes": {"max_running": count},
+        "grading": {"parallel": 4},
+    }
+    async with house(tiny_model, tmp_path, **settings) as stage:
         shown: list[dict[str, Any]] = []
 
         async def one(index: int) -> None:
             work = {"WORK": SOLVE} if index % 2 else {}
-            shown.append(await played(stage, env={"TURNS": "2", **work}, metadata={"odd": index % 2}))
+            env = {"TURNS": "2", **work, "STAY": "1"}
+            shown.append(await played(stage, env=env, metadata={"odd": index % 2}))
 
         async with anyio.create_task_group() as tasks:
-            for index in range(16):
+            for index in range(count):
                 tasks.start_soon(one, index)
         assert [one["reward"] for one in shown] == [float(one["metadata"]["odd"]) for one in shown]
-        assert {one["stats"]["turns"] for one in shown} == {2}
+        assert {(one["status"], one["stats"]["turns"]) for one in shown} == {("completed", 2)}
+        begun = sorted(one["timings"]["created_at"] + one["timings"]["running_s"] for one in shown)
+        over = [one["timings"]["created_at"] + one["timings"]["grading_s"] for one in shown]
+        assert begun[-1] < max(over), "they were there together"
         assert _sandboxes() == []
 
 

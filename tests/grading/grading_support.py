@@ -91,6 +91,7 @@ class Watched:
 
     name = "watched"
     isolated = True
+    missing: str | None = None
 
     async def start(self, agent_door: ASGIApp) -> None:
         await self.inner.start(agent_door)

@@ -72,6 +72,7 @@ class MemorySandbox:
 class MemoryProvider:
     name: str = "memory"
     isolated: bool = True
+    missing: str | None = None
     open: set[MemorySandbox] = field(default_factory=set)
     made: list[MemorySandbox] = field(default_factory=list)
     most: int = 0

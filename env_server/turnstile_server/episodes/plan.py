@@ -28,7 +28,7 @@ class Plan:
 
 
 class Planner:
-    """``installs``: the host's folder of agents."""
+    """``installs``: the host's folder of agents. ``no_sandboxes``: why there can be none, None if there can."""
 
     def __init__(
         self,
@@ -36,11 +36,13 @@ class Planner:
         agents: AgentRegistry,
         installs: Mount,
         settings: SandboxSettings,
+        no_sandboxes: Callable[[], str | None],
     ) -> None:
         self._task_of = task_of
         self._agents = agents
         self._installs = installs
         self._settings = settings
+        self._no_sandboxes = no_sandboxes
 
     def plan(self, request: EpisodeRequest) -> Plan:
         """Raises Unprocessable, naming the field."""
@@ -53,6 +55,9 @@ class Planner:
             raise Unprocessable(f"task.id: {error.message}") from error
         spec = None
         if agent is not None or task.needs_sandbox:
+            missing = self._no_sandboxes()
+            if missing is not None:
+                raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
             mounts = (self._installs,) if agent is not None else ()
             spec = sandbox_spec(task, self._settings, mounts)
         return Plan(task, agent, spec, merged(request.limits, task.limits))

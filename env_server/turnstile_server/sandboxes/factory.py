@@ -57,6 +57,7 @@ class NoSandboxes:
     isolated = True
 
     def __init__(self, reason: str) -> None:
+        self.missing: str | None = reason
         self._reason = reason
 
     async def start(self, agent_door: ASGIApp) -> None:
@@ -83,6 +84,10 @@ class FirstThatWorks:
     @property
     def isolated(self) -> bool:
         return self._chosen.isolated
+
+    @property
+    def missing(self) -> str | None:
+        return self._chosen.missing
 
     async def start(self, agent_door: ASGIApp) -> None:
         problems: list[str] = []

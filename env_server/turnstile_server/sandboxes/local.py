@@ -47,6 +47,7 @@ class LocalProvider:
     uids inside (None: when the server is root)."""
 
     name = "local"
+    missing: str | None = None
 
     def __init__(
         self,

@@ -51,6 +51,10 @@ class SandboxPool:
         return self._provider.isolated
 
     @property
+    def missing(self) -> str | None:
+        return self._provider.missing
+
+    @property
     def taken(self) -> int:
         """Sandboxes that exist, are being made or being removed."""
         return self._taken

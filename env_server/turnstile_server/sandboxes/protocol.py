@@ -164,6 +164,11 @@ class SandboxProvider(Protocol):
         """False where an agent runs with the server's own rights."""
         ...
 
+    @property
+    def missing(self) -> str | None:
+        """Why no sandbox can be made at all, and what to do; None where they can. Known after ``start``."""
+        ...
+
     async def start(self, agent_door: ASGIApp) -> None:
         """Checks that it can work and removes what an earlier server with the same data directory left.
         ``agent_door``: what each sandbox's socket serves, to its own episode's paths only. Raises StartupError."""

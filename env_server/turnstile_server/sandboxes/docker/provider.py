@@ -41,6 +41,7 @@ class DockerProvider:
 
     name = "docker"
     isolated = True
+    missing: str | None = None
 
     def __init__(
         self,
