@@ -34,6 +34,10 @@ def test_a_quick_run_prints_every_row() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for row in ROWS:
         assert f"| {row}" in done.stdout
+    commands = [
+        line for line in done.stdout.splitlines() if line.startswith(("| in one", "| `", "| write", "| read"))
+    ]
+    assert {line.count("|") for line in commands if "docker run" not in line} == {7}, "columns are missing"
 
 
 def test_without_an_engine_it_fails_and_says_so(tmp_path: Path) -> None:
