@@ -11,6 +11,7 @@ from pathlib import Path
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry, load_registry
+from turnstile_server.control.auth import load_secret
 from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
@@ -73,5 +74,6 @@ def make_workplace(settings: Settings) -> Workplace:
 
 
 def owner_of(data_dir: Path) -> str:
-    """Names a data directory to the sandboxes: those of an earlier server on it are swept by the next."""
-    return hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
+    """Names a data directory to the sandboxes: those of an earlier server on it are swept by the next. Made from
+    its secret, for a Docker engine may serve several machines with folders of one name. Raises StartupError."""
+    return hashlib.sha256(b"owner" + load_secret(data_dir)).hexdigest()[:12]

@@ -171,7 +171,7 @@ class Theatre:
 
 
 def theatre(folder: Path, **settings: Any) -> Theatre:
-    made = make_workplace(Settings(**settings))
+    made = make_workplace(Settings(**{"data_dir": folder, **settings}))
     provider, grader = PuppetProvider(), PuppetGrader()
     agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER)})
     installer = Installer(AgentSettings(install_dir=folder))
