@@ -19,7 +19,7 @@ INSTALLED := .venv/installed
 
 test: lint
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -m "not sglang and not agents and not slow and not docker"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not sglang and not agents and not slow and not docker"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -135,4 +135,4 @@ async def test_without_a_sandbox_backend_such_a_task_is_refused(open_door: OpenD
     with open_door(sandboxes={"kind": "none"}) as door:
         async with wired(door) as wire:
             told = await wire.ask({"type": "reset", "data": {"task": TASK}})
-            assert (told["type"], told["data"]["type"]) == ("error", "sandbox_unavailable")
+            assert (told["type"], told["data"]["type"]) == ("error", "invalid_value")
