@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
+import yaml
 
+from local import ROOT, TURNSTILE
 from turnstile_server.agents.installer import PYTHON_VERSION, Installer
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec, Install
@@ -51,6 +55,11 @@ def test_a_bad_spec_stops_the_start_and_names_what_is_wrong(tmp_path: Path, text
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(StartupError, match=told):
         load_registry([tmp_path])
+
+
+def test_the_spec_in_the_docs_is_a_good_one() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
+    assert [AgentSpec.model_validate(yaml.safe_load(block)).name for block in blocks] == ["my-agent"]
 
 
 def test_an_unknown_agent_names_those_there_are() -> None:
@@ -101,3 +110,16 @@ def _command_lines() -> Iterator[bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             yield path.read_bytes()
+
+
+def test_agents_are_installed_by_command_before_an_episode_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "mine.yaml").write_text(GOOD + "install: {tree: tree}\n")
+    command = [TURNSTILE, "agents", "install", "--agent-specs", str(tmp_path)]
+    env = {**os.environ, "TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path / "installs")}
+    for said in ("is installed", "was installed before"):
+        done = subprocess.run([*command, "mine"], env=env, capture_output=True, text=True, check=True)
+        assert said in done.stdout
+    unknown = subprocess.run([*command, "nobody"], env=env, capture_output=True, text=True, check=False)
+    assert unknown.returncode == 2
+    assert "mine" in unknown.stderr

@@ -140,7 +140,7 @@ def serve(
         "rendering.tool_format": tool_format,
         "rendering.thinking_history": thinking_history,
     }
-    raise typer.Exit(run(_settings(nested(flags), config)))
+    raise typer.Exit(run(settings_of(nested(flags), config)))
 
 
 def main() -> None:
@@ -160,7 +160,8 @@ def nested(flags: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
+def settings_of(flags: dict[str, Any], config: Path | None) -> Settings:
+    """The settings; what is wrong with them is told, setting by setting, and ends the command."""
     try:
         if config is not None and not config.is_file():
             _refuse(f"--config {config}: no such file")
