@@ -106,7 +106,7 @@ async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> N
     [
         ("local", 16),
         pytest.param("local", 64, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
-        pytest.param("docker", 64, marks=[pytest.mark.docker, pytest.mark.timeout(400)]),
+        pytest.param("docker", 16, marks=[pytest.mark.docker, pytest.mark.timeout(400)]),
     ],
 )
 async def test_many_at_once_are_each_accounted_for(
@@ -135,6 +135,27 @@ async def test_many_at_once_are_each_accounted_for(
         over = [one["timings"]["created_at"] + one["timings"]["grading_s"] for one in shown]
         assert begun[-1] < max(over), "they were there together"
         assert _sandboxes() == []
+
+
+@pytest.mark.docker
+async def test_an_image_that_is_not_there_is_the_tasks_failure_and_named(
+    tiny_model: Path, tmp_path: Path, docker_image: str
+) -> None:
+    async with house(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
+        shown = await played(stage, task={**TASK, "image": "turnstile-no-such-image:1"})
+        assert (shown["status"], shown["error"]["fault"], shown["reward"]) == ("failed", "task", None)
+        assert "turnstile-no-such-image:1" in shown["error"]["message"]
+
+
+@pytest.mark.docker
+async def test_work_in_docker_is_rewarded_by_hidden_tests(
+    tiny_model: Path, tmp_path: Path, docker_image: str
+) -> None:
+    async with house(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
+        solved = await played(stage, env={"WORK": SOLVE})
+        assert (solved["status"], solved["reward"]) == ("completed", 1.0), solved
+        idle = await played(stage)
+        assert (idle["status"], idle["reward"]) == ("completed", 0.0)
 
 
 def _sandboxes() -> list[str]:
