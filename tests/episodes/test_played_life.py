@@ -477,6 +477,21 @@ async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happ
         assert len(await house.stage.get(grading, "/turns")) == 1
 
 
+async def test_a_sandbox_that_cannot_be_destroyed_keeps_no_episode_from_ending(house: House) -> None:
+    created = await house.play()
+    process = await house.provider.agent()
+    await house.think(process)
+
+    async def stuck() -> None:
+        house.provider.made[0].destroyed += 1
+        raise RuntimeError("the engine says no")
+
+    house.provider.made[0].destroy = stuck  # type: ignore[method-assign]
+    process.end(result())
+    assert (await house.ended(created))["reward"] == 1.0
+    assert (await house.stage.episode())["status"] == "running"
+
+
 # Refused before anything is spent
 
 

@@ -66,7 +66,7 @@ class Director:
             await running.over.wait()
         finally:
             running.active_over.set()
-            await stage.close()
+            await _closed(stage)
             if placed:
                 self._slots.release()
 
@@ -110,6 +110,9 @@ class Director:
         except TurnstileError as failure:
             _LOG.error("episode %s could not be ended: %s", running.episode.episode_id, failure.message)
             running.owed_end = running.owed_end or outcome
+        except Exception:  # noqa: BLE001 - a bug in one episode must not end the others in this task group
+            _LOG.exception("an episode could not be ended", extra={"episode_id": running.episode.episode_id})
+            running.owed_end = running.owed_end or outcome
 
     async def _end_now(self, running: RunningEpisode, outcome: Outcome) -> None:
         calls = running.calls
@@ -128,7 +131,7 @@ class Director:
                     raise SandboxUnavailable("the server is stopping")
                 running.owed_end = outcome
         if running.stage is not None:
-            await running.stage.close()
+            await _closed(running.stage)
         await self._records.ended(running, outcome)
         running.over.set()
 
@@ -156,7 +159,7 @@ class Director:
         archive = None
         if stage is not None:
             archive = await stage.collect(self._max_work_bytes)
-            await stage.close()  # its place is free for the sandbox in which the work is judged
+            await _closed(stage)  # its place is free for the sandbox in which the work is judged
         grade = await self._grader.grade(running.plan.task, Work(archive, running.answer))
         return Outcome(outcome.status, outcome.error, outcome.agent, grade)
 
@@ -176,3 +179,12 @@ class Director:
         self._closing = True
         if running.grading is not None:
             running.grading.cancel()
+
+
+async def _closed(stage: Stage) -> None:
+    """Gives the stage up. A sandbox that cannot be destroyed is its provider's to remove, at the latest at its
+    next start; it keeps no episode from ending."""
+    try:
+        await stage.close()
+    except Exception:  # noqa: BLE001 - the boundary to the backends: logged, and swept later
+        _LOG.exception("a sandbox could not be destroyed")
