@@ -2,7 +2,8 @@
 
 What must hold: tests passed only when the runner's own line, keyed with the nonce of this run, names every
 expected id as passed and nothing else, and the helper saw exit status 0. A fault of the hidden tests is believed
-only in such a line. Everything else is work that does not pass.
+only in such a line. Everything else is work that does not pass. What is shown of work can be stored: it is text
+that UTF-8 can encode, whatever the work called its files and put into its errors.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def read_diff(result: ExecResult) -> DiffVerdict:
         return DiffVerdict(False, detail={"refused": f"taking over the work was killed ({result.exit_code})"})
     if result.exit_code not in (0, REFUSED):
         return DiffVerdict(False, broken=f"the diff ended with {result.exit_code}: {_tail(result)}")
-    return DiffVerdict(result.exit_code == 0, detail=json.loads(result.stdout))
+    return DiffVerdict(result.exit_code == 0, detail=_storable(json.loads(result.stdout)))
 
 
 def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> TestsVerdict:
@@ -56,7 +57,7 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Tes
     if result.timed_out:
         return TestsVerdict(False, detail={**detail, "passed": 0, "note": "the tests ran out of time"})
     try:
-        said = opened(nonce, result.stdout.rstrip(b"\n"))
+        said = _storable(opened(nonce, result.stdout.rstrip(b"\n")))
     except ValueError:
         return TestsVerdict(False, detail={**detail, "passed": 0, "note": "the runner ended without a result"})
     if said["faults"] and result.exit_code == FAULTY:
@@ -75,6 +76,18 @@ def read_command(result: ExecResult) -> TestsVerdict:
     if result.timed_out:
         detail["note"] = "the tests ran out of time"
     return TestsVerdict(result.exit_code == 0 and not result.timed_out, detail=detail)
+
+
+def _storable(value: Any) -> Any:
+    """``value``, of JSON, with every surrogate that stands alone shown as an escape: half a character in an error,
+    or a byte of a file name that is not UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_storable(each) for each in value]
+    if isinstance(value, dict):
+        return {_storable(name): _storable(each) for name, each in value.items()}
+    return value
 
 
 def _tail(result: ExecResult) -> str:
