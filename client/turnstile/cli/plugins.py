@@ -37,7 +37,11 @@ def _load(entry: EntryPoint, path: str) -> Any:
         loaded = entry.load()
     except ImportError as error:
         return _command(entry.name, _unavailable(entry, path, error))
-    return typer.main.get_command(loaded) if isinstance(loaded, typer.Typer) else _command(entry.name, loaded)
+    if not isinstance(loaded, typer.Typer):
+        return _command(entry.name, loaded)
+    group = typer.main.get_command(loaded)
+    group.name = entry.name  # a Typer need not have one, and the list of commands shows the name it finds here
+    return group
 
 
 def _unavailable(entry: EntryPoint, path: str, error: ImportError) -> Any:

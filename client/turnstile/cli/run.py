@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Roll tasks out with an agent, show and keep what came of it.
 
-    Without --url (or TURNSTILE_URL) a private server is started for the run; it needs turnstile-rl[server].
+    Without --url (or TURNSTILE_URL) a private server is started for the run; it needs the extra `server`.
     Exit 1 if a rollout failed by the infrastructure; what agents and tasks did wrong is in the summary.
     """
     sources, ids = _tasks(tasks or [ALL], private=not url)

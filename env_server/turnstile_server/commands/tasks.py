@@ -36,7 +36,9 @@ from turnstile_server.tasks.protocol import TaskSource
 FAILED = 1
 USAGE = 2
 
-tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and validate tasks.")
+tasks = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="List, show and validate tasks."
+)
 
 Sources = Annotated[
     list[Path] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
