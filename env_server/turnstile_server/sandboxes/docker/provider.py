@@ -110,6 +110,7 @@ class DockerProvider:
         return made
 
     async def close(self) -> None:
+        started = self._agent_door is not None
         self._agent_door = None
         for task in [*self._watches, *self._probes.values()]:
             task.cancel()
@@ -120,7 +121,8 @@ class DockerProvider:
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be destroyed: %s", error)
         try:
-            await self._sweep()
+            if started:
+                await self._sweep()
         except SandboxUnavailable as error:
             log.warning("containers may be left for the next start to remove: %s", error.message)
         self._engine.close()
