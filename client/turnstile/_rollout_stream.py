@@ -43,6 +43,7 @@ class RolloutStream:
         self._slots = asyncio.Semaphore(options.max_concurrent)
         self._room = asyncio.Semaphore(2 * options.max_concurrent)
         self._closed = False
+        self._stopped = False
 
     async def next(self) -> Rollout | None:
         """The next rollout to end, None after the last. Raises what ended the run early, and closes it."""
@@ -63,15 +64,20 @@ class RolloutStream:
         """Cancels what runs, episodes included, and waits until each was asked to end (``cancel_s`` at most)."""
         self._closed = True
         self._ready.put_nowait(None)  # for a reader in another task
-        mine = self._stop()
+        self._stop()
+        mine = self._tasks_of_ours()
         if mine:
             await asyncio.wait(mine)
 
-    def _stop(self) -> set[asyncio.Task[None]]:
-        mine = {*self._running, *((self._feeder,) if self._feeder is not None else ())}
-        for task in mine:
-            task.cancel()
-        return mine
+    def _stop(self) -> None:
+        """Cancels what runs, once: a second cancellation would cut off the first one's request to the server."""
+        if not self._stopped:
+            self._stopped = True
+            for task in self._tasks_of_ours() - {asyncio.current_task()}:
+                task.cancel()
+
+    def _tasks_of_ours(self) -> set[asyncio.Task[None]]:
+        return {*self._running, *((self._feeder,) if self._feeder is not None else ())}
 
     async def _feed(self) -> None:
         ordinal = 0
@@ -136,10 +142,7 @@ class RolloutStream:
     def _fail(self, error: Exception) -> None:
         """Ends the run: what ended so far is still given, then ``error``."""
         self._ready.put_nowait(error)
-        current = asyncio.current_task()
-        for task in {*self._running, self._feeder} - {current, None}:
-            assert task is not None
-            task.cancel()
+        self._stop()
 
     def _count(self, **changes: float) -> None:
         before = self._progress

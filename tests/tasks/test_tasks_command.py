@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ SOUND = {
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(tasks, list(arguments), env={"COLUMNS": "200"})
+    """In a thread of its own: fixtures of other suites may keep a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        command = thread.submit(CliRunner().invoke, tasks, list(arguments), env={"COLUMNS": "200"})
+        return command.result()
 
 
 def image(sandbox: list[str]) -> list[str]:
