@@ -56,7 +56,11 @@ def make_workplace(settings: Settings) -> Workplace:
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
     provider = create_provider(
-        settings.sandboxes, run_dir.absolute(), owner, idle_connection_s=settings.gate.idle_connection_s
+        settings.sandboxes,
+        run_dir.absolute(),
+        owner,
+        idle_connection_s=settings.gate.idle_connection_s,
+        hidden=(settings.data_dir, *settings.tasks.sources),
     )
 
     def spec_of(task: Task) -> SandboxSpec:

@@ -1,4 +1,4 @@
-"""Work made to break the server that records it: names and texts that are no text. Each in a whole, real episode."""
+"""Work made to break the server that records it: names and texts that are no text. Each in a whole episode."""
 
 from __future__ import annotations
 

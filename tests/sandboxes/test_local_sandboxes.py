@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import colorsys
 import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
+import wsgiref
 from pathlib import Path
 
 import pytest
 from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, eventually, local_traces
 
+import turnstile_server
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
 from turnstile_server.sandboxes.local import LocalProvider
@@ -66,6 +69,26 @@ async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
     slow = sandbox_settings.model_copy(update={"start_timeout_s": 0.2})
     with pytest.raises(StartupError, match="does not end"):
         await LocalProvider(slow, run_dir).start(door_app)
+
+
+async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
+    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the server is installed for its whole Python: the shipped tasks' solutions lie below it."""
+    package = Path(turnstile_server.__file__).parent
+    monkeypatch.setattr(bubblewrap, "_SYSTEM_FOLDERS", (*bubblewrap._SYSTEM_FOLDERS, str(package.parent)))
+    folder, file = Path(wsgiref.__file__).parent, Path(colorsys.__file__)
+    provider = LocalProvider(sandbox_settings, run_dir, as_root=False, hidden=(folder, file, run_dir / "none"))
+    await provider.start(door_app)
+    sandbox = await provider.create(SPEC)
+    script = (
+        f"ls {package.parent}; echo; ls -A {package}; cat {file}; ls -A {folder}; touch {folder}/x || echo kept"
+    )
+    result = await sandbox.exec(Command(("sh", "-c", script)))
+    await provider.close()
+    beside, _, inside = result.stdout.decode().partition("\n\n")
+    assert package.name in beside
+    assert inside == "kept\n", result
 
 
 async def test_without_isolation_it_works_and_says_so(

@@ -2,7 +2,8 @@
 
 What a sandbox sees: the host's /usr (and what belongs to it) and the server's own Python, read-only; generated
 /etc files; an empty work folder, /home, /tmp and /dev/shm in memory, each of the spec's disk size; a small /dev; a
-/proc of its own processes; no network but its own loopback. No secret may be in here: argv can be read by anyone.
+/proc of its own processes; no network but its own loopback. What the frame hides is empty inside, wherever it
+lies. No secret may be in here: argv can be read by anyone.
 """
 
 from __future__ import annotations
@@ -63,6 +64,22 @@ class Frame:
     privileged: bool
     """bubblewrap runs as root: two uids inside, no user name space. Else a user name space with one uid."""
     agent_uid: int
+    hidden: tuple[Path, ...] = ()
+    """Files and folders, as ``shown_of`` gives them, that are empty inside."""
+
+
+def shown_of(paths: Sequence[Path], python: HostPython) -> tuple[Path, ...]:
+    """Those of ``paths`` that sandboxes would show, by where they are inside: they exist below a folder that is
+    mounted from the host. A server that is installed for its whole Python, or below it, has its tasks there."""
+    mounted = ["/usr", *(folder for folder in _SYSTEM_FOLDERS if not os.path.islink(folder)), python.prefix]
+    real = {path.resolve() for path in paths if path.exists()}
+    found = {
+        Path(folder) / path.relative_to(above)
+        for folder, above in ((folder, os.path.realpath(folder)) for folder in mounted)
+        for path in real
+        if path.is_relative_to(above)
+    }
+    return tuple(sorted(found))
 
 
 def passwd(agent_uid: int, tests_uid: int) -> dict[str, str]:
@@ -90,6 +107,7 @@ def wrap(frame: Frame, spec: SandboxSpec, mounts: Sequence[str], command: Sequen
         "--new-session",
         "--as-pid-1",
         *_system(frame),
+        *_hide(frame.hidden),
         *_in_memory(spec),
         *_folders(SOCKET_TARGET, HELPER_TARGET, *(mount.target for mount in spec.mounts)),
         *mounts,
@@ -129,6 +147,16 @@ def _system(frame: Frame) -> list[str]:
     if not frame.python.in_system:
         words += ["--ro-bind", frame.python.prefix, frame.python.prefix]
     return [*words, "--proc", "/proc", "--dev", "/dev"]
+
+
+def _hide(paths: Sequence[Path]) -> list[str]:
+    words: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            words += ["--tmpfs", str(path), "--remount-ro", str(path)]
+        else:
+            words += ["--ro-bind", "/dev/null", str(path)]
+    return words
 
 
 def _folders(*targets: str) -> list[str]:

@@ -25,10 +25,16 @@ _SWITCHED_OFF = "this server has no sandboxes (sandboxes.kind = none); choose au
 
 
 def create_provider(
-    settings: SandboxSettings, run_dir: Path, owner: str, *, idle_connection_s: float = 75.0
+    settings: SandboxSettings,
+    run_dir: Path,
+    owner: str,
+    *,
+    idle_connection_s: float = 75.0,
+    hidden: Sequence[Path] = (),
 ) -> SandboxProvider:
     """``run_dir``: this server's own folder for sockets, short, the same at every start on one data directory.
-    ``owner``: names that data directory to the Docker engine. ``start`` raises StartupError where a kind was asked
+    ``owner``: names that data directory to the Docker engine. ``hidden``: what no sandbox may show of the host, as
+    LocalProvider takes it (containers show nothing of it). ``start`` raises StartupError where a kind was asked
     for by name and does not work; with ``auto`` and ``none`` it does not."""
 
     def docker(needs_image: bool = False) -> DockerProvider:
@@ -37,7 +43,7 @@ def create_provider(
         )
 
     def local() -> LocalProvider:
-        return LocalProvider(settings, run_dir, idle_connection_s=idle_connection_s)
+        return LocalProvider(settings, run_dir, idle_connection_s=idle_connection_s, hidden=hidden)
 
     match settings.kind:
         case "docker":

@@ -9,42 +9,42 @@ of the next server on the same folder.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
-from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
+from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers, trial
 from turnstile_server.sandboxes.door import SandboxDoor
 from turnstile_server.sandboxes.helped import HelpedSandbox, Layout
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
-from turnstile_server.sandboxes.launched import SAID_BYTES, Launched
+from turnstile_server.sandboxes.launched import Launched
 from turnstile_server.sandboxes.link import HelperLink
 from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.settings import SandboxSettings
 
 _LOG = logging.getLogger(__name__)
 _OWN = "sb-"
 """How every name in the run folder begins, so that nothing else is ever swept."""
 _ETC = f"{_OWN}etc"
+_OURS = Path(__file__).parent.parent
+"""This package, the hidden tests and solutions of the shipped tasks in it."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
 
 
 class LocalProvider:
     """``run_dir``: this server's own folder for its sandboxes, the same at every start on one data directory (or
     leftovers are not found), and short. ``idle_connection_s``: as the agent listener's. ``as_root``: try for two
-    uids inside (None: when the server is root)."""
+    uids inside (None: when the server is root). ``hidden``: files and folders that no sandbox may show, even where
+    they lie in what every sandbox shows of the host; this package and ``run_dir`` always are."""
 
     name = "local"
     missing: str | None = None
@@ -56,16 +56,18 @@ class LocalProvider:
         *,
         idle_connection_s: float = 75.0,
         as_root: bool | None = None,
+        hidden: Sequence[Path] = (),
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        self._folder = RunFolder(run_dir)
+        self._hidden = (_OURS, run_dir, *hidden)
         self._idle_connection_s = idle_connection_s
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.Frame | None = None
         self._cgroups: cgroups.Cgroups | None = None
         self._agent_door: ASGIApp | None = None
-        self._lock: int | None = None
         self._undoing: set[asyncio.Task[None]] = set()
         self._sandboxes: dict[str, HelpedSandbox] = {}
 
@@ -83,17 +85,14 @@ class LocalProvider:
         )
 
     async def start(self, agent_door: ASGIApp) -> None:
+        self._folder.take()
         try:
-            self._lock = _taken(self._run_dir)
             await self._start(agent_door)
         except OSError as error:
-            self._unlock()
-            raise StartupError(
-                f"the folder of the sandboxes' sockets, {self._run_dir}, cannot be used: {error.strerror}; "
-                "choose another with sandboxes.run_dir"
-            ) from error
+            self._folder.give_back()
+            raise unusable(self._run_dir, error) from error
         except BaseException:
-            self._unlock()
+            self._folder.give_back()
             raise
 
     async def _start(self, agent_door: ASGIApp) -> None:
@@ -170,14 +169,9 @@ class LocalProvider:
         for result in results:
             if isinstance(result, BaseException):
                 _LOG.error("a sandbox could not be destroyed", exc_info=result)
-        if self._lock is not None:
+        if self._folder.taken:
             await asyncio.to_thread(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True)
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._folder.give_back()
 
     async def _undo(self, launched: Launched, door: SandboxDoor, link: HelperLink | None) -> None:
         if link is not None:
@@ -253,41 +247,17 @@ class LocalProvider:
         if bwrap is None:
             return "there is no `bwrap`"
         said = ""
+        environment = {"PATH": self._python.search_path}
+        hidden = bubblewrap.shown_of(self._hidden, self._python)
         for privileged in (True, False) if self._as_root else (False,):
-            frame = bubblewrap.Frame(bwrap, self._python, etc, privileged, self._settings.agent_uid)
+            frame = bubblewrap.Frame(bwrap, self._python, etc, privileged, self._settings.agent_uid, hidden)
             command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
-            said = await self._try(bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command))
+            wrapped = bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command)
+            said = await trial.complaint(wrapped, environment, self._settings.start_timeout_s)
             if not said:
                 self._frame = frame
                 return None
         return f"it does not work here: {said}"
-
-    async def _try(self, command: Sequence[str]) -> str:
-        """What it said when it failed; "" when it worked."""
-        # To a file: the end of a pipe is not seen while a child of the command holds it.
-        with tempfile.TemporaryFile() as said:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=said,
-                env={"PATH": self._python.search_path},
-                start_new_session=True,
-            )
-            try:
-                async with asyncio.timeout(self._settings.start_timeout_s):
-                    await process.wait()
-            except TimeoutError:
-                return "it does not end"
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-            if process.returncode == 0:
-                return ""
-            said.seek(0)
-            words = said.read(SAID_BYTES).decode(errors="replace").strip()
-            return words or f"exit code {process.returncode}"
 
     async def _sweep(self) -> None:
         """Removes what an earlier server left here."""
@@ -303,28 +273,6 @@ class LocalProvider:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             else:
                 path.unlink()
-
-
-def _taken(run_dir: Path) -> int:
-    """The run folder, made if need be, ours alone and locked as long as the descriptor is open: a sweep would end
-    the sandboxes of another server that has the same. Raises OSError, StartupError."""
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        # In /tmp anyone can make a folder of this name first.
-        if os.fstat(folder).st_uid != os.geteuid():
-            raise StartupError(f"{run_dir} belongs to another user; choose another with sandboxes.run_dir")
-        os.fchmod(folder, 0o700)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StartupError(
-                f"another server has its sandboxes in {run_dir}; choose another with sandboxes.run_dir"
-            ) from error
-    except BaseException:
-        os.close(folder)
-        raise
-    return folder
 
 
 def control_group_prefix(run_dir: Path) -> str:

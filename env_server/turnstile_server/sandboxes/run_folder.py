@@ -1,0 +1,65 @@
+"""The folder of a server's sandboxes on the host: this server's alone, for as long as it serves.
+
+Holds: nobody but the server's user can enter it; no other server has it meanwhile, or the sweep of one would end
+the sandboxes of the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from turnstile_server.errors import StartupError
+
+
+class RunFolder:
+    """Made at ``take`` if it is not there; ``give_back`` may be called at any time, and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self._lock is not None
+
+    def take(self) -> None:
+        """Raises StartupError; then nothing is held."""
+        try:
+            self._lock = _locked(self.path)
+        except OSError as error:
+            raise unusable(self.path, error) from error
+
+    def give_back(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def unusable(run_dir: Path, error: OSError) -> StartupError:
+    return StartupError(
+        f"the folder of the sandboxes' sockets, {run_dir}, cannot be used: {error.strerror}; "
+        "choose another with sandboxes.run_dir"
+    )
+
+
+def _locked(run_dir: Path) -> int:
+    """Its descriptor: the lock lasts as long as it is open."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        # In /tmp anyone can make a folder of this name first.
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise StartupError(f"{run_dir} belongs to another user; choose another with sandboxes.run_dir")
+        os.fchmod(folder, 0o700)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartupError(
+                f"another server has its sandboxes in {run_dir}; choose another with sandboxes.run_dir"
+            ) from error
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
