@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -75,8 +77,9 @@ class Launched:
         process = await self._started()
         if process is not None:
             if process.returncode is None:
+                # Not its own ``kill``: that reaps a process which ends in this moment, before asyncio's watcher can.
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.kill(process.pid, signal.SIGKILL)
             try:
                 async with asyncio.timeout(timeout_s):
                     await process.wait()
