@@ -9,6 +9,7 @@ from docker_support import containers_of, python_image
 from door_app import DoorApp
 from sandbox_providers import SPEC
 
+from turnstile_server.errors import StartupError
 from turnstile_server.sandboxes.factory import create_provider
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import SandboxSettings
@@ -27,6 +28,20 @@ async def test_auto_takes_docker_where_it_has_the_default_image(run_dir: Path) -
     finally:
         await provider.close()
     assert containers_of(run_dir.name) == []
+
+
+async def test_two_servers_do_not_share_a_run_folder(run_dir: Path) -> None:
+    settings = SandboxSettings(kind="docker", docker_image=python_image())
+    first, second = (create_provider(settings, run_dir, f"{run_dir.name}-{n}") for n in range(2))
+    await first.start(DoorApp())
+    try:
+        sandbox = await first.create(SPEC)
+        with pytest.raises(StartupError, match="another server"):
+            await second.start(DoorApp())
+        await second.close()
+        assert (await sandbox.exec(Command(("true",)))).exit_code == 0
+    finally:
+        await first.close()
 
 
 async def test_auto_takes_what_else_works_where_docker_lacks_the_default_image(run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from turnstile_server.commands.tasks import tasks
+from turnstile_server.sandboxes.run_folder import RunFolder
 from turnstile_server.tasks.loader import load_tasks
 
 LOCAL = ["--sandbox", "local"]
@@ -118,6 +120,20 @@ def test_broken_files_end_it_with_every_problem(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "t.yaml" in done.stderr
     assert ": difficulty: " in done.stderr
+
+
+def test_it_works_beside_a_server_with_the_same_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        monkeypatch.setenv("TURNSTILE_SANDBOXES__RUN_DIR", folder)
+        servers = RunFolder(Path(folder))
+        servers.take()
+        Path(folder, "sb-of-the-server").mkdir()
+        done = run("validate", written(tmp_path), *LOCAL)
+        servers.give_back()
+        assert done.exit_code == 0, done.stderr
+        assert os.listdir(folder) == ["sb-of-the-server"]
 
 
 def test_only_some_can_be_chosen(tmp_path: Path) -> None:

@@ -144,9 +144,11 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
 
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
-    with tempfile.TemporaryDirectory(prefix="turnstile-") as folder:
-        run_dir = settings.sandboxes.run_dir or Path(folder)
-        provider = create_provider(settings.sandboxes, run_dir, owner=Path(folder).name)
+    if settings.sandboxes.run_dir is not None:
+        settings.sandboxes.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A folder of its own: a server may have its sandboxes in the same place at the same time.
+    with tempfile.TemporaryDirectory(prefix="validate-", dir=settings.sandboxes.run_dir) as folder:
+        provider = create_provider(settings.sandboxes, Path(folder).absolute(), owner=Path(folder).name)
         try:
             await provider.start(_no_door)
             grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)

@@ -25,6 +25,7 @@ from turnstile_server.sandboxes.door import SandboxDoor
 from turnstile_server.sandboxes.helped import HelpedSandbox
 from turnstile_server.sandboxes.link import HelperLink
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxSpec
+from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _LOOK_S = 1.0
 
 
 class DockerProvider:
-    """``run_dir``: this server's own folder for its sandboxes' sockets, made if it is not there; short. ``owner``:
+    """``run_dir``: this server's own folder for its sandboxes' sockets, locked while it serves; short. ``owner``:
     the same for every server with this data directory and for no other that uses this engine.
     ``idle_connection_s``: as the agent listener's. ``needs_image``: ``start`` fails without the default image."""
 
@@ -54,6 +55,7 @@ class DockerProvider:
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        self._folder = RunFolder(run_dir)
         self._owner = owner
         self._idle_connection_s = idle_connection_s
         self._needs_image = needs_image
@@ -64,6 +66,15 @@ class DockerProvider:
         self._watches: set[asyncio.Task[None]] = set()
 
     async def start(self, agent_door: ASGIApp) -> None:
+        self._folder.take()
+        try:
+            await self._start()
+        except BaseException:
+            self._folder.give_back()
+            raise
+        self._agent_door = agent_door
+
+    async def _start(self) -> None:
         try:
             version = await self._engine.open()
             swept = await self._sweep()
@@ -80,11 +91,7 @@ class DockerProvider:
         try:
             await asyncio.to_thread(self._clear_run_dir)
         except OSError as error:
-            raise StartupError(
-                f"the folder of the sandboxes' sockets, {self._run_dir}, cannot be used: {error.strerror}; "
-                "choose another with sandboxes.run_dir"
-            ) from error
-        self._agent_door = agent_door
+            raise unusable(self._run_dir, error) from error
         log.info("sandboxes: Docker %s; containers of an earlier server removed: %d", version, swept)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
@@ -126,6 +133,7 @@ class DockerProvider:
         except SandboxUnavailable as error:
             log.warning("containers may be left for the next start to remove: %s", error.message)
         self._engine.close()
+        self._folder.give_back()
 
     # Making.
 
@@ -267,8 +275,6 @@ class DockerProvider:
         return len(left)
 
     def _clear_run_dir(self) -> None:
-        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._run_dir.chmod(0o700)
         for folder in self._run_dir.glob(f"{_PREFIX}*/"):
             shutil.rmtree(folder)
 
