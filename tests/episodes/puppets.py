@@ -67,6 +67,7 @@ class PuppetSandbox:
     execs: dict[str, ExecResult] = field(default_factory=dict)
     work: bytes | Exception = b"work"
     started: anyio.Event = field(default_factory=anyio.Event)
+    dead: anyio.Event = field(default_factory=anyio.Event)
 
     def admit(self, episode_id: str | None) -> None:
         self.admitted = episode_id
@@ -96,7 +97,11 @@ class PuppetSandbox:
     async def stop_all(self) -> None:
         self.stopped += 1
 
+    async def died(self) -> None:
+        await self.dead.wait()
+
     async def destroy(self) -> None:
+        self.dead.set()
         self.destroyed += 1
         for process in self.processes:
             process.end(SandboxFailed("the sandbox was destroyed"))

@@ -152,6 +152,15 @@ async def test_a_sandbox_for_an_external_agent_is_there_when_the_episode_runs(ho
     assert (done["status"], done["reward"]) == ("completed", 1.0)
 
 
+async def test_an_external_agents_episode_fails_with_its_sandbox(house: House) -> None:
+    created = await house.play(agent="external")
+    await house.status(created, "running")
+    house.provider.made[0].dead.set()
+    shown = await house.ended(created)
+    assert (shown["status"], shown["reward"]) == ("failed", None)
+    assert (shown["error"]["type"], shown["error"]["fault"]) == ("sandbox_failed", "infrastructure")
+
+
 # Whose fault
 
 

@@ -42,6 +42,9 @@ class MemorySandbox:
         if not self.alive:
             raise SandboxFailed("it died")
 
+    async def died(self) -> None:
+        raise NotImplementedError
+
     async def destroy(self) -> None:
         if self.destroyed:
             return

@@ -87,6 +87,9 @@ class SubprocessSandbox:
 
     async def stop_all(self) -> None: ...
 
+    async def died(self) -> None:
+        raise NotImplementedError
+
     async def destroy(self) -> None: ...
 
 

@@ -71,7 +71,8 @@ class Director:
                 self._slots.release()
 
     async def _play(self, running: RunningEpisode, stage: Stage) -> Outcome:
-        """Set-up and agent; returns when the agent has ended, or not at all where somebody else runs it."""
+        """Set-up and agent; returns when the agent has ended or, where somebody else runs it, when its sandbox
+        has died."""
         agent = running.plan.agent
         try:
             running.began()
@@ -79,8 +80,7 @@ class Director:
             await stage.prepare()
             self._records.moved(running, EpisodeStatus.RUNNING)
             if agent is None:
-                await anyio.sleep_forever()
-            assert agent is not None
+                await stage.stand()
             end = await stage.play(running.calls.limits.max_turns, running.env)
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error)

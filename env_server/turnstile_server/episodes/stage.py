@@ -7,6 +7,7 @@ the middle of ``prepare``. Knows nothing of models, tokens or reward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import anyio
 
@@ -83,6 +84,13 @@ class Stage:
                 await process.kill()
             raise
         return AgentEnd(result.exit_code, (result.stdout + result.stderr).decode(errors="replace"))
+
+    async def stand(self) -> NoReturn:
+        """While somebody else runs the agent: lasts as long as the sandbox, then raises SandboxFailed."""
+        sandbox = self._sandbox
+        assert sandbox is not None
+        await sandbox.died()
+        raise SandboxFailed("the sandbox died while the agent worked in it")
 
     def _launch(self, sandbox: Sandbox, agent: AgentSpec, max_turns: int, env: dict[str, str]) -> Launch:
         if sandbox.agent_door is None:

@@ -184,6 +184,9 @@ class HelpedSandbox:
             self._link.lose("processes of the sandbox could not be killed")
             raise SandboxFailed("processes of the sandbox could not be killed")
 
+    async def died(self) -> None:
+        await self._link.lost.wait()
+
     async def destroy(self) -> None:
         if self._destroying is None:
             self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self._sandbox_id}")

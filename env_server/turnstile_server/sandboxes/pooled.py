@@ -55,6 +55,9 @@ class PooledSandbox:
     async def stop_all(self) -> None:
         await self._sandbox.stop_all()
 
+    async def died(self) -> None:
+        await self._sandbox.died()
+
     async def destroy(self) -> None:
         if self._ending is None:
             self._ending = self._end(self, self._sandbox)

@@ -150,6 +150,11 @@ class Sandbox(Protocol):
         """Kills every process in the sandbox but the helper's own."""
         ...
 
+    async def died(self) -> None:
+        """Returns when the sandbox has died, or was destroyed. A backend that is not told of it finds out with the
+        next command."""
+        ...
+
     async def destroy(self) -> None: ...
 
 

@@ -78,6 +78,8 @@ class ExecProcess:
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self._pid_line: bytearray | None = bytearray()
         self._asked_to_die = asyncio.Event()
+        self.found_dead = False
+        """At its end the container no longer ran."""
         threading.Thread(target=self._pump, args=(stdin,), name="sandbox-exec", daemon=True).start()
         self._ending = asyncio.create_task(self._see_to_the_end())
         # Nobody need be waiting for a detached command.
@@ -149,6 +151,7 @@ class ExecProcess:
         except SandboxUnavailable as error:
             raise SandboxFailed(error.message) from error
         if state is None or not state.running:
+            self.found_dead = True
             why = " (its memory ran out)" if state is not None and state.out_of_memory else ""
             raise SandboxFailed(f"the sandbox ended{why}")
 

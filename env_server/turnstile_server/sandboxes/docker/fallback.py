@@ -39,6 +39,7 @@ class ExecSandbox:
         self._release = release
         self._running: set[ExecProcess] = set()
         self._destroying: asyncio.Task[None] | None = None
+        self._dead = asyncio.Event()
 
     async def open(self) -> None:
         """Gives the image's files to the agent, where the task works on those. Raises TaskFailed,
@@ -100,7 +101,11 @@ class ExecSandbox:
         if code != 0:
             raise SandboxFailed(f"processes of the sandbox could not be killed: {said}")
 
+    async def died(self) -> None:
+        await self._dead.wait()
+
     async def destroy(self) -> None:
+        self._dead.set()
         if self._destroying is None:
             self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self._sandbox_id}")
         await asyncio.shield(self._destroying)
@@ -127,6 +132,7 @@ class ExecSandbox:
                 self._container, argv, user=f"{uid}:{uid}", cwd="/", stdin=bool(command.stdin)
             )
         except SandboxUnavailable as error:
+            await self._look()
             raise SandboxFailed(error.message) from error
         process = ExecProcess(
             self._engine,
@@ -138,8 +144,22 @@ class ExecSandbox:
             grace_s=self._settings.call_timeout_s,
         )
         self._running.add(process)
-        process.when_ended(lambda: self._running.discard(process))
+        process.when_ended(lambda: self._over(process))
         return process
+
+    def _over(self, process: ExecProcess) -> None:
+        self._running.discard(process)
+        if process.found_dead:
+            self._dead.set()
+
+    async def _look(self) -> None:
+        """Whether the container still runs; where the engine does not say, it is taken to."""
+        try:
+            state = await self._engine.state(self._container)
+        except SandboxUnavailable:
+            return
+        if state is None or not state.running:
+            self._dead.set()
 
     async def _file(
         self,
