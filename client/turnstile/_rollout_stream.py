@@ -12,17 +12,13 @@ than the one that read it, which no task group allows.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
 
-from pydantic import ValidationError
-
-from turnstile import errors
 from turnstile._rollout_run import Door, Plan, RolloutRun, Watchers
 from turnstile._settings import ClientSettings
-from turnstile.models import CLIENT_ID_PATTERN, TaskInfo, TaskRef, new_id
-from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks
+from turnstile.models import TaskRef, new_id
+from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks, task_ref
 
 _END = object()
 
@@ -148,21 +144,6 @@ class RolloutStream:
         before = self._progress
         self._progress = replace(before, **{name: getattr(before, name) + by for name, by in changes.items()})
         self._options.on_progress(self._progress)
-
-
-def task_ref(task: TaskLike) -> TaskRef:
-    """Raises InvalidRequest for what is no task."""
-    if isinstance(task, TaskRef):
-        return task
-    if isinstance(task, TaskInfo):
-        return TaskRef(id=task.id)
-    if isinstance(task, str):
-        is_id = re.fullmatch(CLIENT_ID_PATTERN, task) is not None
-        return TaskRef(id=task) if is_id else TaskRef(instruction=task)
-    try:
-        return TaskRef.model_validate(task)
-    except ValidationError as error:
-        raise errors.InvalidRequest(f"{task!r} is no task: {error.errors()[0]['msg']}") from error
 
 
 async def _iterated(tasks: Tasks) -> AsyncIterator[TaskLike]:

@@ -48,7 +48,7 @@ from turnstile.models import (
     TaskRef,
     Turn,
 )
-from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks
+from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
 
 T = TypeVar("T")
 
@@ -103,13 +103,14 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncNewEpisodeHandle:
-        """Starts an episode. A string ``task`` is the instruction of an inline task.
+        """Starts an episode. A string ``task`` is a task id where it could be one (letters, digits, ``_``
+        and ``-``, at most 64), else the instruction of an inline task.
 
         Safe to repeat with the same ``idempotency_key``; without one the client makes its own per call. Raises
         InvalidRequest, Conflict (id taken), ServerBusy (bound of open episodes), ServerUnavailable.
         """
         fields = {
-            "task": {"instruction": task} if isinstance(task, str) else task,
+            "task": task_ref(task),
             "agent": agent,
             "episode_id": episode_id,
             "group_id": group_id,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
+from pydantic import ValidationError
+
 from turnstile import errors
 from turnstile.models import (
+    CLIENT_ID_PATTERN,
     Episode,
     EpisodeStatus,
     ErrorInfo,
@@ -174,3 +178,18 @@ class RolloutOptions:
                 "agent='external' leaves nobody to run the agent: name one that the server launches, or pass a "
                 "function that runs yours on an episode's handle"
             )
+
+
+def task_ref(task: TaskLike) -> TaskRef:
+    """What the server is asked for. Raises InvalidRequest for what is no task."""
+    if isinstance(task, TaskRef):
+        return task
+    if isinstance(task, TaskInfo):
+        return TaskRef(id=task.id)
+    if isinstance(task, str):
+        is_id = re.fullmatch(CLIENT_ID_PATTERN, task) is not None
+        return TaskRef(id=task) if is_id else TaskRef(instruction=task)
+    try:
+        return TaskRef.model_validate(task)
+    except ValidationError as error:
+        raise errors.InvalidRequest(f"{task!r} is no task: {error.errors()[0]['msg']}") from error

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,8 @@ class PrivateServer:
 
 
 @asynccontextmanager
-async def private_server(
-    flags: Sequence[str], environment: Mapping[str, str], data_dir: Path, log: Path
-) -> AsyncIterator[PrivateServer]:
-    """``flags`` of ``turnstile serve``; ``environment`` on top of this process's. Raises PrivateServerError."""
+async def private_server(flags: Sequence[str], data_dir: Path, log: Path) -> AsyncIterator[PrivateServer]:
+    """``flags`` of ``turnstile serve``. Raises PrivateServerError."""
     key = secrets.token_urlsafe(24)
     python = (sys.executable, "-P", "-m")
     serve = (
@@ -58,7 +56,7 @@ async def private_server(
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *(*python, "turnstile._keeper", *serve, *flags),
-            env={**os.environ, **environment, "TURNSTILE_CONTROL_KEY": key},
+            env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import tempfile
@@ -15,14 +14,15 @@ from typing import Annotated
 
 import typer
 
-from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, key_from
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, fail, reported
 from turnstile.cli.private_server import PrivateServerError, private_server
 from turnstile.cli.run_report import (
     Bar,
     RolloutFiles,
     echo_json,
-    infrastructure_failures,
+    failures,
+    not_the_agents,
     show_rollouts,
     summary,
 )
@@ -38,12 +38,11 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to run: servers that are there (``urls``), or a private one with ``flags`` and ``environment``."""
+    """Where to run: servers that are there (``urls``), or a private one with ``flags``."""
 
     urls: tuple[str, ...]
     key: str | None
     flags: tuple[str, ...]
-    environment: dict[str, str]
     data_dir: Path | None
 
 
@@ -84,7 +83,10 @@ def run(
     ] = None,
     format_: Annotated[Format, typer.Option("--format", help="Of the samples in --out.")] = Format.JSONL,
     as_json: JsonOption = False,
-    url: UrlOption = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", envvar="TURNSTILE_URL", help="Server URL; repeat for several. None: a private one."),
+    ] = None,
     key: KeyOption = None,
     data_dir: DataDirOption = None,
     model: Annotated[Path | None, typer.Option("--model", help="Private server: Hugging Face folder.")] = None,
@@ -95,25 +97,34 @@ def run(
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", help="Private server: auto, docker, local or none.")
     ] = None,
+    sandbox_image: Annotated[
+        str | None, typer.Option("--sandbox-image", help="Private server: Docker image of tasks that name none.")
+    ] = None,
+    agent_specs: Annotated[
+        list[Path] | None, typer.Option("--agent-specs", help="Private server: folder of further agent specs.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Private server: its settings file.")] = None,
 ) -> None:
     """Roll tasks out with an agent, show and keep what came of it.
 
     Without --url (or TURNSTILE_URL) a private server is started for the run; it needs the extra `server`.
-    Exit 1 if a rollout failed by the infrastructure; what agents and tasks did wrong is in the summary.
+    Exit 1 if a rollout failed by the infrastructure or by its task; what agents did wrong is in the summary.
     """
     sources, ids = _tasks(tasks or [ALL], private=not url)
-    for_private = {"--model": model, "--engine": engine, "--engine-url": engine_url, "--config": config}
-    flags = [part for name, value in for_private.items() if value is not None for part in (name, str(value))]
-    if url and (flags or sandbox is not None):
-        fail("--model, --engine, --engine-url, --sandbox and --config are for a private server; drop --url", USAGE)
-    environment = {
-        **({"TURNSTILE_SANDBOXES__KIND": sandbox} if sandbox is not None else {}),
-        **({"TURNSTILE_TASKS__SOURCES": json.dumps(sources)} if sources else {}),
+    for_private = {
+        "--model": model,
+        "--engine": engine,
+        "--engine-url": engine_url,
+        "--sandbox": sandbox,
+        "--sandbox-image": sandbox_image,
+        "--config": config,
     }
-    place = Place(
-        tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), environment, data_dir
-    )
+    flags = [part for name, value in for_private.items() if value is not None for part in (name, str(value))]
+    flags += [part for folder in agent_specs or () for part in ("--agent-specs", str(folder.absolute()))]
+    if url and flags:
+        fail(f"{flags[0]} is for a private server; drop it or --url", USAGE)
+    flags += [part for source in sources for part in ("--tasks", source)]
+    place = Place(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
     files = RolloutFiles(out, format_) if out is not None else None
     if files is not None:
@@ -135,10 +146,12 @@ def run(
             if not as_json:
                 show_rollouts(done)
             typer.echo(summary(done), err=as_json)
+            for line in failures(done):
+                typer.echo(f"turnstile: {line}", err=True)
     if interrupted:
         typer.echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
         raise typer.Exit(INTERRUPTED)
-    if infrastructure_failures(done):
+    if not_the_agents(done):
         raise typer.Exit(FAILED)
 
 
@@ -186,7 +199,7 @@ async def _client(place: Place, out: Path | None) -> AsyncIterator[AsyncClient]:
     with tempfile.TemporaryDirectory(prefix="turnstile-run-") as folder:
         data_dir, log = place.data_dir or Path(folder, "data"), (out or Path(folder)) / "server.log"
         async with (
-            private_server(place.flags, place.environment, data_dir, log) as server,
+            private_server(place.flags, data_dir, log) as server,
             AsyncClient(server.url, key=server.key) as client,
         ):
             yield client

@@ -20,6 +20,8 @@ from turnstile.rollout import Rollout, RolloutProgress
 EPISODES_FILE = "episodes.jsonl"
 SAMPLES_FOLDER = "samples"
 _TITLE = 40
+_REASON = 400
+"""Characters of a reason that are shown; all of it is in episodes.jsonl."""
 
 
 class RolloutFiles:
@@ -110,8 +112,19 @@ def summary(rollouts: list[Rollout]) -> str:
     return f"{mean} over {len(rewards)} graded of {len(rollouts)} rollouts; failed: {failed}; {share}"
 
 
-def infrastructure_failures(rollouts: list[Rollout]) -> int:
-    return sum(rollout.fault is Fault.INFRASTRUCTURE for rollout in rollouts)
+def failures(rollouts: list[Rollout]) -> list[str]:
+    """A line for each thing that was wrong, with how often; what differs only in its end (an output) once."""
+    said = Counter(
+        f"{_fault(rollout)}: {_title(rollout.error.message, _REASON)}"
+        for rollout in rollouts
+        if rollout.failed and rollout.error is not None
+    )
+    return [f"{count} × {reason}" for reason, count in said.most_common()]
+
+
+def not_the_agents(rollouts: list[Rollout]) -> int:
+    """Rollouts that failed by the infrastructure or by their task: whatever the agent, there is no result."""
+    return sum(rollout.fault in (Fault.INFRASTRUCTURE, Fault.TASK) for rollout in rollouts)
 
 
 def echo_json(rollout: Rollout) -> None:
@@ -132,6 +145,6 @@ def _stats(rollout: Rollout) -> EpisodeStats:
     return rollout.episode.stats if rollout.episode is not None else EpisodeStats()
 
 
-def _title(instruction: str) -> str:
-    line = " ".join(instruction.split())
-    return line if len(line) <= _TITLE else line[: _TITLE - 1] + "…"
+def _title(text: str, most: int = _TITLE) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
