@@ -90,6 +90,7 @@ def test_a_failure_of_the_infrastructure_that_remains_is_exit_1_and_every_fault_
     assert done.returncode == FAILED
     assert "mean reward 1.000 over 1 graded of 3 rollouts; failed: agent 1, infrastructure 1" in done.stdout
     assert "failed: sandbox_failed" in done.stdout
+    assert "1 × agent: it crashed" in done.stderr
     assert run(stub, "--retries", "0", "--tasks", "task-1").returncode == DONE
 
 

@@ -104,7 +104,10 @@ class DockerProvider:
         name = spec.image or self._settings.docker_image
         image = await self._engine.image(name)
         if image is None:
-            raise TaskFailed(f"Docker has no image {name}; fetch or build it first (docker pull {name})")
+            missing = f"Docker has no image {name}; fetch or build it first (docker pull {name})"
+            if spec.image is None:
+                raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
+            raise TaskFailed(missing)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         made: HelpedSandbox | ExecSandbox
         if await self._runs_helper(image, name):
