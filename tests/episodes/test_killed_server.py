@@ -40,11 +40,10 @@ def free_port() -> int:
 @pytest.fixture(
     params=[pytest.param("local", marks=pytest.mark.slow), pytest.param("docker", marks=pytest.mark.docker)]
 )
-def sandbox(request: pytest.FixtureRequest) -> str:
-    if request.param == "docker":
-        request.getfixturevalue("docker_image")
-    kind: str = request.param
-    return kind
+def sandbox(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The kind of sandboxes and the image of Docker's."""
+    image = request.getfixturevalue("docker_image") if request.param == "docker" else "unused"
+    return request.param, image
 
 
 class Servers:
