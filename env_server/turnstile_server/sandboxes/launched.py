@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from turnstile_server.children import send_signal
 from turnstile_server.sandboxes import cgroups, leftovers
 
 _LOG = logging.getLogger(__name__)
@@ -76,10 +76,7 @@ class Launched:
     async def release(self, timeout_s: float) -> None:
         process = await self._started()
         if process is not None:
-            if process.returncode is None:
-                # Not its own ``kill``: that reaps a process which ends in this moment, before asyncio's watcher can.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
             try:
                 async with asyncio.timeout(timeout_s):
                     await process.wait()

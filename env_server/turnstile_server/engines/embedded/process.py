@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
@@ -20,6 +21,7 @@ from typing import Final
 
 import orjson
 
+from turnstile_server.children import send_signal
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
 
@@ -154,16 +156,14 @@ class WorkerProcess:
 
 async def _stop(process: Process, grace_s: float) -> None:
     """SIGTERM, then SIGKILL after ``grace_s``; returns when the process is gone."""
-    if process.returncode is None:
-        process.terminate()
+    send_signal(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()
     except TimeoutError:
         pass
     finally:
-        if process.returncode is None:
-            process.kill()
+        send_signal(process, signal.SIGKILL)
     await process.wait()
 
 
