@@ -6,7 +6,8 @@ Exit codes: 0; 1 where a task is wrong (or unknown); 2 where task files, setting
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -144,11 +145,8 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
 
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
-    if settings.sandboxes.run_dir is not None:
-        settings.sandboxes.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A folder of its own: a server may have its sandboxes in the same place at the same time.
-    with tempfile.TemporaryDirectory(prefix="validate-", dir=settings.sandboxes.run_dir) as folder:
-        provider = create_provider(settings.sandboxes, Path(folder).absolute(), owner=Path(folder).name)
+    with _folder_in(settings.sandboxes.run_dir) as run_dir:
+        provider = create_provider(settings.sandboxes, run_dir, owner=run_dir.name)
         try:
             await provider.start(_no_door)
             grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
@@ -166,6 +164,19 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
             with anyio.CancelScope(shield=True):
                 await provider.close()
     return [proofs[task.id] for task in chosen]
+
+
+@contextmanager
+def _folder_in(run_dir: Path | None) -> Iterator[Path]:
+    """A new one of this command's own: a server may have its sandboxes in the same place at the same time."""
+    try:
+        if run_dir is not None:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="validate-", dir=run_dir)
+    except OSError as error:
+        raise StartupError(f"sandboxes.run_dir: {error.strerror}: {run_dir}") from error
+    with made as folder:
+        yield Path(folder).absolute()
 
 
 async def _no_door(scope: Scope, receive: Receive, send: Send) -> None:
