@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from turnstile_server.errors import StartupError
+from turnstile_server.http_protocol import BoundedHttp
 
 
 class _Server(uvicorn.Server):
@@ -42,6 +43,7 @@ class Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=BoundedHttp,
                 lifespan="off",
                 log_config=None,
                 access_log=access_log,

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.http_protocol import BoundedHttp
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.link import HelperLink
@@ -89,6 +90,7 @@ class SandboxDoor:
         self._filter = EpisodeFilter(app)
         self._config = uvicorn.Config(
             self._filter,
+            http=BoundedHttp,
             lifespan="off",
             ws="none",
             log_config=None,
