@@ -188,3 +188,15 @@ async def test_a_grade_shows_no_more_than_so_many_of_each(provider: Watched) -> 
     grade = await grader(provider, max_shown=2).grade(the_task(), work(files))
     assert (len(grade.detail["diff"]["added"]), grade.detail["diff"]["counts"]["added"]) == (2, 9)
     assert len(grade.detail["tests"]["failed"]) == 2
+
+
+async def test_the_runners_tests_are_another_users_files_than_theirs_who_run_them(provider: Watched) -> None:
+    hidden = (
+        "import os, unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        for path in (__file__, os.path.dirname(__file__), '/tmp/turnstile-grading/programs'):\n"
+        "            self.assertNotEqual(os.stat(path).st_uid, os.geteuid())\n"
+        "            self.assertFalse(os.access(path, os.W_OK))\n"
+    )
+    task = the_task(tests={"files": {"inline": {"test_own.py": hidden}}, "expected": ["test_own.T.test_it"]})
+    grade = await grader(provider).grade(task, work({}))
+    assert grade.reward == 1.0, grade.detail

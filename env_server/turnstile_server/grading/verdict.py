@@ -62,7 +62,8 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Tes
         return TestsVerdict(False, detail={**detail, "passed": 0, "note": "the runner ended without a result"})
     if said["faults"] and result.exit_code == FAULTY:
         return TestsVerdict(False, fault="; ".join(said["faults"])[:MAX_TEXT])
-    passed = not said["failed"] and set(said["passed"]) == set(expected) and result.exit_code == 0
+    clean = not said["faults"] and not said["failed"] and result.exit_code == 0
+    passed = clean and set(said["passed"]) == set(expected)
     failed = [{"id": test, "status": status, "message": message} for test, status, message in said["failed"]]
     output = said["output"][-MAX_TEXT:]
     return TestsVerdict(

@@ -1,0 +1,63 @@
+"""What counts as passed: the runner's own word and its exit status together, never one of them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnstile_server.grading.inside.run_tests import Told, judge, outcome, signed
+from turnstile_server.grading.verdict import read_tests
+from turnstile_server.sandboxes.protocol import ExecResult
+
+NONCE = b"n" * 32
+EXPECTED = ("a", "b")
+
+
+def said(nonce: bytes = NONCE, code: int = 0, *, timed_out: bool = False, **answer: Any) -> ExecResult:
+    whole = {"faults": [], "passed": list(EXPECTED), "failed": [], "output": "", **answer}
+    return ExecResult(code, signed(nonce, whole) + b"\n", b"", 0, timed_out, 1.0)
+
+
+def test_all_that_was_expected_and_exit_status_0_is_passed() -> None:
+    assert read_tests(said(), EXPECTED, NONCE).passed
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        said(code=1),
+        said(code=137),
+        said(passed=["a"]),
+        said(passed=["a", "b", "c"]),
+        said(passed=[]),
+        said(failed=[["b", "failed", "why"]]),
+        said(passed=["a"], failed=[["b", "failed", "why"]]),
+        said(timed_out=True),
+        said(nonce=b"m" * 32),
+        said(faults=["nothing can run"]),
+        ExecResult(0, b"2 passed", b"", 0, False, 1.0),
+        ExecResult(0, b"", b"", 0, False, 1.0),
+    ],
+)
+def test_anything_less_is_not(result: ExecResult) -> None:
+    verdict = read_tests(result, EXPECTED, NONCE)
+    assert (verdict.passed, verdict.fault) == (False, None)
+
+
+def test_a_fault_is_believed_with_its_exit_status_only() -> None:
+    assert read_tests(said(code=3, faults=["no pytest"]), EXPECTED, NONCE).fault == "no pytest"
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "lines", "counted"),
+    [(0, ("t", "done"), True), (1, ("t", "done"), False), (-9, ("t", "done"), False), (0, ("t",), False)],
+)
+def test_a_files_tests_count_when_it_said_that_it_was_done_and_exited_0(
+    exit_status: int, lines: tuple[str, ...], counted: bool
+) -> None:
+    key = b"k" * 32
+    words = {"t": {"test": "t", "status": "passed", "message": ""}, "done": {"done": True}}
+    told = Told()
+    judge(b"\n".join(signed(key, words[line]) for line in lines), key, exit_status, told)
+    assert (outcome("t", told)[0] == "passed") is counted
