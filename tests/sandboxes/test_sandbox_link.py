@@ -13,9 +13,12 @@ from door_app import DoorApp
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.door import SandboxDoor
+from turnstile_server.sandboxes.helped import HelpedSandbox, Layout
 from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.link import HelperLink
+from turnstile_server.sandboxes.protocol import Command
+from turnstile_server.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -166,10 +169,20 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
         ({"id": 1, "ev": "out", "stream": 7}, b"x"),
         ({"id": 1, "ev": "out", "stream": 1}, b"x" * 101),
         ({"id": 1, "ev": "ack", "n": "many"}, b""),
+        ({"id": 1, "ev": "ack", "n": float("inf")}, b""),
         ({"ev": "end"}, b""),
         ({"id": [1], "ev": "end"}, b""),
     ],
-    ids=["unknown request", "unknown event", "unknown stream", "too much output", "no number", "no id", "odd id"],
+    ids=[
+        "unknown request",
+        "unknown event",
+        "unknown stream",
+        "too much output",
+        "no number",
+        "no finite number",
+        "no id",
+        "odd id",
+    ],
 )
 async def test_a_helper_that_breaks_the_protocol_is_given_up(
     linked: tuple[Caller, HelperLink], header: dict[str, object], payload: bytes
@@ -181,6 +194,32 @@ async def test_a_helper_that_breaks_the_protocol_is_given_up(
         await request.finish()
     with pytest.raises(SandboxFailed):
         link.begin({"op": "run"})
+
+
+@pytest.mark.parametrize("fields", [{}, {"exit_code": None}, {"exit_code": float("inf")}])
+async def test_an_end_that_lacks_what_it_must_say_fails_its_command(
+    run_dir: Path, door_app: DoorApp, fields: dict[str, object]
+) -> None:
+    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
+    await door.open()
+    caller = await Caller.dial(door)
+
+    async def release() -> None: ...
+
+    link = await door.dialed_in(10)
+    sandbox = HelpedSandbox("two", link, door, Layout(), SandboxSettings(), release)
+    running = asyncio.create_task(sandbox.exec(Command(("true",))))
+    await caller.reader.read(1)
+    caller.says({"id": 1, "ev": "end", **fields})
+    with pytest.raises(SandboxFailed, match="protocol"):
+        await running
+    reading = asyncio.create_task(sandbox.read("/x", 10))
+    await caller.reader.read(1)
+    caller.says({"id": 2, "ev": "end", **fields})
+    with pytest.raises(SandboxFailed, match="protocol"):
+        await reading
+    await sandbox.destroy()
+    caller.writer.close()
 
 
 async def test_the_same_end_twice_is_a_break(linked: tuple[Caller, HelperLink]) -> None:

@@ -217,7 +217,7 @@ class HelpedSandbox:
         user: User = User.AGENT,
         max_bytes: int = 0,
         mode: int | None = None,
-    ) -> Reply:
+    ) -> ExecResult:
         """Raises FileProblem, SandboxFailed."""
         try:
             reply = await self._link.call(
@@ -236,14 +236,14 @@ class HelpedSandbox:
             )
         except frames.FrameError as error:
             raise FileProblem(f"{path[:100]}…: the path is too long") from error
-        exit_code = reply.fields["exit_code"]
-        if exit_code == frames.FILE_PROBLEM:
-            raise FileProblem(reply.stderr.decode(errors="replace"))
-        if reply.fields["timed_out"]:
+        done = _result(reply)
+        if done.exit_code == frames.FILE_PROBLEM:
+            raise FileProblem(done.stderr.decode(errors="replace"))
+        if done.timed_out:
             raise FileProblem(f"{path}: took longer than {self._settings.call_timeout_s:g} s")
-        if exit_code != 0:
-            raise FileProblem(f"{path}: the operation was stopped (exit code {exit_code})")
-        return reply
+        if done.exit_code != 0:
+            raise FileProblem(f"{path}: the operation was stopped (exit code {done.exit_code})")
+        return done
 
 
 class _Started:
@@ -290,14 +290,17 @@ def _result(reply: Reply) -> ExecResult:
     fields = reply.fields
     if "error" in fields:
         raise SandboxFailed(f"the sandbox's helper failed: {fields['error']}")
-    return ExecResult(
-        exit_code=int(fields["exit_code"]),
-        stdout=reply.stdout,
-        stderr=reply.stderr,
-        dropped_bytes=int(fields["dropped"]),
-        timed_out=bool(fields["timed_out"]),
-        duration_s=float(fields["duration_s"]),
-    )
+    try:
+        return ExecResult(
+            exit_code=int(fields["exit_code"]),
+            stdout=reply.stdout,
+            stderr=reply.stderr,
+            dropped_bytes=int(fields["dropped"]),
+            timed_out=bool(fields["timed_out"]),
+            duration_s=float(fields["duration_s"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise SandboxFailed(f"the sandbox's helper broke the protocol: {error}") from error
 
 
 def _too_long(command: Command) -> ExecResult:

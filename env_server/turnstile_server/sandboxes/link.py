@@ -190,7 +190,7 @@ class HelperLink:
             while data := await self._reader.read(_READ):
                 for header, payload in self._decoder.feed(data):
                     self._take(header, payload)
-        except (frames.FrameError, KeyError, TypeError, ValueError) as error:
+        except (frames.FrameError, KeyError, TypeError, ValueError, OverflowError) as error:
             _LOG.warning("a sandbox's helper broke the protocol", extra={"sandbox": self._name})
             reason = f"the sandbox's helper broke the protocol: {error}"
         except OSError as error:
