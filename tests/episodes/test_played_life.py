@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import anyio
 import httpx
+import openai
 import pytest
 from conversation import END
-from gate_support import CONTEXT, Stage, fails, says, staged
+from gate_support import CONTEXT, Prompted, Said, Stage, fails, says, staged
 from puppets import PuppetProcess, Theatre, result, theatre
 from test_life import Breaking
 
@@ -365,6 +367,37 @@ async def test_a_cancellation_kills_the_agent_and_grades_nothing(house: House) -
     assert process.killed
     assert house.grader.graded == []
     assert house.provider.open == []
+
+
+async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(house: House) -> None:
+    answered = anyio.Event()
+
+    async def slow(_: Prompted) -> AsyncIterator[Said | Exception]:
+        await answered.wait()
+        yield Said(house.stage.encode("hm"), "stop")
+
+    house.stage.engine.answers = [slow]
+    created = await house.play(agent="external")
+    await house.status(created, "running")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, house, created)
+        with anyio.fail_after(10):
+            while not house.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
+                await anyio.sleep(0.005)
+        tasks.start_soon(house.stage.post, created, "finish")
+        await anyio.sleep(0.1)
+        tasks.start_soon(house.stage.post, created, "cancel")
+        await anyio.sleep(0.1)
+        answered.set()
+    shown = await house.ended(created)
+    assert (shown["status"], shown["reward"]) == ("cancelled", None)
+    assert house.grader.graded == []
+
+
+async def call(house: House, created: dict[str, Any]) -> None:
+    agent = house.stage.agent(created)
+    with contextlib.suppress(openai.APIError):
+        await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
 
 
 async def test_a_cancellation_cuts_a_grading_short(house: House) -> None:

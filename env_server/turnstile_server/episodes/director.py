@@ -125,7 +125,9 @@ class Director:
         if running.plan.task.graded:
             if running.owed_end is not None:
                 outcome = running.owed_end  # graded once, whatever became of the record
-            elif outcome.status in GRADED and not running.cancelled:
+            elif outcome.status in GRADED and running.cancelled:
+                outcome = Outcome(EpisodeStatus.CANCELLED, None, outcome.agent)
+            elif outcome.status in GRADED:
                 outcome = await self._graded(running, outcome)
                 if self._closing:
                     raise SandboxUnavailable("the server is stopping")
