@@ -395,9 +395,9 @@ async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(house
 
 
 async def call(house: House, created: dict[str, Any]) -> None:
-    agent = house.stage.agent(created)
-    with contextlib.suppress(openai.APIError):
-        await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
+    async with house.stage.agent(created) as agent:
+        with contextlib.suppress(openai.APIError):
+            await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
 
 
 async def test_a_cancellation_cuts_a_grading_short(house: House) -> None:
