@@ -211,6 +211,21 @@ async def test_only_the_episodes_own_key_opens_it(stage: Stage) -> None:
     await still_works(stage, episode)
 
 
+async def test_a_key_opens_no_later_episode_of_the_same_id_on_either_door(stage: Stage) -> None:
+    first = await stage.episode(episode_id="again")
+    (await stage.control.delete("/episodes/again")).raise_for_status()
+    second = await stage.episode(episode_id="again")
+    assert first["episode_key"] != second["episode_key"]
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    async with raw(first) as client:
+        refused(await client.post(url(second), json=body()), 410, "episode_ended", retry=False)
+        answer = await client.post(second["tool_url"], json=asked, headers={"accept": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["data"]["type"]) == (410, "episode_ended")
+        wrong = await client.post(second["tool_url"], json=asked, headers={"authorization": "Bearer wrong"})
+        assert (wrong.status_code, wrong.json()["error"]["data"]["type"]) == (401, "unauthorized")
+    await still_works(stage, second)
+
+
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
 async def test_the_key_is_taken_in_every_dialects_header(stage: Stage, header: str) -> None:
     episode = await stage.episode()
