@@ -87,7 +87,8 @@ async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
     result = await sandbox.exec(Command(("sh", "-c", script)))
     await provider.close()
     beside, _, inside = result.stdout.decode().partition("\n\n")
-    assert package.name in beside
+    if not package.is_relative_to("/tmp"):  # there the sandbox's own /tmp hides all of a checkout
+        assert package.name in beside
     assert inside == "kept\n", result
 
 
