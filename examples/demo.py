@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -26,7 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from local import TURNSTILE, LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
+from audited import TOLERANCE, DemoError, audit, leaves
+from local import LocalServer, LocalServerError, serve, tiny_model
 from scripted.gold import gold_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient, Rollout, TurnstileError
@@ -38,12 +38,6 @@ AGENT = "tool-loop"
 LIMITS = {"max_turns": 4, "max_completion_tokens": 96, "wall_s": 300.0}
 """Of the noise: it never solves anything, so a few turns show as much as many."""
 GOLD_LIMITS = {"wall_s": 300.0}
-TOLERANCE = 1e-4
-"""Largest distance, in nats, between a recorded logprob and what the engine gives when asked again."""
-
-
-class DemoError(Exception):
-    """Something that must hold does not."""
 
 
 @contextlib.asynccontextmanager
@@ -74,22 +68,6 @@ async def play(
             rollouts.append(rollout)
             progress.advance(bar)
     return rollouts
-
-
-async def audit(server: LocalServer) -> dict[str, AuditReport]:
-    """`turnstile audit --all`, as a person would type it, read as JSON. The reports by episode id."""
-    process = await asyncio.create_subprocess_exec(
-        *(TURNSTILE, "audit", "--all", "--json"),
-        env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with stopped_at_exit(process):
-        output, _ = await process.communicate()
-    reports = [AuditReport.model_validate_json(line) for line in output.splitlines()]
-    if process.returncode != 0:
-        failures = [failure for report in reports for check in report.invariants for failure in check.failures]
-        raise DemoError(f"the audit failed: {failures or 'a distance is above the tolerance, or no answer'}")
-    return {report.episode_id: report for report in reports}
 
 
 def check(rollout: Rollout, report: AuditReport | None) -> None:
@@ -173,13 +151,6 @@ async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> N
 
 def _episode_id(rollout: Rollout) -> str:
     return rollout.episode.episode_id if rollout.episode is not None else ""
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors inside a task group's, without the groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in leaves(part)]
-    return [error]
 
 
 def main() -> int:

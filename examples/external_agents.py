@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -29,19 +28,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agents import AGENTS, AgentError, Job, make_repository, run_agent
-from local import TURNSTILE, LocalServer, LocalServerError, serve, stopped_at_exit, tiny_model
+from audited import TOLERANCE, DemoError, audit, leaves
+from local import LocalServerError, serve, tiny_model
 from turnstile import AsyncClient, TurnstileError
 from turnstile.models import AuditReport, Episode, EpisodeStatus, SampleSet
 
 TASK = "One test of this repository fails. Find out why and mend the code."
 COMPLETION_TOKENS = 96
 POLL_S = 0.5
-TOLERANCE = 1e-4
-"""Largest distance, in nats, between a recorded logprob and what the engine gives when asked again."""
-
-
-class DemoError(Exception):
-    """Something that must hold does not."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +62,6 @@ async def run_episode(
                 on_turns((await episode.status()).stats.turns)
         ended = await episode.finish()
         return Outcome(ended, await episode.samples(), time.monotonic() - started)
-
-
-async def audit(server: LocalServer) -> dict[str, AuditReport]:
-    """`turnstile audit --all`, as a person would type it, read as JSON. The reports by episode id."""
-    process = await asyncio.create_subprocess_exec(
-        *(TURNSTILE, "audit", "--all", "--json"),
-        env={**os.environ, "TURNSTILE_URL": server.control_url, "TURNSTILE_CONTROL_KEY": server.control_key},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with stopped_at_exit(process):
-        output, _ = await process.communicate()
-    reports = [AuditReport.model_validate_json(line) for line in output.splitlines()]
-    if process.returncode != 0:
-        failures = [failure for report in reports for check in report.invariants for failure in check.failures]
-        raise DemoError(f"the audit failed: {failures or 'a distance is above the tolerance, or no answer'}")
-    return {report.episode_id: report for report in reports}
 
 
 def check(outcome: Outcome, report: AuditReport | None) -> None:
@@ -145,13 +123,6 @@ async def record(arguments: argparse.Namespace, console: Console, work: Path) ->
         for outcome in outcomes:
             check(outcome, reports.get(outcome.episode.episode_id))
     console.print("Passed: every token accounted for, audit passed, nothing left running.")
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors inside a task group's, without the groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in leaves(part)]
-    return [error]
 
 
 def main() -> int:
