@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp
 
-from turnstile_server.errors import SandboxFailed, TurnstileError
+from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxLimits, SandboxSpec, User
 
 LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=32, disk_bytes=8 << 20)
@@ -79,7 +79,7 @@ class MemoryProvider:
     open: set[MemorySandbox] = field(default_factory=set)
     made: list[MemorySandbox] = field(default_factory=list)
     most: int = 0
-    fail: TurnstileError | None = None
+    fail: Exception | None = None
     attempts: int = 0
     closed: bool = False
     may_create: asyncio.Event = field(default_factory=asyncio.Event)

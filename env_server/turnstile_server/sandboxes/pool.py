@@ -181,9 +181,14 @@ class SandboxPool:
                     log.warning("no sandbox is kept warm for %s: %s", spec.image or "the default image", error)
                     self._warm.pop(spec, None)
                     self._give_back()
-                except TurnstileError as error:
+                except Exception as error:  # one that is not told would end the refilling unseen
                     self._give_back()
-                    log.warning("a warm sandbox could not be made, again in %g s: %s", retry_s, error)
+                    log.warning(
+                        "a warm sandbox could not be made, again in %g s: %s",
+                        retry_s,
+                        error,
+                        exc_info=not isinstance(error, TurnstileError),
+                    )
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
                 except BaseException:
