@@ -31,15 +31,16 @@ class SubprocessSandbox:
     async def exec(self, command: Command) -> ExecResult:
         started = time.perf_counter()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                cwd=self.workdir,
-                env={"PATH": os.environ["PATH"], **command.env},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            with anyio.CancelScope(shield=True):  # cancelled here, it would be nobody's
+                process = await asyncio.create_subprocess_exec(
+                    *command.argv,
+                    cwd=self.workdir,
+                    env={"PATH": os.environ["PATH"], **command.env},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                )
         except FileNotFoundError:
             return ExecResult(127, b"", b"", 0, False, 0.0)
         timed_out = False
