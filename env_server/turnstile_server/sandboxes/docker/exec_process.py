@@ -88,6 +88,12 @@ class ExecProcess:
     def when_ended(self, call: Callable[[], object]) -> None:
         self._ending.add_done_callback(lambda _: call())
 
+    async def begun(self) -> None:
+        """Returns when the command runs, or has ended without; after ``grace_s`` at the latest. The engine answers
+        before it has started what it was asked to start."""
+        either: set[asyncio.Future[Any]] = {self._pid, self._ending}
+        await asyncio.wait(either, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+
     async def wait(self) -> ExecResult:
         return await asyncio.shield(self._ending)
 

@@ -75,7 +75,9 @@ class ExecSandbox:
             raise
 
     async def start(self, command: Command) -> Process:
-        return await self._begin(command)
+        process = await self._begin(command)
+        await process.begun()
+        return process
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await self._file(scripts.READ, path, str(max_bytes + 1), path=path, max_bytes=max_bytes)
@@ -97,6 +99,8 @@ class ExecSandbox:
         return await self._file(scripts.PACK, path, path=path, max_bytes=max_bytes)
 
     async def stop_all(self) -> None:
+        for process in list(self._running):
+            await process.begun()  # the engine may have taken a command and not started it yet
         code, said = await self._quietly(["/bin/sh", "-c", scripts.STOP_ALL])
         if code != 0:
             raise SandboxFailed(f"processes of the sandbox could not be killed: {said}")
