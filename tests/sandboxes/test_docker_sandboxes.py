@@ -19,6 +19,7 @@ from sandbox_providers import LIMITS, SPEC, eventually
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, SANDBOX_LABEL
+from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, Sandbox, SandboxSpec, User
@@ -229,6 +230,29 @@ async def test_a_creation_cancelled_at_any_moment_leaves_no_container(
                 await creating.result().destroy()
         await eventually(lambda: containers_of(run_dir.name) == [])
         assert folders(run_dir) == []
+
+
+@pytest.mark.parametrize("refusals", [1, 1000])
+async def test_a_removal_that_the_engine_refuses_is_tried_again_and_left_to_the_sweep(
+    sandbox_settings: SandboxSettings, run_dir: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    remove, asked = DockerEngine.remove, 0
+
+    async def refusing(engine: DockerEngine, container: str) -> None:
+        nonlocal asked
+        asked += 1
+        if asked <= refusals:
+            raise SandboxUnavailable("device or resource busy")
+        await remove(engine, container)
+
+    async with started(sandbox_settings, run_dir) as provider:
+        sandbox = await provider.create(SPEC)
+        with monkeypatch.context() as patch:
+            patch.setattr(DockerEngine, "remove", refusing)
+            await sandbox.destroy()
+        assert len(containers_of(run_dir.name)) == (0 if refusals == 1 else 1)
+        assert folders(run_dir) == []
+    assert containers_of(run_dir.name) == []
 
 
 async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(

@@ -155,7 +155,10 @@ class Sandbox(Protocol):
         next command."""
         ...
 
-    async def destroy(self) -> None: ...
+    async def destroy(self) -> None:
+        """Releases everything. Does not raise: what a backend cannot remove it logs, tries again, and removes at
+        the latest when it is closed or started the next time."""
+        ...
 
 
 class SandboxProvider(Protocol):

@@ -31,6 +31,8 @@ from turnstile_server.settings import SandboxSettings
 log = logging.getLogger(__name__)
 
 _PREFIX = "sb-"
+_REMOVE_AGAIN_S = (0.5, 2.0)
+"""Pauses before a removal that the engine refused is tried again; a busy engine refuses some."""
 _LOOK_S = 1.0
 """How often a container whose helper has not called yet is looked at: it may have ended."""
 
@@ -258,16 +260,26 @@ class DockerProvider:
 
     async def _release(self, sandbox_id: str) -> None:
         self._open.pop(sandbox_id, None)
-        await self._engine.remove(_container_name(sandbox_id))
+        await self._remove(_container_name(sandbox_id))
+
+    async def _remove(self, container: str) -> None:
+        """Never raises: what the engine does not remove now, the sweep at the close or the next start does."""
+        for pause_s in (*_REMOVE_AGAIN_S, None):
+            try:
+                await self._engine.remove(container)
+                return
+            except SandboxUnavailable as error:
+                if pause_s is None or self._agent_door is None:
+                    log.warning("a container may be left for the next sweep to remove: %s", error.message)
+                    return
+            await asyncio.sleep(pause_s)
 
     async def _undo(self, container: str, door: SandboxDoor | None, link: HelperLink | None) -> None:
         """What a failed creation may have made. Never raises: the failure itself is what the caller is told."""
         try:
             if link is not None:
                 await link.close()
-            await self._engine.remove(container)
-        except SandboxUnavailable as error:
-            log.warning("a container may be left for the next start to remove: %s", error.message)
+            await self._remove(container)
         finally:
             if door is not None:
                 await door.close()
