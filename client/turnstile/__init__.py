@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         Timeout,
         TurnstileError,
     )
+    from turnstile.groups import advantages, by_group, has_signal
     from turnstile.rollout import Rollout, RolloutProgress
     from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
 
 _HOMES = {
     "turnstile._settings": ("ClientSettings",),
     "turnstile.client": ("AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"),
+    "turnstile.groups": ("advantages", "by_group", "has_signal"),
     "turnstile.rollout": ("Rollout", "RolloutProgress"),
     "turnstile.sync": ("Client", "EpisodeHandle", "NewEpisodeHandle"),
     "turnstile.errors": (
@@ -72,6 +74,9 @@ __all__ = [
     "ServerUnavailable",
     "Timeout",
     "TurnstileError",
+    "advantages",
+    "by_group",
+    "has_signal",
 ]
 
 

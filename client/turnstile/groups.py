@@ -1,0 +1,56 @@
+"""Rollouts as a policy gradient counts them: one rollout is one sample of its group's baseline.
+
+However many rows a rollout has (sub-agents, compactions, branches), its reward enters its group's mean and
+deviation once, and every one of its rows carries the same full advantage. A rollout without a reward (it failed,
+or could not be graded) is no 0: it enters no mean and has no advantage. Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+from turnstile.rollout import Rollout
+
+Scale = Literal["std", "none"]
+"""What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
+
+_EPSILON = 1e-6
+"""Keeps the division finite, as in TRL and slime; rewards are of the order of 1."""
+
+
+def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """The rollouts of each group, groups and rollouts in the order they came."""
+    groups: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group_id].append(rollout)
+    return dict(groups)
+
+
+def has_signal(group: Iterable[Rollout]) -> bool:
+    """Whether the rewards of one group differ: only then does it say which rollout was better."""
+    return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
+
+
+def advantages(rollouts: Iterable[Rollout], *, scale: Scale = "std") -> dict[str, float]:
+    """The advantage of every graded rollout, by ``rollout_id``, each within its group.
+
+    Reward minus the group's mean, divided by the group's standard deviation (of the sample, n − 1) if ``scale``
+    is ``std``: GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1.2); ``none`` is Dr. GRPO's (Liu et al. 2025,
+    arXiv 2503.20783). A group whose graded rollouts all have one reward, or with a single one, gives 0.0.
+    """
+    found: dict[str, float] = {}
+    for group in by_group(rollouts).values():
+        rewards = {rollout.rollout_id: rollout.reward for rollout in group if rollout.reward is not None}
+        if not rewards:
+            continue
+        mean = sum(rewards.values()) / len(rewards)
+        centred = {rollout_id: reward - mean for rollout_id, reward in rewards.items()}
+        divisor = 1.0
+        if scale == "std" and len(rewards) > 1:
+            variance = sum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
+            divisor = math.sqrt(variance) + _EPSILON
+        found.update({rollout_id: difference / divisor for rollout_id, difference in centred.items()})
+    return found
