@@ -1,4 +1,4 @@
-"""The reference agent as a process, between a real tool door and a model that answers from a script."""
+"""The agents that are loops over the tool door, as processes, between a real tool door and a scripted model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from turnstile_server.agents.registry import SPECS, load_registry
 
 pytestmark = pytest.mark.anyio
 
-AGENT = SPECS / "tool_loop" / "tool_loop.py"
 FINISHED, REFUSED, API_FAILED, LIMIT, TOOLS_FAILED = 0, 3, 4, 5, 6
 
 
@@ -37,8 +36,32 @@ class Played:
         return ending
 
 
+@dataclass(frozen=True)
+class Agent:
+    name: str
+    options: str
+    """Of its Python, as its spec gives them."""
+    task_at: int
+    """Index of the task among the messages: 1 where a system prompt stands before it."""
+
+    @property
+    def program(self) -> Path:
+        module = self.name.replace("-", "_")
+        return SPECS / module / f"{module}.py"
+
+
+AGENTS = (Agent("tool-loop", "-sB", 1), Agent("plain-loop", "-IBS", 0))
+
+
+@pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
+def agent(request: pytest.FixtureRequest) -> Agent:
+    chosen: Agent = request.param
+    return chosen
+
+
 @dataclass
 class Player:
+    agent: Agent
     stage: DoorStage
     episode: PlayedEpisode
     folder: Path
@@ -52,18 +75,23 @@ class Player:
             "OPENAI_API_KEY": self.episode.key,
             "TOOL_URL": tool_url or self.stage.tool_url(self.episode),
         }
-        command = [sys.executable, "-sB", str(AGENT), str(instruction), *options]
+        command = [sys.executable, self.agent.options, str(self.agent.program), str(instruction), *options]
         result = await anyio.run_process(command, env=env, check=False, stdout=PIPE, stderr=PIPE)
         lines = [json.loads(line) for line in result.stdout.decode().splitlines()]
         return Played(result.returncode, lines, result.stderr.decode())
 
 
 @pytest.fixture
-def play(stage: DoorStage, sandbox: SubprocessSandbox, tmp_path: Path) -> Player:
-    return Player(stage, stage.episodes.begin("e1", sandbox), tmp_path)
+def play(agent: Agent, stage: DoorStage, sandbox: SubprocessSandbox, tmp_path: Path) -> Player:
+    return Player(agent, stage, stage.episodes.begin("e1", sandbox), tmp_path)
 
 
-@pytest.mark.parametrize("options", [(), ("--stream",)], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("agent", "options"),
+    [(AGENTS[0], ()), (AGENTS[0], ("--stream",)), (AGENTS[1], ())],
+    indirect=["agent"],
+    ids=["tool-loop", "tool-loop-streamed", "plain-loop"],
+)
 async def test_it_does_what_the_model_calls_until_it_answers_without_a_call(
     play: Player, options: tuple[str, ...]
 ) -> None:
@@ -85,10 +113,11 @@ async def test_it_does_what_the_model_calls_until_it_answers_without_a_call(
         "edit_file",
         "submit",
     ]
-    assert first["messages"][1] == {"role": "user", "content": "Do it: é"}
-    assert second["messages"][:2] == first["messages"]
-    assert second["messages"][2] == Say("First.", calls=(write, look)).message
-    assert second["messages"][3:] == [
+    at = play.agent.task_at
+    assert first["messages"][at:] == [{"role": "user", "content": "Do it: é"}]
+    assert second["messages"][: at + 1] == first["messages"]
+    assert second["messages"][at + 1] == Say("First.", calls=(write, look)).message
+    assert second["messages"][at + 2 :] == [
         {"role": "tool", "tool_call_id": "call_1", "content": "Wrote 4 bytes to a."},
         {"role": "tool", "tool_call_id": "call_2", "content": "one\n[exit status 0]"},
     ]
@@ -105,7 +134,7 @@ async def test_wrong_calls_are_told_to_the_model_and_end_nothing(play: Player) -
     with ChatServer([Say(calls=calls), Say("Sorry.")]) as model:
         played = await play(model)
     assert played.code == FINISHED
-    contents = [message["content"] for message in model.calls[1]["messages"][3:]]
+    contents = [message["content"] for message in model.calls[1]["messages"][play.agent.task_at + 2 :]]
     assert all(content.startswith("Error: ") for content in contents)
     assert "not JSON" in contents[0]
     assert "not a JSON object" in contents[1]
@@ -137,6 +166,7 @@ async def test_its_exit_code_says_how_the_model_api_failed(
     assert failure.type in played.lines[-1]["message"]
 
 
+@pytest.mark.parametrize("agent", AGENTS[:1], indirect=True, ids=["tool-loop"])
 async def test_a_stream_that_breaks_off_is_a_failure_of_the_api(play: Player) -> None:
     with ChatServer([Say("half", cut=True)]) as model:
         assert (await play(model, "--stream")).code == API_FAILED
@@ -150,11 +180,11 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     assert "no episode e2" in unknown.lines[-1]["message"]
 
 
-def test_its_spec_runs_this_file_with_the_packages_of_the_lock() -> None:
-    spec = load_registry().get("tool-loop")
+def test_its_spec_runs_this_file_with_the_packages_of_the_lock(agent: Agent) -> None:
+    spec = load_registry().get(agent.name)
     assert spec.install.tree is not None
-    assert Path(spec.install.tree) / "tool_loop.py" == AGENT
-    assert "{install}/files/tool_loop.py" in spec.command
+    assert Path(spec.install.tree) / agent.program.name == agent.program
+    assert spec.command[1:3] == (agent.options, f"{{install}}/files/{agent.program.name}")
     assert spec.success == (FINISHED, LIMIT)
     locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text("utf-8"))["package"]
     versions = {package["name"]: package.get("version") for package in locked}
