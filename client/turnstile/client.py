@@ -23,6 +23,7 @@ import httpx
 from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
+from turnstile._rollout_run import Plan, RolloutRun, Watchers
 from turnstile._rollout_stream import RolloutStream
 from turnstile._settings import ClientSettings
 from turnstile._transport import (
@@ -165,6 +166,9 @@ class AsyncClient:
 
     def _stream(self, tasks: Tasks, options: RolloutOptions) -> RolloutStream:
         return RolloutStream(_Door(self), self._settings, tasks, options)
+
+    def _rollout(self, options: RolloutOptions, plan: Plan, watchers: Watchers) -> RolloutRun:
+        return RolloutRun(_Door(self), self._settings, options, plan, watchers)
 
     async def _rollouts(self, stream: RolloutStream) -> AsyncGenerator[Rollout, None]:
         self._streams.add(stream)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Literal, TypeVar
 
 from turnstile.rollout import Rollout
+
+K = TypeVar("K", bound=Hashable)
 
 Scale = Literal["std", "none"]
 """What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
@@ -44,13 +46,18 @@ def advantages(rollouts: Iterable[Rollout], *, scale: Scale = "std") -> dict[str
     found: dict[str, float] = {}
     for group in by_group(rollouts).values():
         rewards = {rollout.rollout_id: rollout.reward for rollout in group if rollout.reward is not None}
-        if not rewards:
-            continue
-        mean = sum(rewards.values()) / len(rewards)
-        centred = {rollout_id: reward - mean for rollout_id, reward in rewards.items()}
-        divisor = 1.0
-        if scale == "std" and len(rewards) > 1:
-            variance = sum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
-            divisor = math.sqrt(variance) + _EPSILON
-        found.update({rollout_id: difference / divisor for rollout_id, difference in centred.items()})
+        found.update(group_advantages(rewards, scale=scale))
     return found
+
+
+def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dict[K, float]:
+    """The same for the rewards of one group, one for each of its graded rollouts."""
+    if len(set(rewards.values())) <= 1:
+        return dict.fromkeys(rewards, 0.0)  # exactly: the mean of equal numbers may be off by a rounding
+    mean = math.fsum(rewards.values()) / len(rewards)
+    centred = {rollout: reward - mean for rollout, reward in rewards.items()}
+    divisor = 1.0
+    if scale == "std":
+        variance = math.fsum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
+        divisor = math.sqrt(variance) + _EPSILON
+    return {rollout: difference / divisor for rollout, difference in centred.items()}

@@ -1,0 +1,235 @@
+"""Rollouts as the ``Sample`` rows of slime and miles, the hooks that these trainers call, and their ``generate``.
+
+The rows are objects of the trainer's own class: that of the ``Sample`` it hands to ``generate``, the one given as
+``sample_type``, or that of the installed package (``slime.utils.types``, else ``miles.utils.types``).
+
+What holds: a rollout's rows share ``index``, ``group_index`` and ``rollout_id`` and each carries its full reward
+(invariant 10); the response starts at the row's first trained token, or at its first sampled one where none is
+trained; ``loss_mask`` and ``rollout_log_probs`` have ``response_length`` entries, 0 and 0.0 where the token is not
+trained here. What a rollout becomes:
+
+- it has a reward: its rows with something to train. None of them: one row without a trained token, which only
+  counts in its group's baseline. The status is ``completed`` or ``truncated``;
+- it has none (failed, cancelled, could not be graded): no row in ``to_samples``; from ``generate``, which must
+  give one, a row with ``remove_sample``, status ``aborted``, reward None and nothing to train. Never reward 0.
+
+``response`` stays empty: samples have token ids, and no trainer here trains on text.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from turnstile.groups import Scale, by_group, group_advantages
+from turnstile.models import EpisodeStatus, Sample
+from turnstile.rollout import Rollout
+
+METADATA_KEY = "turnstile"
+"""Where a row's ``metadata`` says which rollout, episode and sample it is."""
+
+_HOMES = ("slime.utils.types", "miles.utils.types")
+_NORMALISED = ("grpo", "gspo", "cispo")
+_CENTRED = ("reinforce_plus_plus_baseline",)
+
+
+def to_samples(
+    rollouts: Iterable[Rollout],
+    *,
+    sample_type: Callable[[], Any] | None = None,
+    first_index: int = 0,
+    first_group_index: int = 0,
+) -> list[list[list[Any]]]:
+    """The trainer's rows by group, rollout and row: the nested shape that a rollout function of theirs returns.
+
+    Groups and rollouts are numbered in the order they come; a number is left out with what it stood for. Raises
+    ImportError where no ``sample_type`` is given and no trainer is installed.
+    """
+    make = sample_type if sample_type is not None else _installed_type()
+    groups = []
+    index = first_index
+    for group_index, group in enumerate(by_group(rollouts).values(), first_group_index):
+        rows = []
+        for rollout in group:
+            blank = make()
+            blank.index, blank.group_index = index, group_index
+            index += 1
+            if rollout.reward is not None:
+                rows.append(rows_of(rollout, blank))
+        if rows:
+            groups.append(rows)
+    return groups
+
+
+def rows_of(rollout: Rollout, blank: Any, *, evaluation: bool = False, as_components: bool = False) -> list[Any]:
+    """One rollout as copies of ``blank``, which keep its prompt, label, ``index``, ``group_index`` and metadata.
+
+    ``evaluation``: one row only, trained or not, so that a rollout counts once, and NaN where there is no reward,
+    for the trainer sums what it finds. ``as_components``: the reward as a dict, the components and the whole as
+    ``reward``, for trainers that run with ``--reward-key``.
+    """
+    reward = rollout.reward if rollout.reward is not None or not evaluation else math.nan
+    chosen: Sequence[Sample | None] = _chosen(rollout, evaluation) or [None]
+    rows = [_empty_row(blank) if sample is None else _row(blank, sample) for sample in chosen]
+    for row, described in zip(rows, chosen, strict=True):
+        row.reward = _components(rollout, reward) if as_components and reward is not None else reward
+        if rollout.reward is None:
+            row.status, row.remove_sample = type(row).Status.ABORTED, True
+        elif rollout.status in (EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT) or (
+            # Not "aborted": to these trainers that means unfinished, to be generated again.
+            described is not None and described.status != "completed"
+        ):
+            row.status = type(row).Status.TRUNCATED
+        else:
+            row.status = type(row).Status.COMPLETED
+        row.metadata = {**(blank.metadata or {}), METADATA_KEY: _facts(rollout, described)}
+        if "rollout_id" in _field_names(row) and row.rollout_id is None:
+            row.rollout_id = row.index
+    return rows
+
+
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """``--custom-reward-post-process-path turnstile.exporters.slime.post_process_rewards``: the raw reward and the
+    normalised one of every row, the baseline taken over rollouts.
+
+    Without it slime has one baseline for the whole batch as soon as a rollout has several rows (and counts each
+    row); miles normalises by rollout since ``Sample`` has ``rollout_id``. Normalises as ``args`` say
+    (``advantage_estimator``, ``rewards_normalization``, ``grpo_std_normalization``). A row without a reward enters
+    no baseline and gets 0.0; its raw reward, which is only logged, is the mean of those that have one. Raises
+    ValueError where rows of one rollout differ in their reward or a row has no group.
+    """
+    rewards = [None if sample.reward is None else float(sample.get_reward_value(args)) for sample in samples]
+    given = [reward for reward in rewards if reward is not None]
+    mean = math.fsum(given) / len(given) if given else math.nan
+    raw = [mean if reward is None else reward for reward in rewards]
+    if not args.rewards_normalization or args.advantage_estimator not in (*_NORMALISED, *_CENTRED):
+        return raw, [0.0 if reward is None else reward for reward in rewards]
+    by_std = args.advantage_estimator in _NORMALISED and args.grpo_std_normalization
+    scale: Scale = "std" if by_std else "none"
+    keys = [_rollout_key(sample, position) for position, sample in enumerate(samples)]
+    groups: defaultdict[int, dict[object, float]] = defaultdict(dict)
+    for sample, key, reward in zip(samples, keys, rewards, strict=True):
+        if sample.group_index is None:
+            raise ValueError(f"sample {sample.index} has no group_index, so it has no baseline")
+        if reward is not None and groups[sample.group_index].setdefault(key, reward) != reward:
+            raise ValueError(f"the rows of rollout {key} have different rewards; each must carry the full one")
+    advantages = {index: group_advantages(group, scale=scale) for index, group in groups.items()}
+    return raw, [
+        0.0 if reward is None else advantages[sample.group_index][key]
+        for sample, key, reward in zip(samples, keys, rewards, strict=True)
+    ]
+
+
+def keep_group(args: Any, group: Sequence[Any], **_: Any) -> bool:
+    """``--dynamic-sampling-filter-path turnstile.exporters.slime.keep_group``: whether a group has a signal.
+
+    It has where its graded rollouts differ in their reward. The trainers' own filters cannot read a reward that is
+    None.
+    """
+    rows = [row for entry in group for row in (entry if isinstance(entry, list) else [entry])]
+    return len({float(row.get_reward_value(args)) for row in rows if row.reward is not None}) > 1
+
+
+def _chosen(rollout: Rollout, evaluation: bool) -> list[Sample]:
+    samples = rollout.samples.samples if rollout.samples is not None else ()
+    if evaluation:
+        return sorted(samples, key=lambda sample: sample.kind != "main")[:1]
+    return [sample for sample in samples if sample.loss_mask.any()] if rollout.reward is not None else []
+
+
+def _row(blank: Any, sample: Sample) -> Any:
+    row = copy.deepcopy(blank)
+    start = _response_start(sample)
+    row.tokens = sample.input_ids.tolist()
+    row.response_length = len(row.tokens) - start
+    row.loss_mask = sample.loss_mask[start:].tolist()
+    row.rollout_log_probs = sample.logprobs[start:].tolist()
+    row.weight_versions = _weight_versions(type(row), sample)
+    return row
+
+
+def _empty_row(blank: Any) -> Any:
+    """The least that a trainer can batch: one token of a response after one of a prompt, not trained."""
+    row = copy.deepcopy(blank)
+    row.tokens, row.response_length = [0, 0], 1
+    row.loss_mask, row.rollout_log_probs = [0], [0.0]
+    row.weight_versions = []
+    row.remove_sample = True
+    return row
+
+
+def _response_start(sample: Sample) -> int:
+    starts = [span.start for span in sample.turn_spans if span.trained] or [
+        span.start for span in sample.turn_spans
+    ]
+    if not starts or starts[0] < 1:
+        raise ValueError(f"{sample.sample_id} has no prompt before its first sampled token")
+    return starts[0]
+
+
+def _weight_versions(sample_type: type, sample: Sample) -> list[Any]:
+    """One entry for each model call and version, in the class's own form: version strings (slime, miles-rl 0.0.2)
+    or, in later versions of miles, a record for each call, of spans ``{version, abs_start, abs_end}``."""
+    entry = get_args(get_type_hints(sample_type)["weight_versions"])[0]
+    calls = [list(_version_spans(sample, span.start, span.end)) for span in sample.turn_spans]
+    if entry is str:
+        return [version for call in calls for version, _, _ in call]
+    return [
+        entry.from_dicts([{"version": v, "abs_start": start, "abs_end": end} for v, start, end in call])
+        for call in calls
+    ]
+
+
+def _version_spans(sample: Sample, start: int, end: int) -> Iterable[tuple[str, int, int]]:
+    versions = sample.weight_version[start:end]
+    cuts = [start, *(start + 1 + np.flatnonzero(np.diff(versions))).tolist(), end]
+    for first, last in pairwise(cuts):
+        yield sample.weight_version_names[int(sample.weight_version[first])], first, last
+
+
+def _components(rollout: Rollout, reward: float) -> dict[str, float]:
+    components = rollout.episode.reward_components if rollout.episode is not None else {}
+    return {**components, "reward": reward}
+
+
+def _facts(rollout: Rollout, sample: Sample | None) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "episode_id": rollout.episode.episode_id if rollout.episode is not None else None,
+        "status": rollout.status.value,
+        "error": rollout.error.type if rollout.error is not None else None,
+        "sample_id": sample.sample_id if sample is not None else None,
+        "kind": sample.kind if sample is not None else None,
+    }
+
+
+def _rollout_key(row: Any, position: int) -> object:
+    """What a row's rollout is known by; rows of other sources than Turnstile have theirs too."""
+    if row.metadata and METADATA_KEY in row.metadata:
+        return row.metadata[METADATA_KEY]["rollout_id"]
+    if "rollout_id" in _field_names(row) and row.rollout_id is not None:
+        return ("rollout", row.rollout_id)
+    return ("index", row.index) if row.index is not None else ("row", position)
+
+
+def _field_names(row: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(row)}
+
+
+def _installed_type() -> Callable[[], Any]:
+    for home in _HOMES:
+        try:
+            found: Callable[[], Any] = import_module(home).Sample
+        except ImportError:
+            continue
+        return found
+    raise ImportError("neither slime nor miles is installed; pass sample_type=, the trainer's Sample class")
