@@ -60,21 +60,26 @@ def tiny_model(seed: int = 1) -> Path:
 
 @contextlib.asynccontextmanager
 async def serve(
-    model: Path, data_dir: Path, *, engine_url: str | None = None, options: Sequence[str] = ()
+    model: Path,
+    data_dir: Path,
+    *,
+    engine_url: str | None = None,
+    engine: str = "embedded",
+    options: Sequence[str] = (),
 ) -> AsyncIterator[LocalServer]:
-    """Runs `turnstile serve` on free ports; on the embedded engine, or on the SGLang at ``engine_url``.
+    """Runs `turnstile serve` on free ports; on ``engine``, or on the SGLang at ``engine_url``.
 
     The server's log is ``data_dir/../server.log``. Raises LocalServerError when the server does not become
     ready, exits with an error, or leaves a process behind.
     """
-    engine = ["--engine", "sglang", "--engine-url", engine_url] if engine_url else ["--engine", "embedded"]
+    samples = ["--engine", "sglang", "--engine-url", engine_url] if engine_url else ["--engine", engine]
     ports = ["--control-port", "0", "--agent-port", "0"]
     folders = ["--model", str(model), "--data-dir", str(data_dir)]
     key = secrets.token_urlsafe(24)
     log = data_dir.parent / "server.log"
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(TURNSTILE, "serve", *engine, *ports, *folders, *options),
+            *(TURNSTILE, "serve", *samples, *ports, *folders, *options),
             env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

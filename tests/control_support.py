@@ -167,7 +167,7 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             stack.callback(doors.closing.set)
             yield Door(url_of(control), KEY, url_of(agent), engine.other_model)
 
-    with _in_thread(serving) as door:
+    with in_thread(serving) as door:
         yield door
 
 
@@ -182,7 +182,7 @@ def running_app(app: ASGIApp) -> Iterator[str]:
             yield url_of(listener)
         listener.close()
 
-    with _in_thread(serving) as url:
+    with in_thread(serving) as url:
         yield url
 
 
@@ -200,7 +200,7 @@ async def _listening(listener: Listener) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _in_thread(serving: Callable[[], Any]) -> Iterator[Any]:
+def in_thread(serving: Callable[[], Any]) -> Iterator[Any]:
     """Runs an async context manager on a loop in a thread, so that blocking clients can be tested too."""
     found: Future[tuple[Any, Callable[[], None]]] = Future()
 

@@ -28,9 +28,11 @@ from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.openenv import DoorLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.rest import ControlParts, build_router
 from turnstile_server.control.standby import build_standby_app, standby_gate
+from turnstile_server.control.training import TrainingDoor
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
+from turnstile_server.engines.trainer import TrainerEngine, closed_at
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.plan import Planner
@@ -198,7 +200,16 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     )
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
     closing = anyio.Event()
-    router = build_router(ControlParts(episodes, engine, metrics, settings.control, workers, closing))
+    trainer = engine if isinstance(engine, TrainerEngine) else None
+    if trainer is not None:
+        await stack.enter_async_context(closed_at(trainer, closing))
+    training = TrainingDoor(
+        episodes,
+        trainer,
+        lambda text, close: parts.renderer.encode_completion(text, close=close),
+        workers,
+    )
+    router = build_router(ControlParts(episodes, training, engine, metrics, settings.control, workers, closing))
     catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
     toolbox = Toolbox(settings.tools)
     tools = await stack.enter_async_context(ToolDoor(episodes, toolbox, settings.tools))

@@ -244,9 +244,10 @@ class AgentSettings(Section):
 
 
 class EngineSettings(Section):
-    kind: Literal["embedded", "sglang", "none"] = Field(
+    kind: Literal["embedded", "sglang", "trainer", "none"] = Field(
         "embedded",
-        description="Which engine samples. `none`: no model; `/health` is answered, all else is 503.",
+        description="Which engine samples; `trainer`: the training loop does. `none`: no model; `/health` is "
+        "answered, all else is 503.",
     )
     url: str | None = Field(None, description="`sglang`: base URL of the running server.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
@@ -274,6 +275,17 @@ class EngineSettings(Section):
     threads: int = Field(1, ge=1, description="`embedded`: torch threads.")
     prefill_chunk: int = Field(
         512, ge=1, description="`embedded`: prompt tokens fed between two decoding steps of the other calls."
+    )
+    completion_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="`trainer`: how long a call waits for the training loop's completion, pauses aside; then 504.",
+    )
+    max_pending: int = Field(
+        1024, ge=1, description="`trainer`: calls that wait for their completion at once; more are 429."
+    )
+    max_answered: int = Field(
+        8192, ge=1, description="`trainer`: answered calls that are remembered, so that an answer can be repeated."
     )
 
 

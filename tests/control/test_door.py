@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 
 from control_support import KEY, Door, OpenDoor, running_app
 from turnstile.models import AuditReport, EngineInfo, Episode, EpisodeCreated, EpisodePage, Turn
-from turnstile.models.wire import MEDIA_TYPE, decode_samples
+from turnstile.models.wire import MEDIA_TYPE, decode_forest, decode_samples
 from turnstile_server.control.app import build_control_app
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
@@ -166,6 +166,26 @@ async def test_rows_without_a_trained_token_are_added_on_request(http: httpx.Asy
     assert [entry.tokens for entry in found.untrained] == [found.stats.sampled_tokens]
     [row] = decode_samples((await http.get(path, params={"include_untrained": "true"})).content).samples
     assert not row.loss_mask.any()
+
+
+async def test_the_tree_holds_each_token_once_and_gives_the_samples(http: httpx.AsyncClient, door: Door) -> None:
+    episode_id = (await create(http)).episode_id
+    door.add_turn(episode_id)
+    door.add_turn(episode_id)
+    binary = await http.get(f"/episodes/{episode_id}/tree")
+    assert binary.headers["content-type"] == MEDIA_TYPE
+    forest = decode_forest(binary.content)
+    flat = decode_samples((await http.get(f"/episodes/{episode_id}/samples")).content)
+    assert forest.to_samples().model_dump_json() == flat.model_dump_json()
+    asked = await http.get(f"/episodes/{episode_id}/tree", headers={"accept": "application/json"})
+    assert asked.headers["content-type"] == "application/json"
+    assert asked.json()["input_ids"] == forest.input_ids.tolist()
+    assert set(asked.json()["weight_version"]) == {None, *forest.weight_version_names}
+    greedy = (await create(http, sampling={"temperature": 0})).episode_id
+    door.add_turn(greedy)
+    path = f"/episodes/{greedy}/tree"
+    assert decode_forest((await http.get(path)).content).turn_ids == ()
+    assert len(decode_forest((await http.get(path, params={"include_untrained": "true"})).content).rows) == 1
 
 
 async def test_audit_gives_the_report(http: httpx.AsyncClient, door: Door) -> None:
@@ -329,7 +349,7 @@ async def test_an_action_on_an_unknown_episode_is_404(http: httpx.AsyncClient, a
     error_of(await http.post(f"/episodes/ep_unknown/{action}"), 404, "not_found")
 
 
-@pytest.mark.parametrize("what", ["turns", "samples"])
+@pytest.mark.parametrize("what", ["turns", "samples", "tree"])
 async def test_results_of_an_unknown_episode_are_404(http: httpx.AsyncClient, what: str) -> None:
     error_of(await http.get(f"/episodes/ep_unknown/{what}"), 404, "not_found")
 
@@ -402,6 +422,7 @@ async def test_a_body_that_is_no_episode_is_422(http: httpx.AsyncClient, body: b
         ("/episodes/x?wait=nan", "wait"),
         ("/episodes/x?wait=soon", "wait"),
         ("/episodes/x/samples?include_untrained=perhaps", "include_untrained"),
+        ("/episodes/x/tree?include_untrained=perhaps", "include_untrained"),
     ],
 )
 async def test_an_impossible_query_is_422_and_names_its_field(

@@ -6,6 +6,7 @@ from typing import cast
 
 import anyio
 import httpx
+import numpy as np
 import pytest
 
 from control_support import running_app
@@ -13,6 +14,7 @@ from turnstile.models import Episode
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.rest import ControlParts, build_router
+from turnstile_server.control.training import TrainingDoor
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.errors import NotFound
 from turnstile_server.observability.metrics import Metrics
@@ -42,12 +44,14 @@ class NeverChanging:
 async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     episodes = NeverChanging()
     metrics, settings = Metrics(), ControlSettings()
+    service, workers = cast(EpisodeService, episodes), anyio.CapacityLimiter(1)
     parts = ControlParts(
-        cast(EpisodeService, episodes),
+        service,
+        TrainingDoor(service, None, lambda text, close: np.empty(0, np.int32), workers),
         cast(Engine, None),
         metrics,
         settings,
-        anyio.CapacityLimiter(1),
+        workers,
         anyio.Event(),
     )
     app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)

@@ -21,8 +21,10 @@ from turnstile.models.episode import (
     TaskPage,
     TaskRef,
 )
+from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.ids import CLIENT_ID_PATTERN, new_id
 from turnstile.models.messages import Message, Role, Tool, ToolCall
+from turnstile.models.pending import CompletionAccepted, CompletionRequest, PendingCall, PendingCalls
 from turnstile.models.sample import Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import (
     SCHEMA_VERSION,
@@ -48,6 +50,8 @@ __all__ = [
     "Break",
     "BreakAt",
     "BreakReason",
+    "CompletionAccepted",
+    "CompletionRequest",
     "Delivery",
     "Discard",
     "EngineInfo",
@@ -62,6 +66,7 @@ __all__ = [
     "Fault",
     "FinishReason",
     "Float32Array",
+    "ForestRow",
     "Int32Array",
     "InvariantCheck",
     "Limits",
@@ -69,6 +74,8 @@ __all__ = [
     "ParseStatus",
     "PauseMode",
     "PauseRequest",
+    "PendingCall",
+    "PendingCalls",
     "Role",
     "Sample",
     "SampleKind",
@@ -79,6 +86,7 @@ __all__ = [
     "TaskInfo",
     "TaskPage",
     "TaskRef",
+    "TokenForest",
     "Tool",
     "ToolCall",
     "Turn",

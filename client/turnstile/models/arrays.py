@@ -32,7 +32,8 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         bounds = np.iinfo(np.dtype(dtype).name)
         if source.size and (int(source.min()) < bounds.min or int(source.max()) > bounds.max):
             raise ValueError(f"a number does not fit {np.dtype(dtype).name}")
-    array = source.astype(dtype, copy=True)
+    with np.errstate(over="ignore"):  # becomes infinite, which whoever wants finite numbers refuses
+        array = source.astype(dtype, copy=True)
     array.flags.writeable = False
     return array
 

@@ -16,7 +16,8 @@ class TurnAudit(Model):
     max_abs_delta: FiniteFloat | None = None
     """max |recorded logprob − engine's score| over the completion, in nats; None when the turn was skipped."""
     skipped: str | None = None
-    """Why the turn could not be re-scored, e.g. ``greedy``, ``constrained``, ``other_weights``."""
+    """Why the turn could not be re-scored: ``constrained``, ``other_weights``, ``given``,
+    ``engine_cannot_score``."""
 
 
 class InvariantCheck(Model):

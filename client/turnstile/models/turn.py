@@ -82,7 +82,8 @@ class WeightSpan(Model):
 
 
 class SamplingUsed(Model):
-    """The sampling that produced a completion. ``constrained``: a grammar masked the vocabulary."""
+    """The sampling that produced a completion. ``constrained``: a grammar masked the vocabulary. ``given``: the
+    text was given, not sampled (``trainer`` engine): its logprobs are 0.0 and no numbers of any policy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -91,6 +92,7 @@ class SamplingUsed(Model):
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     constrained: bool = False
+    given: bool = False
 
 
 class TurnTimings(Model):

@@ -2,7 +2,8 @@
 
 Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N]
 and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. The file's metadata entry
-``turnstile`` is the JSON of the sample set without its arrays. The layout of the file is that of
+``turnstile`` is the JSON of the sample set without its arrays. A token forest has a file of the same kind, with the
+arrays of ``TokenForest``. The layout of the file is that of
 https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
 
 Decoding gives back exactly the bits that were encoded, and refuses what does not add up; it never repairs.
@@ -19,6 +20,7 @@ import safetensors
 import safetensors.numpy
 from pydantic import ValidationError
 
+from turnstile.models.forest import TokenForest
 from turnstile.models.sample import Sample, SampleSet
 from turnstile.models.turn import SCHEMA_VERSION
 
@@ -33,6 +35,13 @@ _ARRAYS: dict[str, npt.DTypeLike] = {
     "weight_version": np.int32,
 }
 _DTYPES: dict[str, npt.DTypeLike] = {**_ARRAYS, _OFFSETS: np.int64}
+_FOREST_ARRAYS: dict[str, npt.DTypeLike] = {
+    **_ARRAYS,
+    "parents": np.int32,
+    _OFFSETS: np.int32,
+    "completion_starts": np.int32,
+    "trained_in": np.int32,
+}
 
 
 class WireError(ValueError):
@@ -58,7 +67,7 @@ def decode_samples(data: bytes) -> SampleSet:
     written with a newer schema.
     """
     rest = _metadata(data)
-    tensors = _tensors(data)
+    tensors = _tensors(data, _DTYPES)
     offsets = tensors.pop(_OFFSETS)
     rows = rest.get("samples")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -75,6 +84,30 @@ def decode_samples(data: bytes) -> SampleSet:
         return SampleSet.model_validate(rest)
     except ValidationError as error:
         raise WireError(f"the metadata is not that of a sample set: {error}") from error
+
+
+def encode_forest(forest: TokenForest) -> bytes:
+    """The forest as one safetensors file: its arrays as they are, everything else as JSON in the metadata."""
+    tensors = {name: np.ascontiguousarray(getattr(forest, name)) for name in _FOREST_ARRAYS}
+    rest = forest.model_dump(mode="json", exclude=set(_FOREST_ARRAYS))
+    return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
+
+
+def decode_forest(data: bytes) -> TokenForest:
+    """The forest in ``data``. Raises WireError as ``decode_samples`` does."""
+    rest = _metadata(data)
+    try:
+        return TokenForest.model_validate({**rest, **_tensors(data, _FOREST_ARRAYS)})
+    except ValidationError as error:
+        raise WireError(f"the file is not that of a token forest: {error}") from error
+
+
+def forest_as_json(forest: TokenForest) -> dict[str, Any]:
+    """The forest for JSON readers, ``weight_version`` as version strings (None where not sampled)."""
+    out = forest.model_dump(mode="json")
+    names = (*forest.weight_version_names, None)
+    out["weight_version"] = [names[index] for index in forest.weight_version.tolist()]
+    return out
 
 
 def samples_as_json(samples: SampleSet) -> dict[str, Any]:
@@ -114,13 +147,13 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return rest
 
 
-def _tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
+def _tensors(data: bytes, dtypes: dict[str, npt.DTypeLike]) -> dict[str, npt.NDArray[Any]]:
     try:
         found = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise WireError(f"damaged safetensors file: {error}") from error
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in _DTYPES.items():
+    for name, dtype in dtypes.items():
         if name not in found:
             raise WireError(f"the array {name} is missing")
         array = found[name]

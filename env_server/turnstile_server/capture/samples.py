@@ -21,8 +21,10 @@ from turnstile.models import (
     SampleKind,
     SampleSet,
     SampleStatus,
+    Turn,
     TurnSpan,
     Untrained,
+    WeightSpan,
 )
 from turnstile_server.capture.statistics import statistics
 from turnstile_server.capture.tree import Node, TokenTree
@@ -48,18 +50,37 @@ def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: b
     Rows without a single trainable token (a superseded retry, an interrupted leaf) are left out unless
     ``include_untrained``; their turns are in ``untrained`` either way.
     """
+    chosen = select(tree, include_untrained=include_untrained)
+    samples = tuple(_sample(leaf, chosen, facts) for leaf in chosen.leaves)
+    stats = statistics(tree, chosen.untrained, facts.discarded)
+    return SampleSet(samples=samples, untrained=chosen.untrained, stats=stats)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows an episode has and which of them trains what: the rules of every export, in one place."""
+
+    leaves: tuple[Node, ...]
+    """The last turn of each row, in commit order."""
+    owner: Mapping[str, str]
+    """Turn id to the id of the leaf whose row trains it; the untrained ones are missing."""
+    kinds: Mapping[str, SampleKind]
+    """Leaf's turn id to the kind of its row."""
+    untrained: tuple[Untrained, ...]
+
+
+def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
+    """The rows of an episode; see ``export_samples``."""
     reasons = untrained_reasons(tree)
     owner = _owners(tree, reasons)
     exported = set(owner.values())
-    kinds = _root_kinds(tree)
-    samples = [
-        _sample(leaf, kinds[leaf.path()[0].turn.turn_id], reasons, owner, facts)
-        for leaf in tree.leaves()
-        if include_untrained or leaf.turn.turn_id in exported
-    ]
-    untrained = _untrained(tree, reasons)
-    stats = statistics(tree, untrained, facts.discarded)
-    return SampleSet(samples=tuple(samples), untrained=untrained, stats=stats)
+    leaves = tuple(leaf for leaf in tree.leaves() if include_untrained or leaf.turn.turn_id in exported)
+    of_root = _root_kinds(tree)
+    kinds: dict[str, SampleKind] = {}
+    for leaf in leaves:
+        retried = reasons.get(leaf.turn.turn_id) == "superseded"
+        kinds[leaf.turn.turn_id] = "retry" if retried else of_root[leaf.path()[0].turn.turn_id]
+    return Selection(leaves, owner, kinds, _untrained(tree, reasons))
 
 
 def episode_statistics(tree: TokenTree, discarded: Mapping[str, int]) -> EpisodeStats:
@@ -84,6 +105,8 @@ def untrained_reasons(tree: TokenTree) -> dict[str, str]:
         turn = node.turn
         if turn.finish_reason == "abort":
             reasons[turn.turn_id] = "interrupted"
+        elif turn.sampling.given:
+            reasons[turn.turn_id] = "given"
         elif turn.sampling.constrained:
             reasons[turn.turn_id] = "constrained"
         elif turn.sampling.temperature == 0:
@@ -150,9 +173,17 @@ def _system(root: Node) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _sample(
-    leaf: Node, kind: SampleKind, reasons: dict[str, str], owner: dict[str, str], facts: EpisodeFacts
-) -> Sample:
+def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
+    """By which weights a completion was sampled; nothing where its text was given."""
+    return () if turn.sampling.given else turn.weight_spans
+
+
+def sample_id(leaf: Node) -> str:
+    """The id of the row that ends with this turn."""
+    return f"smp_{leaf.turn.turn_id.removeprefix('turn_')}"
+
+
+def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
     total = leaf.token_count
     mask = np.zeros(total, np.uint8)
     logprobs = np.zeros(total, np.float32)
@@ -164,35 +195,36 @@ def _sample(
         turn = node.turn
         start = position + len(turn.context_ids)
         end = start + len(turn.completion_ids)
-        trained = owner.get(turn.turn_id) == leaf.turn.turn_id
+        trained = chosen.owner.get(turn.turn_id) == leaf.turn.turn_id
         if trained:
             mask[start:end] = 1
             logprobs[start:end] = turn.logprobs
-        for span in turn.weight_spans:
+        for span in sampled_spans(turn):
             versions[start + span.start : start + span.end] = names.setdefault(span.version, len(names))
         spans.append(TurnSpan(turn_id=turn.turn_id, context_start=position, start=start, end=end, trained=trained))
         position = end
     return Sample(
-        sample_id=f"smp_{leaf.turn.turn_id.removeprefix('turn_')}",
+        sample_id=sample_id(leaf),
         input_ids=leaf.tokens(),
         loss_mask=mask,
         logprobs=logprobs,
         weight_version=versions,
         weight_version_names=tuple(names),
         turn_spans=tuple(spans),
-        kind="retry" if reasons.get(leaf.turn.turn_id) == "superseded" else kind,
+        kind=chosen.kinds[leaf.turn.turn_id],
         episode_id=facts.episode_id,
         group_id=facts.group_id,
         rollout_id=facts.rollout_id,
         attempt=facts.attempt,
         reward=facts.reward,
         finish_reason=leaf.turn.finish_reason,
-        status=_status(leaf, facts.status),
+        status=sample_status(leaf, facts.status),
         metadata=facts.metadata,
     )
 
 
-def _status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
+def sample_status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
+    """The status of the row that ends with this turn."""
     if episode == EpisodeStatus.FAILED:
         return "failed"
     if episode == EpisodeStatus.CANCELLED or leaf.turn.finish_reason == "abort":

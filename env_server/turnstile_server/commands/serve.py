@@ -23,6 +23,7 @@ USAGE = 2
 class EngineKind(StrEnum):
     EMBEDDED = "embedded"
     SGLANG = "sglang"
+    TRAINER = "trainer"
     NONE = "none"
 
 

@@ -17,6 +17,7 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     SampleSet,
+    TokenForest,
     Turn,
 )
 
@@ -58,6 +59,10 @@ class EpisodeService(Protocol):
 
     async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
         """``include_untrained`` adds the rows whose mask is 0 throughout (superseded retries and the like)."""
+        ...
+
+    async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
+        """The same rows with each token once."""
         ...
 
     async def audit(self, episode_id: str) -> AuditReport:

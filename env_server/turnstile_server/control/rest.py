@@ -19,19 +19,22 @@ from starlette.responses import Response
 
 from turnstile.models import (
     AuditReport,
+    CompletionRequest,
     EngineInfo,
     EpisodeRequest,
     EpisodeStatus,
     PauseRequest,
     SampleSet,
+    TokenForest,
     Turn,
     WeightsRequest,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
-from turnstile.models.wire import encode_samples, samples_as_json
+from turnstile.models.wire import encode_forest, encode_samples, forest_as_json, samples_as_json
 from turnstile_server.control.body import read_model
 from turnstile_server.control.events import EventStream, until_disconnect, until_set
 from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.training import TrainingDoor
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
@@ -50,6 +53,7 @@ class ControlParts:
     when the server stops: long polls then answer and event streams end."""
 
     episodes: EpisodeService
+    training: TrainingDoor
     engine: Engine
     metrics: Metrics
     settings: ControlSettings
@@ -63,6 +67,7 @@ def build_router(parts: ControlParts) -> APIRouter:
     _add_open_routes(router)
     _add_episode_routes(router, parts)
     _add_result_routes(router, parts)
+    _add_training_routes(router, parts)
     _add_engine_routes(router, parts)
     _add_watch_routes(router, parts)
     return router
@@ -138,10 +143,35 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
             return Response(await in_thread(lambda: _samples_json(found)), media_type=JSON)
         return Response(await in_thread(lambda: encode_samples(found)), media_type=SAFETENSORS)
 
+    @router.get("/episodes/{episode_id}/tree")
+    async def tree(request: Request, episode_id: str, include_untrained: bool = False) -> Response:
+        found = await episodes.tree(episode_id, include_untrained=include_untrained)
+        if _wants_json(request.headers.get("accept", "")):
+            return Response(await in_thread(lambda: _forest_json(found)), media_type=JSON)
+        return Response(await in_thread(lambda: encode_forest(found)), media_type=SAFETENSORS)
+
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
         report = await _while_wanted(request, lambda: episodes.audit(episode_id))
         return _model(report) if report is not None else Response(status_code=204)  # nobody reads the latter
+
+
+def _add_training_routes(router: APIRouter, parts: ControlParts) -> None:
+    training, settings = parts.training, parts.settings
+
+    @router.get("/episodes/{episode_id}/pending")
+    async def pending(
+        request: Request, episode_id: str, wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
+    ) -> Response:
+        found = None
+        if wait > 0:
+            wait_s = min(wait, settings.max_wait_s)
+            found = await _while_wanted(request, lambda: training.pending(episode_id, wait_s), parts.closing)
+        return _model(found if found is not None else await training.pending(episode_id))
+
+    @router.post("/episodes/{episode_id}/completions")
+    async def complete(request: Request, episode_id: str) -> Response:
+        return _model(await training.complete(episode_id, await read_model(request, CompletionRequest)))
 
 
 def _add_engine_routes(router: APIRouter, parts: ControlParts) -> None:
@@ -229,6 +259,10 @@ def _turns_json(turns: list[Turn]) -> bytes:
 
 def _samples_json(samples: SampleSet) -> bytes:
     return orjson.dumps(samples_as_json(samples))
+
+
+def _forest_json(forest: TokenForest) -> bytes:
+    return orjson.dumps(forest_as_json(forest))
 
 
 def _wants_json(accept: str) -> bool:

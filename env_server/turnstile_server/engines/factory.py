@@ -9,6 +9,7 @@ from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.engines.sglang_start import read_vocab_size
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.engines.trainer import TrainerEngine
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
 
@@ -17,11 +18,11 @@ def create_engine(settings: EngineSettings, model_dir: Path, expected_tokenizer:
     """An engine that is not started yet. Raises StartupError when the settings lack what it needs."""
     if settings.url is not None and not settings.url.startswith(("http://", "https://")):
         raise StartupError(f"--engine-url {settings.url!r} is no URL: it must begin with http:// or https://.")
+    if settings.url is not None and settings.kind != "sglang":
+        raise StartupError(f"--engine-url is for --engine sglang; --engine {settings.kind} needs no other server.")
+    if settings.kind == "trainer":
+        return TrainerEngine(model_dir, settings)
     if settings.kind == "embedded":
-        if settings.url is not None:
-            raise StartupError(
-                "--engine-url is for --engine sglang; the embedded engine is started by the server."
-            )
         return EmbeddedEngine(model_dir, settings, expected_tokenizer=expected_tokenizer)
     if settings.url is None:
         raise StartupError("--engine sglang needs --engine-url, the base URL of the running server.")

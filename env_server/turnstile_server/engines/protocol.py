@@ -39,6 +39,8 @@ class EngineFinish:
     weight_spans: tuple[WeightSpan, ...]
     """Tile ``[0, completion tokens)``; empty only when nothing was sampled."""
     cached_tokens: int | None = None
+    given: bool = False
+    """The tokens were written by somebody, not sampled: their logprobs are 0.0 and say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +118,61 @@ class Engine(Protocol):
     async def update_weights(self, path: str, version: str) -> None:
         """Loads the weights in folder ``path``; later tokens carry ``version``. Raises EngineRefused and keeps
         the old weights when the folder cannot be loaded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedCall:
+    """A call that waits until somebody outside samples it. ``call_id`` is its rid, ``episode_id`` its routing
+    key, ``input_ids`` int32[n] the whole prompt."""
+
+    call_id: str
+    episode_id: str
+    input_ids: Int32Array
+    sampling: EngineSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the training loop answers a parked call with: ``ids`` int32[m], ``logprobs`` float32[m].
+
+    ``weight_version`` None: the engine's current one. ``finish_reason`` None: see ``ParkedCalls.complete``.
+    ``given``: written, not sampled; the logprobs are 0.0.
+    """
+
+    ids: Int32Array
+    logprobs: Float32Array
+    weight_version: str | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A completion as it went to the agent's turn."""
+
+    tokens: int
+    finish_reason: Literal["stop", "length"]
+    weight_version: str
+
+
+class ParkedCalls(Protocol):
+    """What an engine that samples nothing itself offers to the training loop."""
+
+    def pending(self, episode_id: str) -> tuple[ParkedCall, ...]:
+        """The episode's calls that wait for their completion, oldest first."""
+        ...
+
+    async def parked(self, episode_id: str) -> None:
+        """Returns as soon as a call of the episode is pending."""
+        ...
+
+    async def complete(self, episode_id: str, call_id: str, completion: Completion) -> Accepted:
+        """Answers the call; returns when its generation has taken the tokens.
+
+        The finish is ``stop`` where the last id is a stop id, ``length`` at ``max_new_tokens``; elsewhere
+        ``completion.finish_reason``, and ``length`` if that is None. Repeating the same completion is harmless.
+        Raises Unprocessable for a completion that cannot be a turn (the call stays pending), Conflict for a
+        second, different one, Gone for a call that nobody waits for any more, NotFound for an unknown one.
+        """
         ...

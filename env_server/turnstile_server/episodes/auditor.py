@@ -2,7 +2,8 @@
 
 Each leaf's path is scored once; a turn on several paths is compared once. Distances are in nats, at the turn's
 own temperature. A turn is skipped, with a reason, when no comparison would be fair: sampled by other weights
-than those the engine serves now, or under a grammar.
+than those the engine serves now, under a grammar, or not at all (``given``). An engine that cannot score leaves
+every turn skipped: such an audit checks the records only, and its ``max_abs_delta`` is None.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Auditor:
 
     async def _turn(self, node: Node, serving: str | None) -> TurnAudit:
         turn = node.turn
-        skipped = _skip(node, serving)
+        skipped = _skip(node, serving, scores=self._engine.capabilities.scores)
         if skipped is not None:
             return TurnAudit(turn_id=turn.turn_id, tokens=len(turn.completion_ids), skipped=skipped)
         scores = await self._engine.score(node.tokens(), node.prompt_count, turn.sampling.temperature)
@@ -55,7 +56,11 @@ class Auditor:
         return TurnAudit(turn_id=turn.turn_id, tokens=len(turn.completion_ids), max_abs_delta=distance)
 
 
-def _skip(node: Node, serving: str | None) -> str | None:
+def _skip(node: Node, serving: str | None, *, scores: bool) -> str | None:
+    if node.turn.sampling.given:
+        return "given"
+    if not scores:
+        return "engine_cannot_score"
     if node.turn.sampling.constrained:
         return "constrained"
     if {span.version for span in node.turn.weight_spans} != {serving}:

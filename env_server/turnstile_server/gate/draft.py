@@ -125,7 +125,7 @@ class Draft:
             "logprobs": np.concatenate(sampled.logprobs, dtype=np.float32),
             "weight_spans": sampled.weight_spans,
             "finish_reason": finish_reason,
-            "sampling": self.sampling,
+            "sampling": self._sampling_of(sampled),
             "asked_sampling": dict(self.request.asked),
             "template_hash": self.template_hash,
             "tools_key": self.tools_key,
@@ -150,6 +150,10 @@ class Draft:
         except ValidationError as error:
             reasons = "; ".join(item["msg"] for item in error.errors(include_url=False))
             raise EngineProtocolError(f"the engine's answer contradicts itself: {reasons}") from error
+
+    def _sampling_of(self, sampled: Sampled) -> SamplingUsed:
+        given = sampled.finish is not None and sampled.finish.given
+        return self.sampling.model_copy(update={"given": True}) if given else self.sampling
 
 
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
+from turnstile.models import Int32Array
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.rendering.vocabulary import ControlToken, Vocabulary
 
@@ -228,6 +230,14 @@ class TextEncoder:
                 yield piece[position : start + 1]
                 position = start + 1
         yield piece[position:]
+
+
+def completion_ids(encoder: TextEncoder, text: str, stop_ids: Sequence[int], close: int | None) -> Int32Array:
+    """``Renderer.encode_completion``: ``text`` with its control tokens, ``close`` if no stop token ends it."""
+    ids = encoder.encode(text, after=encoder.anchor_id).ids
+    if close is not None and (not ids or ids[-1] not in stop_ids):
+        ids = [*ids, close]
+    return np.array(ids, dtype=np.int32)
 
 
 def _without_control(vocabulary: Vocabulary, anchor: str) -> Tokenizer:

@@ -24,7 +24,7 @@ from turnstile.models import Int32Array, Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.conventions import find_tags
 from turnstile_server.rendering.detokenizer import Detokenizer, TokenBytes
-from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder
+from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder, completion_ids
 from turnstile_server.rendering.family_parser import FamilyReplyParser
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
@@ -206,6 +206,9 @@ class FamilyRenderer:
             parse_calls=parse_calls and bool(tools),
             streams=self._streams,
         )
+
+    def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
+        return completion_ids(self._encoder, text, self._stop_ids, self._stop_ids[0] if close else None)
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return self._tokenizer.decode(ids)

@@ -149,6 +149,15 @@ class Renderer(Protocol):
         """
         ...
 
+    def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
+        """int32: what the policy would have sampled to write ``text``, the inverse of ``decode``.
+
+        This is the policy's own output, not content (invariant 7 is about content): the text of a control token
+        (``<tool_call>``, ``<think>``, the turn-close) becomes that token. ``close``: the turn-close token follows
+        where the text does not end with a stop token.
+        """
+        ...
+
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         """All ids as text, special tokens included (for people, never for rendering)."""
         ...

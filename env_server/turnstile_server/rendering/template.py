@@ -20,7 +20,7 @@ from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.continuation import Continuation, Synthetic
 from turnstile_server.rendering.conventions import constants, find_tags, reasoning_key, speaks_hermes
 from turnstile_server.rendering.detokenizer import TokenBytes
-from turnstile_server.rendering.encoder import TextEncoder
+from turnstile_server.rendering.encoder import TextEncoder, completion_ids
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
 from turnstile_server.rendering.reply_parser import TagReplyParser
@@ -100,6 +100,7 @@ class TemplateRenderer:
         self._stop_ids = tuple(dict.fromkeys([*vocabulary.stop_ids, *([] if close is None else [close])]))
         if not self._stop_ids:
             raise StartupError(f"{vocabulary.path} names no end-of-turn token (eos_token or generation_config)")
+        self._close = self._stop_ids[0] if close is None else close
         self._continuation = Continuation(
             self._synthetic,
             self._encoder,
@@ -169,6 +170,9 @@ class TemplateRenderer:
             stop=stop,
             parse_calls=parse_calls and bool(tools),
         )
+
+    def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
+        return completion_ids(self._encoder, text, self._stop_ids, self._close if close else None)
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))

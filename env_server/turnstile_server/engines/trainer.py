@@ -1,0 +1,199 @@
+"""The training loop as the engine: a call is parked until somebody answers it over the control door.
+
+Owns the parked calls and their time-out. What must hold: every call ends by its completion, its time-out
+(``engine.completion_timeout_s``), an abort, its caller's leaving or ``close``, whichever is first; nothing is
+sampled, tokenized or scored here. It needs a folder's ``config.json``, no weights and no torch.
+
+``pause`` stops the time-outs (mode ``abort`` ends the parked calls); completions are taken all the same, because
+who pauses is who samples. ``update_weights`` loads nothing: it records the name that later completions carry
+where they name no weights themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import anyio
+import numpy as np
+import orjson
+
+from turnstile.models import Float32Array, Int32Array
+from turnstile_server.engines.http_client import Deadline, HoldClock
+from turnstile_server.engines.protocol import (
+    Accepted,
+    Completion,
+    EngineCapabilities,
+    EngineChunk,
+    EngineFinish,
+    EngineSampling,
+    EngineState,
+    ParkedCall,
+)
+from turnstile_server.engines.trainer_calls import CallDesk, Waiting
+from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
+from turnstile_server.settings import EngineSettings
+
+FIRST_VERSION: Final = "default"
+"""Weights that nobody named; SGLang's word for them."""
+
+ABORTED: Final = "the call was aborted"
+CLOSED: Final = "the server is stopping"
+
+
+class TrainerEngine:
+    """An ``Engine`` that is a ``ParkedCalls`` too. Raises StartupError for a folder that does not say its
+    vocabulary or its context length."""
+
+    def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._capabilities = _capabilities(model_dir, settings)
+        self._desk = CallDesk(
+            self._capabilities.vocab_size,
+            max_pending=settings.max_pending,
+            max_answered=settings.max_answered,
+        )
+        self._hold = HoldClock()
+        self._version = FIRST_VERSION
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        self._closed = True
+        self._desk.release_all(CLOSED)
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: EngineSampling,
+        *,
+        rid: str,
+        routing_key: str,
+        stream: bool,
+    ) -> AsyncGenerator[EngineChunk]:
+        """One chunk, streamed or not: the training loop answers with the whole completion."""
+        if self._closed:
+            raise EngineUnavailable(f"{CLOSED}.")
+        self._check_input(input_ids)
+        if sampling.json_schema is not None:
+            raise EngineRefused("The training loop is not asked for constrained decoding.")
+        waiting = self._desk.park(ParkedCall(rid, routing_key, input_ids, sampling))
+        try:
+            await self._settled(waiting)
+            if waiting.answer is not None:
+                waiting.taken = True
+                yield waiting.answer.chunk
+            elif waiting.released == CLOSED:
+                raise EngineUnavailable(f"{CLOSED}.")
+            else:
+                yield EngineChunk(np.empty(0, np.int32), np.empty(0, np.float32), EngineFinish("abort", None, ()))
+        finally:
+            self._desk.leave(waiting)
+
+    async def _settled(self, waiting: Waiting) -> None:
+        """Returns when the call is answered or released. Raises EngineTimeout."""
+        limit_s = self._settings.completion_timeout_s
+        deadline = Deadline(anyio.current_time(), limit_s, self._hold)
+        while (left_s := deadline.left(anyio.current_time())) > 0:
+            with anyio.move_on_after(left_s):
+                await waiting.settled.wait()
+                return
+        if waiting.settled.is_set():
+            return
+        self._desk.release(
+            waiting.call.call_id, f"it had waited {limit_s:g} s for one (engine.completion_timeout_s)"
+        )
+        raise EngineTimeout(
+            f"The training loop gave no completion within {limit_s:g} s (engine.completion_timeout_s)."
+        )
+
+    async def abort(self, rid: str) -> None:
+        self._desk.release(rid, ABORTED)
+
+    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
+        raise EngineRefused("The training loop samples (--engine trainer): the server has no model to score with.")
+
+    async def state(self) -> EngineState:
+        waiting = f"{len(self._desk)} calls wait for the training loop"
+        return EngineState(
+            ok=not self._closed, weight_version=self._version, paused=self._hold.held, detail=waiting
+        )
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        self._hold.held = True
+        if mode == "abort":
+            self._desk.release_all("the engine was paused with mode abort")
+
+    async def resume(self) -> None:
+        if self._hold.held:
+            self._hold.held, self._hold.released_at = False, anyio.current_time()
+
+    async def update_weights(self, path: str, version: str) -> None:
+        self._version = version
+
+    def pending(self, episode_id: str) -> tuple[ParkedCall, ...]:
+        return self._desk.pending(episode_id)
+
+    async def parked(self, episode_id: str) -> None:
+        await self._desk.parked(episode_id)
+
+    async def complete(self, episode_id: str, call_id: str, completion: Completion) -> Accepted:
+        return await self._desk.complete(episode_id, call_id, completion, self._version)
+
+    def _check_input(self, input_ids: Int32Array) -> None:
+        size = self._capabilities.vocab_size
+        if len(input_ids) == 0:
+            raise EngineRefused("The prompt has no tokens.")
+        if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
+            raise EngineRefused(f"An id of the prompt is outside the model's vocabulary of {size}.")
+
+
+@asynccontextmanager
+async def closed_at(engine: TrainerEngine, closing: anyio.Event) -> AsyncIterator[None]:
+    """Closes the engine when the server begins to stop: no completion comes any more, so no caller shall wait."""
+
+    async def close() -> None:
+        await closing.wait()
+        await engine.close()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def _capabilities(model_dir: Path, settings: EngineSettings) -> EngineCapabilities:
+    """From ``config.json`` (Hugging Face): ``vocab_size`` and ``max_position_embeddings``, in ``text_config``
+    where a model has several parts."""
+    try:
+        config = orjson.loads((model_dir / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise StartupError(f"--engine trainer needs {model_dir}/config.json: {error}") from error
+    sections = [section for section in (config, _get(config, "text_config")) if isinstance(section, dict)]
+    vocab_size, window = _size(sections, "vocab_size"), _size(sections, "max_position_embeddings")
+    if vocab_size is None:
+        raise StartupError(f"{model_dir}/config.json has no vocab_size; ids could not be checked")
+    window = window or settings.context_length
+    if window is None:
+        raise StartupError(
+            f"{model_dir}/config.json has no max_position_embeddings; set engine.context_length "
+            "(TURNSTILE_ENGINE__CONTEXT_LENGTH) to the model's window"
+        )
+    return EngineCapabilities(window, vocab_size, model_dir.name, constrained=False, scores=False)
+
+
+def _get(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, dict) else None
+
+
+def _size(sections: list[dict[str, Any]], name: str) -> int | None:
+    found = (section.get(name) for section in sections)
+    return next((size for size in found if isinstance(size, int) and size > 0), None)
