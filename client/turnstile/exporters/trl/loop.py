@@ -1,0 +1,161 @@
+"""The loop of the worker's process: it plays groups of the task list, over and over, and sends their rows.
+
+Holds: rollouts that run and rows that nobody has taken are never more than ``max_inflight`` together, whole groups
+at a time, so what is trained is at most about ``max_inflight / rows per step`` weight updates old. A group is sent
+when its last rollout has ended. However the loop ends, the episodes that run are cancelled.
+
+Knows neither processes nor TRL: it is told how many rows were taken, and gives what it has to an ``Outlet``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnstile.exporters.trl.rows import GroupRows, Row, rows_of_group
+from turnstile.exporters.trl.servers import TurnstileServers
+from turnstile.groups import Scale
+from turnstile.models import Limits, Sampling, TaskRef
+from turnstile.rollout import Rollout, TaskLike
+
+_LOOK_S = 0.05
+"""How often it looks whether rows were taken, where it waits for room: nobody tells it."""
+
+Metrics = dict[str, float | tuple[float, float]]
+
+
+class NothingToTrain(Exception):
+    """Too many groups in a row gave nothing to train: the trainer would wait for ever."""
+
+
+class Outlet(Protocol):
+    """Where the loop's results go. Called from one task only."""
+
+    async def send(self, rows: tuple[Row, ...], metrics: Metrics) -> None: ...
+
+    def rows_waiting(self) -> int:
+        """Rows sent that the trainer has not taken."""
+        ...
+
+    def model_version(self) -> int:
+        """The trainer's newest version."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """What the worker was asked for, checked. All of it goes to another process."""
+
+    servers: TurnstileServers
+    tasks: tuple[TaskLike, ...]
+    agent: str | Callable[[Any], Awaitable[object]]
+    n: int
+    max_inflight: int
+    scale: Scale
+    skip_flat: bool
+    max_barren: int
+    shuffle_seed: int | None
+    retries: int
+    sampling: Sampling | Mapping[str, Any] | None
+    limits: Limits | Mapping[str, Any] | None
+    env: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None
+
+
+class RolloutLoop:
+    def __init__(self, options: LoopOptions, outlet: Outlet) -> None:
+        self._options = options
+        self._outlet = outlet
+        self._numbers: dict[str, int] = {}
+        self._ended: defaultdict[str, list[Rollout]] = defaultdict(list)
+        self._started = 0
+        self._inflight = 0
+        self._barren = 0
+
+    async def run(self) -> None:
+        """Until cancelled. Raises NothingToTrain, and what the client raises for what no repetition mends."""
+        wanted = self._options
+        async with wanted.servers.async_client() as client:
+            rollouts = client.rollouts(
+                self._tasks(),
+                agent=wanted.agent,
+                n=wanted.n,
+                max_concurrent=wanted.max_inflight,
+                retries=wanted.retries,
+                group_id=self._group_id,
+                sampling=wanted.sampling,
+                limits=wanted.limits,
+                env=wanted.env,
+                metadata=wanted.metadata,
+            )
+            try:
+                async for rollout in rollouts:
+                    group = self._ended[rollout.group_id]
+                    group.append(rollout)
+                    if len(group) == wanted.n:
+                        await self._give(self._ended.pop(rollout.group_id))
+            finally:
+                await rollouts.aclose()
+
+    async def _tasks(self) -> AsyncIterator[TaskLike]:
+        order = list(self._options.tasks)
+        shuffled = random.Random(self._options.shuffle_seed) if self._options.shuffle_seed is not None else None
+        while True:
+            if shuffled is not None:
+                shuffled.shuffle(order)
+            for task in order:
+                while not self._has_room():  # noqa: ASYNC110 - rows are taken in another process
+                    await asyncio.sleep(_LOOK_S)
+                self._inflight += self._options.n
+                yield task
+
+    def _has_room(self) -> bool:
+        return self._inflight + self._outlet.rows_waiting() + self._options.n <= self._options.max_inflight
+
+    def _group_id(self, _: TaskRef) -> str:
+        name = f"{self._options.servers.run}-g{self._started}"
+        self._numbers[name] = self._started
+        self._started += 1
+        return name
+
+    async def _give(self, group: list[Rollout]) -> None:
+        """Sends what an ended group gives, which makes room for another."""
+        number = self._numbers.pop(group[0].group_id)
+        found = rows_of_group(group, number, self._options.servers.model_version, self._options.scale)
+        skipped = found.flat and self._options.skip_flat
+        rows = () if skipped else found.rows
+        self._barren = 0 if rows else self._barren + 1
+        await self._outlet.send(rows, self._metrics(found, rows, skipped))
+        self._inflight -= self._options.n
+        if self._barren >= self._options.max_barren:
+            raise NothingToTrain(_why_barren(group, found, self._barren))
+
+    def _metrics(self, found: GroupRows, rows: tuple[Row, ...], skipped: bool) -> Metrics:
+        behind = [self._outlet.model_version() - row.model_version for row in rows]
+        return {
+            **found.metrics,
+            "rollout/inflight": float(self._inflight),
+            "turnstile/flat_groups_total": float(found.flat),
+            "turnstile/skipped_groups_total": float(skipped),
+            "turnstile/versions_behind": (float(sum(behind)), float(len(behind))),
+        }
+
+
+def _why_barren(group: list[Rollout], found: GroupRows, number: int) -> str:
+    """One sentence for whoever reads the trainer's traceback, by the last group."""
+    errors = [rollout.error for rollout in group if rollout.error is not None]
+    if errors:
+        why = f"of its rollouts {len(errors)} failed, the first with {errors[0].type}: {errors[0].message}"
+    elif all(rollout.reward is None for rollout in group):
+        why = "its rollouts were not graded; do the tasks have tests or an answer?"
+    elif found.metrics["turnstile/foreign_rows_total"]:
+        why = "its tokens were sampled by weights that this run did not send"
+    elif found.flat:
+        why = f"all its rewards are {group[0].reward}"
+    else:
+        why = "none of its tokens is trainable"
+    return f"{number} groups in a row gave nothing to train. Of the last one ({group[0].group_id}): {why}"
