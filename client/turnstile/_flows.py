@@ -22,14 +22,17 @@ from turnstile._requests import Call, Reply
 from turnstile._settings import ClientSettings
 from turnstile.models import (
     AuditReport,
+    CompletionAccepted,
     EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodePage,
     EpisodeStatus,
     PauseMode,
+    PendingCalls,
     SampleSet,
     TaskPage,
+    TokenForest,
     Turn,
 )
 
@@ -140,6 +143,22 @@ class Flows:
 
     def samples(self, episode_id: str, include_untrained: bool) -> Flow[SampleSet]:
         return (yield from self._on_episode(episode_id, requests.samples(episode_id, include_untrained)))
+
+    def tree(self, episode_id: str, include_untrained: bool) -> Flow[TokenForest]:
+        return (yield from self._on_episode(episode_id, requests.tree(episode_id, include_untrained)))
+
+    def pending(self, episode_id: str, timeout_s: float | None) -> Flow[PendingCalls]:
+        """The waiting calls as soon as there is one, or the episode has ended, or ``timeout_s`` has passed."""
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        while True:
+            left = self._settings.poll_s if deadline is None else max(0.0, deadline - self._clock())
+            call = requests.pending(episode_id, min(left, self._settings.poll_s))
+            found = yield from self._on_episode(episode_id, call)
+            if found.calls or found.status.ended or (deadline is not None and self._clock() >= deadline):
+                return found
+
+    def complete(self, episode_id: str, fields: Mapping[str, Any]) -> Flow[CompletionAccepted]:
+        return (yield from self._on_episode(episode_id, requests.complete(episode_id, fields)))
 
     def audit(self, episode_id: str) -> Flow[AuditReport]:
         return (yield from self._on_episode(episode_id, requests.audit(episode_id, self._settings.slow_s)))

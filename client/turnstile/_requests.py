@@ -20,6 +20,8 @@ from turnstile.models import (
     CLIENT_ID_PATTERN,
     AgentList,
     AuditReport,
+    CompletionAccepted,
+    CompletionRequest,
     EngineInfo,
     Episode,
     EpisodeCreated,
@@ -28,12 +30,14 @@ from turnstile.models import (
     EpisodeStatus,
     PauseMode,
     PauseRequest,
+    PendingCalls,
     SampleSet,
     TaskPage,
+    TokenForest,
     Turn,
     WeightsRequest,
 )
-from turnstile.models.wire import MEDIA_TYPE, WireError, decode_samples
+from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
 
 JSON = "application/json"
 
@@ -129,6 +133,25 @@ def samples(episode_id: str, include_untrained: bool = False) -> Call[SampleSet]
     params = {"include_untrained": "true"} if include_untrained else {}
     path = f"{_episode(episode_id)}/samples"
     return Call("GET", path, decode_samples, params, accept=MEDIA_TYPE, repeatable=True)
+
+
+def tree(episode_id: str, include_untrained: bool = False) -> Call[TokenForest]:
+    params = {"include_untrained": "true"} if include_untrained else {}
+    path = f"{_episode(episode_id)}/tree"
+    return Call("GET", path, decode_forest, params, accept=MEDIA_TYPE, repeatable=True)
+
+
+def pending(episode_id: str, wait_s: float = 0.0) -> Call[PendingCalls]:
+    params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
+    path = f"{_episode(episode_id)}/pending"
+    return Call("GET", path, PendingCalls.model_validate_json, params, repeatable=True, extra_s=wait_s)
+
+
+def complete(episode_id: str, fields: Mapping[str, Any]) -> Call[CompletionAccepted]:
+    """The server knows a completion that it has taken, so it may be sent again."""
+    body = _body(CompletionRequest, **fields)
+    path = f"{_episode(episode_id)}/completions"
+    return Call("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
 
 
 def audit(episode_id: str, extra_s: float) -> Call[AuditReport]:
@@ -243,7 +266,7 @@ def _body(model: type[ModelT], **fields: Any) -> bytes:
 def _json(model: BaseModel) -> bytes:
     """Raises InvalidRequest for what JSON cannot hold (a NaN would arrive as null)."""
     try:
-        return json.dumps(model.model_dump(exclude_none=True), allow_nan=False).encode()
+        return json.dumps(model.model_dump(mode="json", exclude_none=True), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise errors.InvalidRequest(f"the request is not JSON: {error}", type="invalid_value") from error
 

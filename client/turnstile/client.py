@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import anyio
 import httpx
@@ -37,18 +37,22 @@ from turnstile._transport import (
 from turnstile.models import (
     AgentList,
     AuditReport,
+    CompletionAccepted,
     EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodeStatus,
     Limits,
     PauseMode,
+    PendingCalls,
     SampleSet,
     Sampling,
     TaskInfo,
     TaskRef,
+    TokenForest,
     Turn,
 )
+from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
 
 T = TypeVar("T")
@@ -291,6 +295,41 @@ class AsyncEpisodeHandle:
         """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
         whose mask is 0 throughout."""
         return await self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+
+    async def tree(self, *, include_untrained: bool = False) -> TokenForest:
+        """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
+        return await self._client._run(self._client._flows.tree(self.episode_id, include_untrained))
+
+    async def pending(self, timeout: float | None = None) -> PendingCalls:  # noqa: ASYNC109 - the time-out is the point
+        """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
+        is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
+        return await self._client._run(self._client._flows.pending(self.episode_id, timeout))
+
+    async def complete(
+        self,
+        call_id: str,
+        completion_ids: TokenSequence | None = None,
+        logprobs: NumberSequence | None = None,
+        *,
+        text: str | None = None,
+        weight_version: str | None = None,
+        finish_reason: Literal["stop", "length"] | None = None,
+    ) -> CompletionAccepted:
+        """Answers a waiting call with what was sampled, int [m] and float [m] (log p under softmax(logits / T)),
+        or with a ``text``, which is not trained. The same answer again is harmless.
+
+        Raises InvalidRequest for what cannot be a turn (the call goes on waiting), Conflict for a call that was
+        answered otherwise, Gone for one that nobody waits for any more.
+        """
+        fields = {
+            "call_id": call_id,
+            "completion_ids": completion_ids,
+            "logprobs": logprobs,
+            "text": text,
+            "weight_version": weight_version,
+            "finish_reason": finish_reason,
+        }
+        return await self._client._run(self._client._flows.complete(self.episode_id, fields))
 
     async def audit(self) -> AuditReport:
         return await self._client.audit(self.episode_id)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx
 
@@ -37,18 +37,22 @@ from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
 from turnstile.models import (
     AgentList,
     AuditReport,
+    CompletionAccepted,
     EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodeStatus,
     Limits,
     PauseMode,
+    PendingCalls,
     SampleSet,
     Sampling,
     TaskInfo,
     TaskRef,
+    TokenForest,
     Turn,
 )
+from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
 
 T = TypeVar("T")
@@ -281,6 +285,41 @@ class EpisodeHandle:
         """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
         whose mask is 0 throughout."""
         return self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+
+    def tree(self, *, include_untrained: bool = False) -> TokenForest:
+        """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
+        return self._client._run(self._client._flows.tree(self.episode_id, include_untrained))
+
+    def pending(self, timeout: float | None = None) -> PendingCalls:
+        """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
+        is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
+        return self._client._run(self._client._flows.pending(self.episode_id, timeout))
+
+    def complete(
+        self,
+        call_id: str,
+        completion_ids: TokenSequence | None = None,
+        logprobs: NumberSequence | None = None,
+        *,
+        text: str | None = None,
+        weight_version: str | None = None,
+        finish_reason: Literal["stop", "length"] | None = None,
+    ) -> CompletionAccepted:
+        """Answers a waiting call with what was sampled, int [m] and float [m] (log p under softmax(logits / T)),
+        or with a ``text``, which is not trained. The same answer again is harmless.
+
+        Raises InvalidRequest for what cannot be a turn (the call goes on waiting), Conflict for a call that was
+        answered otherwise, Gone for one that nobody waits for any more.
+        """
+        fields = {
+            "call_id": call_id,
+            "completion_ids": completion_ids,
+            "logprobs": logprobs,
+            "text": text,
+            "weight_version": weight_version,
+            "finish_reason": finish_reason,
+        }
+        return self._client._run(self._client._flows.complete(self.episode_id, fields))
 
     def audit(self) -> AuditReport:
         return self._client.audit(self.episode_id)

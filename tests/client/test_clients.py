@@ -62,6 +62,8 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     assert row.logprobs.dtype == np.float32
     assert row.loss_mask.sum() == len(turn.completion_ids)
     assert len((await episode.samples(include_untrained=True)).samples) == 1
+    forest = await episode.tree()
+    assert forest.to_samples().model_dump_json() == (await episode.samples()).model_dump_json()
     assert (await episode.audit()).passed
     assert (await client.audit(episode.episode_id)).episode_id == episode.episode_id
     await episode.delete()

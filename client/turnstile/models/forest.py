@@ -76,7 +76,8 @@ class TokenForest(Model):
             raise ValueError("the arrays of nodes differ in length")
         if self.offsets[0] != 0 or self.offsets[-1] != tokens:
             raise ValueError(f"the offsets do not run from 0 to {tokens}")
-        if (self.completion_starts < self.offsets[:-1]).any() or (self.completion_starts > self.offsets[1:]).any():
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        if (self.completion_starts < starts).any() or (self.completion_starts >= ends).any():
             raise ValueError("a completion starts outside its node")
         if (self.parents < -1).any() or (self.parents >= np.arange(nodes)).any():
             raise ValueError("a parent does not come before its child")
@@ -114,11 +115,7 @@ class TokenForest(Model):
         A branching point predicts the first token of every branch, so shifting by one is wrong."""
         found = np.arange(-1, len(self.input_ids) - 1, dtype=np.int32)
         for node, parent in enumerate(self.parents.tolist()):
-            start, end = self.offsets[node : node + 2].tolist()
-            if start < end:
-                while parent >= 0 and self.offsets[parent] == self.offsets[parent + 1]:
-                    parent = int(self.parents[parent])
-                found[start] = self.offsets[parent + 1] - 1 if parent >= 0 else -1
+            found[self.offsets[node]] = self.offsets[parent + 1] - 1 if parent >= 0 else -1
         return found
 
     def ancestors(self) -> npt.NDArray[np.bool_]:

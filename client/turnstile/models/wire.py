@@ -2,8 +2,8 @@
 
 Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N]
 and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. The file's metadata entry
-``turnstile`` is the JSON of the sample set without its arrays. A token forest has a file of the same kind, with the
-arrays of ``TokenForest``. The layout of the file is that of
+``turnstile`` is the JSON of the sample set without its arrays. A token forest has a file of the same kind, with
+the arrays of ``TokenForest``. The layout of the file is that of
 https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
 
 Decoding gives back exactly the bits that were encoded, and refuses what does not add up; it never repairs.

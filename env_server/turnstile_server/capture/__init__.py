@@ -3,6 +3,7 @@
 Pure: no I/O, no clock, no task. The gate pushes turns in and asks questions.
 """
 
+from turnstile_server.capture.forest import export_forest
 from turnstile_server.capture.match import Match
 from turnstile_server.capture.retry import Action, EarlierCall, decide
 from turnstile_server.capture.samples import EpisodeFacts, episode_statistics, export_samples
@@ -17,5 +18,6 @@ __all__ = [
     "TokenTree",
     "decide",
     "episode_statistics",
+    "export_forest",
     "export_samples",
 ]

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import anyio
 import anyio.abc
@@ -24,11 +25,12 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     SampleSet,
+    TokenForest,
     Turn,
 )
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import EXTERNAL
-from turnstile_server.capture import export_samples
+from turnstile_server.capture import export_forest, export_samples
 from turnstile_server.episodes.admission import new_episode
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
@@ -62,6 +64,8 @@ from turnstile_server.tasks.model import Files
 from turnstile_server.tools.protocol import EpisodeTools
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +255,10 @@ class Episodes:
         return [node.turn for node in forest.tree]
 
     async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
-        episode, forest = await self._exported(episode_id)
-        facts = forest.facts(episode)
-        if not episode.status.ended:
-            return export_samples(forest.tree, facts, include_untrained=include_untrained)
-        return await anyio.to_thread.run_sync(
-            lambda: export_samples(forest.tree, facts, include_untrained=include_untrained), limiter=self._exports
-        )
+        return await self._export(export_samples, episode_id, include_untrained)
+
+    async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
+        return await self._export(export_forest, episode_id, include_untrained)
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self._exported(episode_id)
@@ -265,6 +266,15 @@ class Episodes:
 
     def subscribe(self) -> AsyncIterator[Episode]:
         return self._broadcast.subscribe()
+
+    async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
+        episode, forest = await self._exported(episode_id)
+        facts = forest.facts(episode)
+        if not episode.status.ended:
+            return export(forest.tree, facts, include_untrained=include_untrained)  # the tree may change meanwhile
+        return await anyio.to_thread.run_sync(
+            lambda: export(forest.tree, facts, include_untrained=include_untrained), limiter=self._exports
+        )
 
     async def _exported(self, episode_id: str) -> tuple[Episode, Forest]:
         episode = await self.get(episode_id)
