@@ -101,6 +101,7 @@ class Scheduler:
         self._running: list[Call] = []
         self._prefilling = False
         self._paused = False
+        self._stopped = False
         self._events: list[tuple[Call, Event]] = []
         self._thread = threading.Thread(target=self._run, name="torch", daemon=True)
 
@@ -115,6 +116,11 @@ class Scheduler:
 
     def start(self) -> None:
         self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after its present step; calls that run get no more events. Returns when it has ended."""
+        self._commands.put(self._stop)
+        self._thread.join()
 
     def submit(self, call: Call) -> None:
         self._commands.put(lambda: self._waiting.append(call))
@@ -154,7 +160,7 @@ class Scheduler:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                while True:
+                while not self._stopped:
                     self._run_commands()
                     if self._busy:
                         self._prefill_some()
@@ -170,7 +176,7 @@ class Scheduler:
         return not self._paused and bool(self._running or self._waiting)
 
     def _run_commands(self) -> None:
-        while True:
+        while not self._stopped:
             try:
                 command = self._commands.get(block=not self._busy and not self._events)
             except queue.Empty:
@@ -278,6 +284,10 @@ class Scheduler:
         elif mode == "retract":
             self._retract()
         self._paused = True
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._paused = True  # nothing is computed any more
 
     def _resume(self) -> None:
         self._paused = False
