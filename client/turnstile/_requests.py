@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from turnstile import errors
@@ -266,9 +267,16 @@ def _body(model: type[ModelT], **fields: Any) -> bytes:
 def _json(model: BaseModel) -> bytes:
     """Raises InvalidRequest for what JSON cannot hold (a NaN would arrive as null)."""
     try:
-        return json.dumps(model.model_dump(mode="json", exclude_none=True), allow_nan=False).encode()
+        return json.dumps(model.model_dump(exclude_none=True), allow_nan=False, default=_listed).encode()
     except (TypeError, ValueError) as error:
         raise errors.InvalidRequest(f"the request is not JSON: {error}", type="invalid_value") from error
+
+
+def _listed(value: object) -> list[Any]:
+    if isinstance(value, np.ndarray):
+        listed: list[Any] = value.tolist()
+        return listed
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _invalid(error: ValidationError) -> errors.InvalidRequest:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
+TokenSequence = Sequence[int] | npt.NDArray[np.integer[Any]]
+NumberSequence = Sequence[float] | npt.NDArray[np.floating[Any]]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
