@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def table(text: str) -> list[list[str]]:
     """Rows of the table, without the ratios behind gzip, which differ between versions of zlib."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "
+    ]
     return [row[:-1] for row in rows if len(row) == 7]
 
 

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from control_support import Door, EngineProcess, OpenDoor, running_door
 from turnstile import Client
 from turnstile.cli.app import app
-from turnstile.models.wire import decode_samples
+from turnstile.exporters.parquet import read_parquet
+from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
@@ -135,6 +136,31 @@ def test_export_writes_safetensors_files(door: Door, recorded: tuple[str, str], 
     assert decode_samples(data).stats.turns == 2
 
 
+def test_export_writes_one_parquet_file_of_all_episodes(
+    door: Door, recorded: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.parquet"
+    done = turnstile("episodes", "export", "--format", "parquet", "--group-id", "cli", "--out", path, **on(door))
+    assert done.returncode == DONE, done.stderr
+    lines = rows_of(turnstile("episodes", "export", "--group-id", "cli", **on(door)))
+    assert [sample_as_json(row) for row in read_parquet(path)] == lines
+    assert f"{len(lines)} samples exported" in done.stderr
+    missing = turnstile(
+        "episodes", "export", recorded[0], "--format", "parquet", "--out", tmp_path / "no" / "a", **on(door)
+    )
+    assert "no" in one_sentence(missing, FAILED)
+    assert os.listdir(tmp_path) == ["rows.parquet"]
+
+
+def test_export_writes_trees_that_give_the_samples(door: Door, recorded: tuple[str, str], tmp_path: Path) -> None:
+    done = turnstile("episodes", "export", recorded[0], "--format", "tree", "--out", tmp_path, **on(door))
+    assert done.returncode == DONE, done.stderr
+    forest = decode_forest((tmp_path / f"{recorded[0]}.tree.safetensors").read_bytes())
+    lines = rows_of(turnstile("episodes", "export", recorded[0], **on(door)))
+    assert [sample_as_json(row) for row in forest.to_samples().samples] == lines
+    assert f"{len(lines)} samples exported" in done.stderr
+
+
 def test_a_failed_export_leaves_no_file(door: Door, tmp_path: Path) -> None:
     done = turnstile("episodes", "export", "ep_unknown", "--out", tmp_path / "rows.jsonl", **on(door))
     assert "ep_unknown" in one_sentence(done, FAILED)
@@ -148,8 +174,10 @@ def test_an_export_that_cannot_be_written_names_its_file(
     assert "rows.jsonl" in one_sentence(done, FAILED)
 
 
-def test_safetensors_need_a_folder(door: Door) -> None:
-    assert "--out" in one_sentence(turnstile("episodes", "export", "--format", "safetensors", **on(door)), USAGE)
+@pytest.mark.parametrize(("format_", "what"), [("safetensors", "FOLDER"), ("tree", "FOLDER"), ("parquet", "FILE")])
+def test_binary_formats_are_not_for_stdout(door: Door, format_: str, what: str) -> None:
+    said = one_sentence(turnstile("episodes", "export", "--format", format_, **on(door)), USAGE)
+    assert f"--out {what}" in said
 
 
 # audit

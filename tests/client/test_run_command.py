@@ -18,6 +18,7 @@ from stub_door import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubDoor, running_
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile, turnstile_process
 
 from local import descendants, running
+from turnstile.exporters.parquet import read_parquet
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo
 from turnstile.models.wire import decode_samples
 
@@ -74,6 +75,15 @@ def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubD
     assert {(r.limits.max_turns, r.limits.max_completion_tokens) for r in stub.created} == {(3, 9)}
     for path in (tmp_path / "samples").iterdir():
         assert decode_samples(path.read_bytes()).samples == ()
+
+
+def test_parquet_files_are_written_as_rollouts_end(stub: StubDoor, tmp_path: Path) -> None:
+    done = run(stub, "--out", tmp_path, "--format", "parquet")
+    assert done.returncode == DONE, done.stderr
+    rows = lines_of(tmp_path / "episodes.jsonl")
+    kept = list((tmp_path / "samples").iterdir())
+    assert {path.name for path in kept} == {f"{row['episode']['episode_id']}.parquet" for row in rows}
+    assert all(list(read_parquet(path)) == [] for path in kept)
 
 
 def test_a_failure_of_the_infrastructure_that_remains_is_exit_1_and_every_fault_is_counted(stub: StubDoor) -> None:

@@ -7,19 +7,30 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
+from turnstile._files import whole
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import USAGE, fail, reported, show_table, table
-from turnstile.cli.sample_files import Format, whole, write_lines, write_samples
+from turnstile.cli.sample_files import Format, check_installed, write_lines, write_samples
 from turnstile.models import Episode, EpisodeStatus, Turn
-from turnstile.sync import Client
+from turnstile.models.wire import encode_forest
+from turnstile.sync import Client, EpisodeHandle
 
 app = typer.Typer(no_args_is_help=True, help="List, show and export recorded episodes.")
+
+
+class ExportFormat(StrEnum):
+    JSONL = "jsonl"
+    SAFETENSORS = "safetensors"
+    PARQUET = "parquet"
+    TREE = "tree"
+
 
 StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="Only episodes of this status.")]
 GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
@@ -86,11 +97,17 @@ def export_episodes(
         list[str] | None, typer.Argument(help="Episodes; none: all that the filters leave.")
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="One JSON line per sample, or safetensors.")
-    ] = Format.JSONL,
+        ExportFormat,
+        typer.Option(
+            "--format", help="One JSON line or Parquet row per sample; safetensors, of samples or of their tree."
+        ),
+    ] = ExportFormat.JSONL,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="jsonl: a file (default stdout); safetensors: a folder, one file per episode."),
+        typer.Option(
+            "--out",
+            help="jsonl: a file (default stdout); parquet: a file; safetensors, tree: a folder, one per episode.",
+        ),
     ] = None,
     include_untrained: Annotated[
         bool, typer.Option("--include-untrained", help="Rows whose mask is 0 too.")
@@ -102,14 +119,20 @@ def export_episodes(
     data_dir: DataDirOption = None,
 ) -> None:
     """The samples of episodes, for a trainer."""
-    if format_ is Format.SAFETENSORS and out is None:
-        fail("--format safetensors needs --out FOLDER", USAGE)
+    if format_ is not ExportFormat.JSONL and out is None:
+        fail(f"--format {format_} needs --out {'FILE' if format_ is ExportFormat.PARQUET else 'FOLDER'}", USAGE)
+    check_installed(format_)
     with reported(), connect(url, key, data_dir) as client:
         wanted = episode_ids or _ids(client, status, group_id)
-        if format_ is Format.SAFETENSORS and out is not None:
-            count = _export_safetensors(client, wanted, out, include_untrained)
+        handles = (client.episode(episode_id) for episode_id in wanted)
+        if format_ is ExportFormat.JSONL or out is None:
+            count = _export_jsonl(handles, out, include_untrained)
+        elif format_ is ExportFormat.PARQUET:
+            count = _export_parquet(handles, out, include_untrained)
         else:
-            count = _export_jsonl(client, wanted, out, include_untrained)
+            out.mkdir(parents=True, exist_ok=True)
+            export = _export_trees if format_ is ExportFormat.TREE else _export_safetensors
+            count = export(handles, out, include_untrained)
     typer.echo(f"{count} samples exported", err=True)
 
 
@@ -117,23 +140,38 @@ def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> 
     return (episode.episode_id for episode in client.episodes(status=status, group_id=group_id))
 
 
-def _export_jsonl(client: Client, episode_ids: Iterable[str], out: Path | None, include_untrained: bool) -> int:
+def _export_jsonl(episodes: Iterable[EpisodeHandle], out: Path | None, include_untrained: bool) -> int:
     count = 0
     with _text_output(out) as file:
-        for episode_id in episode_ids:
-            found = client.episode(episode_id).samples(include_untrained=include_untrained)
+        for episode in episodes:
+            found = episode.samples(include_untrained=include_untrained)
             write_lines(found, file)
             count += len(found.samples)
     return count
 
 
-def _export_safetensors(client: Client, episode_ids: Iterable[str], out: Path, include_untrained: bool) -> int:
-    out.mkdir(parents=True, exist_ok=True)
+def _export_parquet(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
+    from turnstile.exporters.parquet import write_parquet  # noqa: PLC0415 - an extra
+
+    return write_parquet(out, (episode.samples(include_untrained=include_untrained) for episode in episodes))
+
+
+def _export_safetensors(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
     count = 0
-    for episode_id in episode_ids:
-        found = client.episode(episode_id).samples(include_untrained=include_untrained)
-        write_samples(found, out / f"{episode_id}.safetensors", Format.SAFETENSORS)
+    for episode in episodes:
+        found = episode.samples(include_untrained=include_untrained)
+        write_samples(found, out / f"{episode.episode_id}.safetensors", Format.SAFETENSORS)
         count += len(found.samples)
+    return count
+
+
+def _export_trees(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
+    count = 0
+    for episode in episodes:
+        forest = episode.tree(include_untrained=include_untrained)
+        with whole(out / f"{episode.episode_id}.tree.safetensors") as partial:
+            partial.write_bytes(encode_forest(forest))
+        count += len(forest.rows)
     return count
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from turnstile.cli.output import USAGE, fail, show_table, table
-from turnstile.cli.sample_files import Format, write_samples
+from turnstile.cli.sample_files import Format, check_installed, write_samples
 from turnstile.models import EpisodeStats, Fault
 from turnstile.rollout import Rollout, RolloutProgress
 
@@ -37,6 +37,7 @@ class RolloutFiles:
         """Two runs are not mixed: ends the command where there is one already."""
         if self._lines.exists():
             fail(f"{self._lines} is there already; name another --out", USAGE)
+        check_installed(self._format)
         self._samples.mkdir(parents=True, exist_ok=True)
 
     def add(self, rollout: Rollout) -> None:

@@ -1,0 +1,203 @@
+"""Samples as Arrow tables and Parquet files: one row per sample, every field a column, and back.
+
+Needs the extra ``parquet`` (pyarrow). The columns are those of ``schema()``: arrays as lists of their own type,
+the few names that repeat in every row (kind, status, finish reason) dictionary-encoded, ``turn_spans`` as structs,
+``metadata`` as JSON text. Rows read back equal the samples that were written, bit for bit; who wants some columns
+reads only those.
+
+Written in row groups of bounded size, so memory does not grow with the file; a file is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from turnstile._files import whole
+from turnstile.models import Sample, SampleSet
+from turnstile.rollout import Rollout
+
+Source: TypeAlias = Sample | SampleSet | Rollout
+"""What rows are made of. A rollout without samples gives none."""
+
+ROW_GROUP_TOKENS = 1 << 20
+"""Tokens of a row group and of an Arrow batch, unless a single sample is longer: some 13 MB in memory."""
+ROW_GROUP_ROWS = 16_384
+"""Rows of one, at most, however short they are."""
+
+_SPAN = ("turn_id", "context_start", "start", "end", "trained")
+
+
+def schema() -> pa.Schema:
+    """The columns, in order; they are the fields of ``turnstile.models.Sample``."""
+    name = pa.dictionary(pa.int8(), pa.string())
+    span_types = (pa.string(), pa.int32(), pa.int32(), pa.int32(), pa.bool_())
+    span = pa.struct(
+        [pa.field(field, kind, nullable=False) for field, kind in zip(_SPAN, span_types, strict=True)]
+    )
+    columns = {
+        "schema_version": pa.int32(),
+        "sample_id": pa.string(),
+        "input_ids": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.uint8()),
+        "logprobs": pa.list_(pa.float32()),
+        "weight_version": pa.list_(pa.int32()),
+        "weight_version_names": pa.list_(pa.string()),
+        "turn_spans": pa.list_(span),
+        "kind": name,
+        "episode_id": pa.string(),
+        "group_id": pa.string(),
+        "rollout_id": pa.string(),
+        "attempt": pa.int32(),
+        "reward": pa.float64(),
+        "finish_reason": name,
+        "status": name,
+        "metadata": pa.string(),
+    }
+    optional = {"group_id", "reward"}
+    return pa.schema([pa.field(column, kind, column in optional) for column, kind in columns.items()])
+
+
+def samples_of(sources: Iterable[Source] | Source) -> Iterator[Sample]:
+    """The samples in rollouts and sample sets, in their order."""
+    for source in [sources] if isinstance(sources, Source) else sources:
+        if isinstance(source, Sample):
+            yield source
+            continue
+        found = source.samples if isinstance(source, Rollout) else source
+        if found is not None:
+            yield from found.samples
+
+
+class _Batcher:
+    """Gathers samples into batches of bounded size."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Sample] = []
+        self._tokens = 0
+
+    def add(self, sample: Sample) -> Iterator[pa.RecordBatch]:
+        """The batch that was full before this sample, if it was."""
+        length = len(sample.input_ids)
+        if self._tokens + length > ROW_GROUP_TOKENS or len(self._waiting) == ROW_GROUP_ROWS:
+            yield from self.rest()
+        self._waiting.append(sample)
+        self._tokens += length
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        if self._waiting:
+            made = batch(self._waiting)
+            self._waiting, self._tokens = [], 0
+            yield made
+
+
+def batches(sources: Iterable[Source] | Source) -> Iterator[pa.RecordBatch]:
+    """The rows as Arrow batches of bounded size, made as they are asked for."""
+    batcher = _Batcher()
+    for sample in samples_of(sources):
+        yield from batcher.add(sample)
+    yield from batcher.rest()
+
+
+def batch(samples: list[Sample]) -> pa.RecordBatch:
+    """These samples as one Arrow batch of ``schema()``."""
+    columns = []
+    for field in schema():
+        values = [getattr(sample, field.name) for sample in samples]
+        if field.name == "metadata":
+            values = [json.dumps(value) for value in values]
+        elif field.name == "turn_spans":
+            values = [[span.model_dump() for span in spans] for spans in values]
+        if values and isinstance(values[0], np.ndarray):
+            columns.append(_lists(values, field.type))
+        else:
+            columns.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema())
+
+
+def from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
+    """The samples of a table with the columns of ``schema()``, in any order, others beside them.
+
+    Raises ValueError (pydantic's, or KeyError for a missing column) for rows that are none.
+    """
+    for part in [table] if isinstance(table, pa.RecordBatch) else table.to_batches():
+        columns = {field.name: part.column(field.name) for field in schema()}
+        arrays = {
+            name: _slices(columns.pop(name)) for name in ("input_ids", "loss_mask", "logprobs", "weight_version")
+        }
+        rest = {name: column.to_pylist() for name, column in columns.items()}
+        for row in range(part.num_rows):
+            fields: dict[str, Any] = {name: values[row] for name, values in rest.items()}
+            fields["metadata"] = json.loads(fields["metadata"])
+            yield Sample.model_validate({**fields, **{name: values[row] for name, values in arrays.items()}})
+
+
+class RowWriter:
+    """Takes rows for a Parquet file; see ``parquet_file``."""
+
+    def __init__(self, file: pq.ParquetWriter) -> None:
+        self._file = file
+        self._batcher = _Batcher()
+        self.rows = 0
+        """Taken so far."""
+
+    def write(self, sources: Iterable[Source] | Source) -> None:
+        """Adds the rows of a rollout, a sample set or a sample, or of several; keeps at most a row group."""
+        for sample in samples_of(sources):
+            for full in self._batcher.add(sample):
+                self._file.write_batch(full)
+            self.rows += 1
+
+    def finish(self) -> None:
+        for full in self._batcher.rest():
+            self._file.write_batch(full)
+
+
+@contextmanager
+def parquet_file(path: Path | str, *, compression: str = "zstd") -> Iterator[RowWriter]:
+    """A Parquet file to be written as rollouts end. It takes its place, whole, when the block ends well; after an
+    exception there is none. Raises OSError where it cannot be written."""
+    with (
+        whole(Path(path)) as partial,
+        partial.open("wb") as raw,
+        pq.ParquetWriter(raw, schema(), compression=compression) as file,
+    ):
+        writer = RowWriter(file)
+        yield writer
+        writer.finish()
+
+
+def write_parquet(path: Path | str, sources: Iterable[Source] | Source, *, compression: str = "zstd") -> int:
+    """Writes the rows to one file as ``sources`` gives them, and gives their number."""
+    with parquet_file(path, compression=compression) as file:
+        file.write(sources)
+    return file.rows
+
+
+def read_parquet(path: Path | str) -> Iterator[Sample]:
+    """The samples of a file, a row group in memory at a time."""
+    with pq.ParquetFile(path) as file:
+        for index in range(file.num_row_groups):
+            yield from from_arrow(file.read_row_group(index))
+
+
+def _lists(arrays: list[npt.NDArray[Any]], kind: pa.DataType) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int32)
+    values = pa.array(np.concatenate(arrays), kind.value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, kind)
+
+
+def _slices(column: pa.ListArray) -> list[npt.NDArray[Any]]:
+    """Each row's array, a read-only view of the column's memory."""
+    values = column.values.to_numpy()
+    bounds = column.offsets.to_numpy()
+    return [values[start:end] for start, end in pairwise(bounds)]
