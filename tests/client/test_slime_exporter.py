@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.stub_door import Answer, Play, StubDoor
 from client.trainer_types import RECORDED, check, group_of, miles_type, recorded_type, rollout, sample
-from control_support import Door
-from turnstile import AsyncClient, errors
+from control_support import Door, running_app
+from turnstile import AsyncClient, ClientSettings, errors
 from turnstile.exporters.slime import keep_group, post_process_rewards, rows_of, to_samples
 from turnstile.exporters.slime_generate import Generate, task_in
 from turnstile.models import EpisodeStatus
@@ -324,3 +327,41 @@ async def test_an_agent_that_fails_gives_an_aborted_row_and_a_wrong_task_ends_th
         assert row.metadata["turnstile"]["error"] == "agent_failed"
         with pytest.raises(errors.InvalidRequest, match="unknown"):
             await generate(args(), SPANS(index=0, group_index=0, metadata={"task": "unknown"}), {})
+
+
+@pytest.fixture
+def stub() -> Iterator[StubDoor]:
+    door = StubDoor()
+    with running_app(door.app()) as door.url:
+        yield door
+
+
+@pytest.mark.anyio
+async def test_a_server_away_from_the_start_ends_the_run_and_later_fails_the_rollout(stub: StubDoor) -> None:
+    quick = ClientSettings(retries=0, poll_s=0.2, outage_s=0.2, backoff_s=0.01, backoff_max_s=0.05)
+    async with AsyncClient(stub.url, settings=quick) as client:
+        generate = Generate(client, agent="mine", retries=0)
+        away = Answer(503, "shutting_down")
+        stub.answer = lambda _: away
+        with pytest.raises(errors.ServerUnavailable):
+            await generate(args(), SPANS(index=0, group_index=0, prompt="one two"), {})
+        stub.answer = lambda _: None
+        [row] = await generate(args(), SPANS(index=1, group_index=0, prompt="one two"), {})
+        assert row.reward == 1.0
+        stub.answer = lambda _: away
+        [row] = await generate(args(), SPANS(index=2, group_index=0, prompt="one two"), {})
+        assert (row.status, row.reward) == (SPANS.Status.ABORTED, None)
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_generate_cancels_its_episode(stub: StubDoor) -> None:
+    stub.play = lambda _: Play(seconds=60.0)
+    async with AsyncClient(stub.url, settings=ClientSettings(poll_s=0.2)) as client:
+        generate = Generate(client, agent="mine")
+        work = asyncio.create_task(generate(args(), SPANS(index=0, group_index=0, prompt="one two"), {}))
+        while not stub.open:  # noqa: ASYNC110 - it opens in another thread
+            await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert [episode.episode_id for episode in stub.episodes] == stub.cancelled
