@@ -1,0 +1,52 @@
+"""The Gymnasium loop that README.md (until it has one: docs/gym.md) prints, run as it is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from local import ROOT
+from training_support import TrainerServer
+from turnstile import Client
+
+MARK = "<!-- loop -->"
+CHECKPOINT = "examples/tiny_policy/checkpoint"
+LINES = 15
+
+
+def printed() -> list[str]:
+    """The block in each page that has it."""
+    pages = (ROOT / "README.md", ROOT / "docs" / "gym.md")
+    found = [page.read_text(encoding="utf-8") for page in pages]
+    return [
+        block
+        for text in found
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        if "Turnstile/Agent-v0" in block and "policy.generate" in block
+    ]
+
+
+def test_every_page_prints_the_same_short_loop() -> None:
+    blocks = printed()
+    assert 1 <= len(blocks) <= 2
+    assert len(set(blocks)) == 1
+    assert len([line for line in blocks[0].splitlines() if line.strip()]) <= LINES
+
+
+def test_the_loop_runs_as_printed(
+    playing_server: TrainerServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = printed()[0]
+    monkeypatch.chdir(ROOT)
+    if not Path(CHECKPOINT).is_dir():
+        code = code.replace(CHECKPOINT, str(playing_server.model))
+    exec(compile(code, "README.md", "exec"), {"URL": playing_server.url, "KEY": playing_server.key})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(re.fullmatch(r"\w+: reward [\d.]+, \d+ turns, [1-9]\d* tokens", line) for line in lines), lines
+    with Client(playing_server.url, key=playing_server.key) as client:
+        episode = next(client.episodes())
+        samples = client.episode(episode.episode_id).samples()
+    assert samples.stats.trained_tokens == samples.stats.sampled_tokens > 0
