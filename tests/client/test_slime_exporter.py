@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,23 @@ TYPES = [
 ]
 WITH_ROLLOUT_ID = recorded_type(RECORDED[3])
 SPANS = recorded_type(RECORDED[2])
+
+
+POSTPONED = """
+from __future__ import annotations
+import enum
+from dataclasses import dataclass, field
+
+@dataclass
+class Sample:
+    index: int | None = None
+    group_index: int | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    class Status(enum.Enum):
+        COMPLETED = "completed"
+    status: Status = Status.COMPLETED
+    metadata: dict = field(default_factory=dict)
+"""
 
 
 def args(**changes: Any) -> Namespace:
@@ -102,6 +122,22 @@ def test_rows_keep_what_the_blank_holds_and_share_none_of_it() -> None:
     assert (first.prompt, first.label, first.metadata["task"]) == ("p", "l", "t")
     first.metadata["task"] = "other"
     assert (second.metadata["task"], blank.metadata) == ("t", {"task": "t"})
+
+
+def test_a_sample_that_was_aborted_once_is_trained_when_it_is_played_again() -> None:
+    (aborted,) = rows_of(rollout(None), SPANS(index=3, group_index=1))
+    (row,) = rows_of(rollout(1.0), aborted)
+    assert (row.status, row.reward, row.remove_sample) == (SPANS.Status.COMPLETED, 1.0, False)
+    assert sum(row.loss_mask) == 2
+
+
+def test_a_class_with_postponed_annotations_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "postponed_types.py").write_text(POSTPONED)
+    monkeypatch.syspath_prepend(tmp_path)
+    home = importlib.import_module("postponed_types")
+    (row,) = rows_of(rollout(1.0), home.Sample(index=0))
+    del sys.modules["postponed_types"]
+    assert row.weight_versions == ["0"]
 
 
 @pytest.mark.parametrize("status", [EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT])

@@ -153,6 +153,7 @@ def _row(blank: Any, sample: Sample) -> Any:
     row.loss_mask = sample.loss_mask[start:].tolist()
     row.rollout_log_probs = sample.logprobs[start:].tolist()
     row.weight_versions = _weight_versions(type(row), sample)
+    row.remove_sample = False  # the blank may be what an earlier, aborted attempt left
     return row
 
 
@@ -178,7 +179,10 @@ def _response_start(sample: Sample) -> int:
 def _weight_versions(sample_type: type, sample: Sample) -> list[Any]:
     """One entry for each model call and version, in the class's own form: version strings (slime, miles-rl 0.0.2)
     or, in later versions of miles, a record for each call, of spans ``{version, abs_start, abs_end}``."""
-    entry = get_args(get_type_hints(sample_type)["weight_versions"])[0]
+    hints = get_type_hints(
+        sample_type, localns=dict(vars(sample_type))
+    )  # they name nested classes, such as Status
+    entry = get_args(hints["weight_versions"])[0]
     calls = [list(_version_spans(sample, span.start, span.end)) for span in sample.turn_spans]
     if entry is str:
         return [version for call in calls for version, _, _ in call]

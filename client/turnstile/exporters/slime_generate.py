@@ -92,7 +92,7 @@ class Generate:
         plan = Plan(task_ref(self._task(sample)), group_id, 0, new_id("rollout"), next(self._numbers))
         rollout = await self._client._rollout(options, plan, self._watchers).run()
         key = args.eval_reward_key if evaluation else args.reward_key
-        return rows_of(rollout, sample, evaluation=evaluation, as_components=key is not None)
+        return rows_of(rollout, sample, evaluation=evaluation, as_components=bool(key))
 
     def _note_accepted(self) -> None:
         self._accepted = True
