@@ -216,7 +216,9 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     agent_door = AgentDoor(gate, tools)
     await work.sandboxes.start(agent_door)
     openenv = DoorLoader(
-        OpenEnvParts(episodes, episodes, toolbox, gate, work.tasks, settings.control, settings.openenv, closing)
+        OpenEnvParts(
+            episodes, episodes, toolbox, gate, training, work.tasks, settings.control, settings.openenv, closing
+        )
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [router, catalog, build_openenv_router(openenv)]

@@ -19,7 +19,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
 from openenv.core.env_server.types import EnvironmentMetadata
 
-from turnstile.models import Episode, EpisodeCreated, EpisodeStatus
+from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
 from turnstile_server.control.openenv.metadata import metadata
 from turnstile_server.control.openenv.model_call import ModelDoor
 from turnstile_server.control.openenv.parts import OpenEnvParts
@@ -92,6 +92,10 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         if created.episode_key is not None:
             wait_s = self._parts.settings.wait_s
             episode = await self._until(lambda found: found.status not in _WAITING, wait_s)
+        waiting: dict[str, Any] = {}
+        if self._parts.training.open and created.episode_key is None:
+            waiting = await self._pending(self._parts.settings.wait_s)
+            episode = self._seen
         if episode.status.ended and episode.error is not None:
             detail = {"episode_id": episode.episode_id}
             raise error_of_type(episode.error.type, episode.error.message, detail=detail)
@@ -100,6 +104,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             "model_url": created.model_url,
             "tool_url": created.tool_url,
             "episode_key": created.episode_key,
+            **waiting,
         }
         return self._observation(**{name: value for name, value in told.items() if value is not None})
 
@@ -118,8 +123,12 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
                 return await self._told(tools=self.tools())
             case "call_tool":
                 return await self._call_tool(action, limit_s)
+            case "generate" if action.completes:
+                return await self._complete(action, limit_s)
             case "generate":
                 return await self._generate(action, limit_s)
+            case "wait" if self._parts.training.open:
+                return self._observation(**await self._pending(self._bounded(limit_s)))
             case "wait":
                 before = self._seen.status
                 await self._until(lambda episode: episode.status != before, self._bounded(limit_s))
@@ -229,6 +238,30 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
                 message = f"{refusal.type}: {refusal.message}"
                 told = {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
         return await self._told(**told)
+
+    async def _complete(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
+        """Completes a pending call of the agent; answers with its next one, or with the end."""
+        assert self._seen is not None
+        training, episode_id = self._parts.training, self._seen.episode_id
+        call_id = action.call_id
+        if call_id is None:
+            calls = (await training.pending(episode_id)).calls
+            if not calls:
+                raise Conflict("generate: no model call of the agent waits; wait for one")
+            call_id = calls[0].call_id
+        fields = {"completion_ids", "logprobs", "text", "weight_version"} & action.model_fields_set
+        request = CompletionRequest.model_validate(
+            {"call_id": call_id, **{name: getattr(action, name) for name in fields}}
+        )
+        await training.complete(episode_id, request)
+        return self._observation(**await self._pending(self._bounded(limit_s)))
+
+    async def _pending(self, wait_s: float) -> dict[str, Any]:
+        """The oldest waiting call, if one comes within ``wait_s``, as an observation's field."""
+        assert self._seen is not None
+        found = await self._parts.training.pending(self._seen.episode_id, wait_s)
+        self._seen = await self._parts.episodes.get(self._seen.episode_id)
+        return {"pending": found.calls[0].model_dump(mode="json")} if found.calls else {}
 
     def _chat_body(self, action: TurnstileAction) -> dict[str, Any]:
         messages = action.messages

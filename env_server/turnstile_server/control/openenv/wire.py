@@ -18,10 +18,13 @@ from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef
 _FIELDS = {
     "list_tools": frozenset[str](),
     "call_tool": frozenset({"tool_name", "arguments"}),
-    "generate": frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"}),
+    "generate": frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"})
+    | frozenset({"call_id", "completion_ids", "logprobs", "text", "weight_version"}),
     "wait": frozenset[str](),
     "finish": frozenset[str](),
 }
+_COMPLETES = ("completion_ids", "logprobs", "text")
+_ASKS = frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"})
 _ALWAYS = frozenset({"type", "timeout_s", "metadata"})
 
 
@@ -45,6 +48,13 @@ class TurnstileAction(Action):
     offer_tools: bool = Field(False, description="`generate`: offer the episode's own tools to the model.")
     max_tokens: int | None = Field(None, ge=1, description="`generate`: most tokens to sample.")
     stop: str | list[str] | None = Field(None, description="`generate`: stop strings.")
+    completion_ids: list[int] | None = Field(
+        None, description="`generate`, engine `trainer`: completes the agent's pending call, with `logprobs`."
+    )
+    logprobs: list[float] | None = Field(None, description="`generate`: one for each of `completion_ids`.")
+    text: str | None = Field(None, description="`generate`: completes it with a text, which is not trained.")
+    call_id: str | None = Field(None, description="`generate`: which pending call; none: the oldest.")
+    weight_version: str | None = Field(None, description="`generate`: the weights that sampled `completion_ids`.")
 
     @model_validator(mode="after")
     def _fields_of_its_type(self) -> TurnstileAction:
@@ -54,9 +64,19 @@ class TurnstileAction(Action):
             raise ValueError(f"{self.type} takes no {', '.join(sorted(strange))}")
         if self.type == "call_tool" and not self.tool_name:
             raise ValueError("call_tool needs tool_name")
-        if self.type == "generate" and (self.messages is None) == (self.prompt is None):
+        if self.completes:
+            if given & _ASKS:
+                raise ValueError(
+                    f"generate completes a call or makes one: no {', '.join(sorted(given & _ASKS))} here"
+                )
+        elif self.type == "generate" and (self.messages is None) == (self.prompt is None):
             raise ValueError("generate needs messages, or prompt, and not both")
         return self
+
+    @property
+    def completes(self) -> bool:
+        """``generate`` answers a pending call of the agent instead of making one."""
+        return any(getattr(self, name) is not None for name in _COMPLETES)
 
 
 class TurnstileObservation(Observation):
@@ -79,6 +99,12 @@ class TurnstileObservation(Observation):
     message: dict[str, Any] | None = Field(None, description="`generate`: the reply, as in Chat Completions.")
     finish_reason: str | None = Field(None, description="`generate`: stop, length or tool_calls.")
     usage: dict[str, Any] | None = Field(None, description="`generate`: tokens.")
+    pending: dict[str, Any] | None = Field(
+        None,
+        description="Engine `trainer`: the agent's oldest model call that waits (call_id, input_ids, "
+        "max_new_tokens, sampling, stop_token_ids, stop); `generate` with completion_ids and logprobs, or text, "
+        "completes it.",
+    )
     reward_components: dict[str, float] | None = Field(None, description="Of an ended episode.")
     episode_error: dict[str, Any] | None = Field(
         None, description="Why an ended episode has no result: type, message, fault."
