@@ -1,7 +1,7 @@
 """TRL's AsyncGRPOTrainer on Turnstile, on this machine, without a GPU: a few real training steps.
 
     pip install 'turnstile-rl[server,embedded,trl]'
-    python examples/trl_async_grpo.py [--steps 8]
+    python examples/trl_async_grpo.py [--steps 6]
 
 1. A tiny random-weight model is made (or found in .cache) and `turnstile serve` is started on it.
 2. TRL's trainer takes Turnstile's worker and weight transfer. The worker plays groups of one task; for each
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,37 +32,20 @@ from transformers import AutoModelForCausalLM, PrinterCallback
 from transformers.utils import logging as hf_logging
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from local import LocalServer, serve, stopped_at_exit, tiny_model
+from local import LocalServer, serve, tiny_model
+from one_answer import play
 from trl_on_cpu import attend_on_cpu, no_cuda_device
 from turnstile import Client
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers, TurnstileWeightTransfer, task_dataset
 from turnstile.models import Sample, TaskInfo
 
 TASK = {"instruction": "Say a word.", "answer": {"kind": "regex", "value": "(?s)[a-z].*"}}
-PROGRAM = Path(__file__).with_name("one_answer.py")
 TOLERANCE = 1e-3
 """Nats by which the trainer's and the engine's log-probabilities may differ: both are float32 on one machine."""
 
 
 class ExampleError(Exception):
     """Something that must hold does not."""
-
-
-async def one_answer(episode: Any) -> None:
-    """The agent of a rollout, as a process of its own. Runs in the worker's process."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(PROGRAM), str(TASK["instruction"])),
-        env={
-            **os.environ,
-            "OPENAI_BASE_URL": f"{episode.model_url}/v1",
-            "OPENAI_API_KEY": episode.episode_key,
-            "TOOL_URL": episode.tool_url,
-        },
-        stdin=asyncio.subprocess.DEVNULL,
-    )
-    async with stopped_at_exit(process):
-        if await process.wait() != 0:
-            raise RuntimeError(f"the agent exited with {process.returncode}")
 
 
 @dataclass(frozen=True)
@@ -77,9 +59,9 @@ class Run:
     steps: int
     n: int = 8
     batch: int = 16
-    learning_rate: float = 1e-2
+    learning_rate: float = 2e-3
     max_staleness: int = 2
-    max_tokens: int = 4
+    max_tokens: int = 2
     keep: int = 1000
 
 
@@ -176,7 +158,7 @@ def _configuration(work: Path) -> Path:
 
 def example(arguments: argparse.Namespace, work: Path) -> None:
     model = arguments.model or tiny_model()
-    agent, tasks = (arguments.agent, arguments.tasks) if arguments.agent else (one_answer, [TASK])
+    agent, tasks = (arguments.agent, arguments.tasks) if arguments.agent else (play, [TASK])
     run = Run(model, work, tasks, agent, arguments.steps, max_tokens=arguments.max_tokens)
     with served(model, work) as server:
         servers = TurnstileServers(server.control_url, key=server.control_key, run="example")
@@ -198,11 +180,11 @@ def example(arguments: argparse.Namespace, work: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--model", type=Path, help="Hugging Face folder; default: the tiny model")
     parser.add_argument("--agent", help="one that the server launches; needs --tasks")
     parser.add_argument("--tasks", type=lambda ids: ids.split(","), help="ids, with commas")
-    parser.add_argument("--max-tokens", type=int, default=4, help="per model call")
+    parser.add_argument("--max-tokens", type=int, default=2, help="per model call")
     arguments = parser.parse_args()
     if (arguments.agent is None) != (arguments.tasks is None):
         parser.error("--agent and --tasks go together")

@@ -1,0 +1,96 @@
+"""TRL's own trainer with Turnstile's worker and weight transfer: a real server, agent processes, real grading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import TrainerCallback
+
+import one_answer
+import trl_async_grpo as example
+from local import LocalServer
+from turnstile import Client
+from turnstile.exporters.trl import TurnstileServers
+from turnstile.models import EpisodeStatus
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with example.served(tiny_model, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def run(tiny_model: Path, tmp_path: Path) -> example.Run:
+    return example.Run(tiny_model, tmp_path, [example.TASK], one_answer.play, steps=2, n=4, batch=8)
+
+
+def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
+    server: LocalServer, run: example.Run
+) -> None:
+    servers = TurnstileServers(server.control_url, key=server.control_key, run="trained")
+    trainer = example.make_trainer(run, servers)
+    before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+
+    steps = trainer.state.log_history[: run.steps]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0.0 <= step["reward"] <= 1.0 for step in steps)
+    assert all(step["sample/staleness_max"] <= run.max_staleness for step in steps)
+    # TRL's own comparison: before the first step its model is the one that sampled.
+    assert steps[0]["ratio"] == pytest.approx(1.0, abs=example.TOLERANCE)
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+
+    # Every recorded token is the work of the weights that it names, those of a step's among them …
+    tokens, versions, worst = example.check_recorded(run, servers)
+    assert tokens > 0
+    assert versions >= 2
+    assert worst < example.TOLERANCE
+    with Client(server.control_url, key=server.control_key) as client:
+        (engine,) = client.engine().values()
+        assert engine.weight_version == servers.weight_name(run.steps + 1)
+        assert engine.paused is False
+        assert all(episode.status.ended for episode in client.episodes())
+        # … and the engine's newest weights are the trainer's present ones.
+        trainer.model.set_attn_implementation("sdpa")
+        with client.create_episode(example.TASK, limits={"max_completion_tokens": 16}) as episode:
+            headers = {"authorization": f"Bearer {episode.episode_key}"}
+            body = {"model": "any", "messages": [{"role": "user", "content": "Say more."}]}
+            url = f"{episode.model_url}/v1/chat/completions"
+            httpx.post(url, json=body, headers=headers, timeout=60).raise_for_status()
+            episode.finish()
+        (sample,) = episode.samples().samples
+        assert sample.weight_version_names == (engine.weight_version,)
+        assert example.distance(trainer.model.eval(), sample) < example.TOLERANCE
+
+
+class Crash(TrainerCallback):  # type: ignore[misc]
+    def on_step_end(self, *_: object, **__: object) -> None:
+        raise ZeroDivisionError("the trainer's own fault")
+
+
+def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_engine(
+    server: LocalServer, run: example.Run
+) -> None:
+    servers = TurnstileServers(server.control_url, key=server.control_key, run="crashed")
+    trainer = example.make_trainer(replace(run, steps=5), servers)
+    trainer.add_callback(Crash())
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    worker = trainer.rollout_worker._process
+    assert worker is not None
+    assert worker.exitcode == 0
+    with Client(server.control_url, key=server.control_key) as client:
+        (engine,) = client.engine().values()
+        assert engine.paused is False
+        ours = [episode for episode in client.episodes() if (episode.group_id or "").startswith("crashed-")]
+    assert ours
+    assert all(episode.status.ended for episode in ours)
+    assert EpisodeStatus.FAILED not in {episode.status for episode in ours}
