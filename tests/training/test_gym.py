@@ -10,11 +10,13 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import httpx
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -23,7 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 import turnstile.gym
 from training_support import SLOW_S, TrainerServer, trainer_server
 from turnstile import Client, InvalidRequest, ServerUnavailable, Timeout, TurnstileError
-from turnstile.gym import EpisodeFailed, PromptTooLong, pack
+from turnstile.gym import AgentEnv, EpisodeFailed, PromptTooLong, pack
 
 END = "<|im_end|>"
 TASKS = ["sum-1", "sum-2", "sum-4"]
@@ -376,3 +378,43 @@ def test_arguments_that_cannot_be_are_refused(playing_server: TrainerServer, wro
 def test_importing_it_needs_gymnasium_and_the_client_alone_does_not() -> None:
     code = "import turnstile, turnstile.client, turnstile.sync, sys; assert 'gymnasium' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=SLOW_S)
+
+
+def test_parallel_calls_of_one_agent_come_one_after_another(
+    server: TrainerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An external agent asks twice at once, as one with sub-agents does: both calls are steps."""
+    shared = "created-by-both"
+    replies: dict[str, str] = {}
+
+    def play() -> None:
+        """The agent: the same creation again gives it the episode's key."""
+        with Client(server.url, key=server.key) as client:
+            episode = client.create_episode("Answer both.", idempotency_key=shared)
+            headers = {"authorization": f"Bearer {episode.episode_key}"}
+
+            def ask(question: str) -> None:
+                body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+                url = f"{episode.model_url}/v1/chat/completions"
+                answer = httpx.post(url, headers=headers, json=body, timeout=SLOW_S).json()
+                replies[question] = answer["choices"][0]["message"]["content"]
+
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(ask, ["first?", "second?"]))
+            episode.finish()
+
+    env = AgentEnv(**arguments(server, agent="external", tasks=["Answer both."]))
+    create = env._client.create_episode
+    monkeypatch.setattr(
+        env._client, "create_episode", lambda task, **_: create("Answer both.", idempotency_key=shared)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(play)
+        observation, _ = env.reset()
+        ended = False
+        while not ended:
+            which = "first" if "first?" in prompt(server, observation) else "second"
+            observation, _, ended, _, _ = env.step(said(server, f"The {which}."))
+        playing.result()
+    env.close()
+    assert replies == {"first?": "The first.", "second?": "The second."}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local import ROOT
-from training_support import TrainerServer
+from training_support import trainer_server
 from turnstile import Client
 
 MARK = "<!-- loop -->"
@@ -36,17 +36,19 @@ def test_every_page_prints_the_same_short_loop() -> None:
 
 
 def test_the_loop_runs_as_printed(
-    playing_server: TrainerServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = printed()[0]
     monkeypatch.chdir(ROOT)
-    if not Path(CHECKPOINT).is_dir():
-        code = code.replace(CHECKPOINT, str(playing_server.model))
-    exec(compile(code, "README.md", "exec"), {"URL": playing_server.url, "KEY": playing_server.key})
+    model = ROOT / CHECKPOINT
+    if not model.is_dir():
+        model, code = tiny_model, code.replace(CHECKPOINT, str(tiny_model))
+    with trainer_server(model, tmp_path, sandboxes={"kind": "local"}) as server:
+        exec(compile(code, "README.md", "exec"), {"URL": server.url, "KEY": server.key})
+        with Client(server.url, key=server.key) as client:
+            episode = next(client.episodes())
+            samples = client.episode(episode.episode_id).samples()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(re.fullmatch(r"\w+: reward [\d.]+, \d+ turns, [1-9]\d* tokens", line) for line in lines), lines
-    with Client(playing_server.url, key=playing_server.key) as client:
-        episode = next(client.episodes())
-        samples = client.episode(episode.episode_id).samples()
     assert samples.stats.trained_tokens == samples.stats.sampled_tokens > 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from control_support import Door, OpenDoor, engine, open_door
-from local import serve
+from local import LocalServerError, serve
 from training_support import GO, SLOW_S, TrainerServer, trainer_server
 
 __all__ = ["engine", "open_door"]
@@ -25,6 +27,7 @@ __all__ = ["engine", "open_door"]
 pytestmark = pytest.mark.anyio
 
 END = "<|im_end|>"
+NO_SANDBOX = ["--sandbox", "none"]
 TOOL = {
     "type": "function",
     "function": {
@@ -380,7 +383,7 @@ def without_weights(model: Path, copy: Path) -> Path:
 async def test_turnstile_serve_knows_the_engine(tiny_model: Path, tmp_path: Path) -> None:
     """The real command, on a folder without weights."""
     folder = without_weights(tiny_model, tmp_path / "model")
-    async with serve(folder, tmp_path / "data", engine="trainer", options=["--sandbox", "none"]) as running:
+    async with serve(folder, tmp_path / "data", engine="trainer", options=NO_SANDBOX) as running:
         headers = {"authorization": f"Bearer {running.control_key}"}
         async with httpx.AsyncClient(base_url=running.control_url, headers=headers, timeout=SLOW_S) as http:
             created = await episode(http)
@@ -388,3 +391,41 @@ async def test_turnstile_serve_knows_the_engine(tiny_model: Path, tmp_path: Path
                 call = (await pending(http, created))["calls"][0]
                 await complete(http, created, call_id=call["call_id"], text="Hi.")
         assert asked.reply.choices[0].message.content == "Hi."
+
+
+async def kill_while_a_call_waits(model: Path, data_dir: Path) -> tuple[dict[str, Any], str]:
+    """One turn, then SIGKILL under a second call; the episode and the id of that call."""
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serve(model, data_dir, engine="trainer", options=NO_SANDBOX))
+        headers = {"authorization": f"Bearer {running.control_key}"}
+        http = httpx.AsyncClient(base_url=running.control_url, headers=headers, timeout=SLOW_S)
+        await stack.enter_async_context(http)
+        created = await episode(http)
+        async with asking(created):
+            call = (await pending(http, created))["calls"][0]
+            await complete(http, created, call_id=call["call_id"], text="Kept.")
+        async with asking(created, messages=[*GO, *GO]) as asked:
+            call = (await pending(http, created))["calls"][0]
+            os.kill(running.pid, signal.SIGKILL)
+        assert isinstance(asked.error, openai.APIConnectionError)
+        with pytest.raises(httpx.TransportError):
+            await complete(http, created, call_id=call["call_id"], text="Lost.")
+        with pytest.raises(LocalServerError, match="exited with -9"):
+            await stack.aclose()
+    return created, call["call_id"]
+
+
+async def test_a_server_killed_while_a_call_waits_keeps_what_was_acknowledged(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """After kill -9 the first turn is there, the waiting call is not, and the episode has failed."""
+    created, call_id = await kill_while_a_call_waits(tiny_model, tmp_path / "data")
+    async with serve(tiny_model, tmp_path / "data", engine="trainer", options=NO_SANDBOX) as running:
+        headers = {"authorization": f"Bearer {running.control_key}"}
+        async with httpx.AsyncClient(base_url=running.control_url, headers=headers, timeout=SLOW_S) as http:
+            shown = await told(http, created, "")
+            assert (shown["status"], shown["error"]["type"]) == ("failed", "server_restarted")
+            turns = (await told(http, created, "/turns"))["turns"]
+            assert [turn["reply"]["content"] for turn in turns] == ["Kept."]
+            assert (await pending(http, created))["calls"] == []
+            assert (await complete(http, created, call_id=call_id, text="Lost.")).status_code == 404
