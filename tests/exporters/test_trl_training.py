@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,3 +96,16 @@ def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_e
     assert ours
     assert all(episode.status.ended for episode in ours)
     assert EpisodeStatus.FAILED not in {episode.status for episode in ours}
+
+
+@pytest.mark.slow
+def test_the_example_runs_as_written() -> None:
+    done = subprocess.run(
+        [sys.executable, example.__file__, "--steps", "2"],
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Passed: 2 steps, the engine has example-3." in done.stdout

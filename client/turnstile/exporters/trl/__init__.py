@@ -21,29 +21,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnstile.exporters.trl.environment import AnswerEnvironment, SandboxEnvironment, TurnstileEnvironments
+    from turnstile.exporters.trl.environment import (
+        AnswerEnvironment,
+        SandboxEnvironment,
+        ToolFailed,
+        TurnstileEnvironments,
+    )
+    from turnstile.exporters.trl.folder import WrongWeights
     from turnstile.exporters.trl.servers import TurnstileServers
     from turnstile.exporters.trl.tasks import task_dataset
     from turnstile.exporters.trl.weights import TurnstileWeightTransfer
-    from turnstile.exporters.trl.worker import TurnstileRolloutWorker
+    from turnstile.exporters.trl.worker import TurnstileRolloutWorker, WorkerFailed
 
 _HOME_OF = {
     "AnswerEnvironment": "environment",
     "SandboxEnvironment": "environment",
+    "ToolFailed": "environment",
     "TurnstileEnvironments": "environment",
     "TurnstileRolloutWorker": "worker",
     "TurnstileServers": "servers",
     "TurnstileWeightTransfer": "weights",
+    "WorkerFailed": "worker",
+    "WrongWeights": "folder",
     "task_dataset": "tasks",
 }
 
 __all__ = [
     "AnswerEnvironment",
     "SandboxEnvironment",
+    "ToolFailed",
     "TurnstileEnvironments",
     "TurnstileRolloutWorker",
     "TurnstileServers",
     "TurnstileWeightTransfer",
+    "WorkerFailed",
+    "WrongWeights",
     "task_dataset",
 ]
 
