@@ -1,4 +1,4 @@
-"""The Gymnasium loop that README.md (until it has one: docs/gym.md) prints, run as it is printed."""
+"""The Gymnasium loop that docs/gym.md and README.md print, run as it is printed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from local import ROOT
 from training_support import trainer_server
 from turnstile import Client
 
-MARK = "<!-- loop -->"
-CHECKPOINT = "examples/tiny_policy/checkpoint"
+CHECKPOINT = ROOT / "examples" / "tiny_policy" / "checkpoint"
 LINES = 15
 
 
@@ -36,19 +35,17 @@ def test_every_page_prints_the_same_short_loop() -> None:
 
 
 def test_the_loop_runs_as_printed(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = printed()[0]
     monkeypatch.chdir(ROOT)
-    model = ROOT / CHECKPOINT
-    if not model.is_dir():
-        model, code = tiny_model, code.replace(CHECKPOINT, str(tiny_model))
-    with trainer_server(model, tmp_path, sandboxes={"kind": "local"}) as server:
+    monkeypatch.syspath_prepend(str(ROOT))
+    with trainer_server(CHECKPOINT, tmp_path, sandboxes={"kind": "local"}) as server:
         exec(compile(code, "README.md", "exec"), {"URL": server.url, "KEY": server.key})
         with Client(server.url, key=server.key) as client:
             episode = next(client.episodes())
             samples = client.episode(episode.episode_id).samples()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(re.fullmatch(r"\w+: reward [\d.]+, \d+ turns, [1-9]\d* tokens", line) for line in lines), lines
     assert samples.stats.trained_tokens == samples.stats.sampled_tokens > 0
