@@ -23,8 +23,9 @@ from control_support import Door
 from local import running
 from turnstile import Client, InvalidRequest
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers
+from turnstile.exporters.trl.rows import oldest_version
 from turnstile.exporters.trl.worker import WorkerFailed
-from turnstile.models import EpisodeStatus
+from turnstile.models import EpisodeStatus, Sample
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -98,6 +99,34 @@ def test_each_row_of_a_rollout_has_its_full_advantage(servers: TurnstileServers)
         rows = take(worker, 4)
     assert {row.group_id for row in rows} == {0}
     assert sorted(round(row.advantage, 3) for row in rows) == [-0.707, -0.707, 0.707, 0.707]
+
+
+def test_a_rollout_without_a_reward_shrinks_its_group_and_counts_as_nothing(servers: TurnstileServers) -> None:
+    with working(servers, agent=trl_support.every_third_fails, n=3, max_inflight=3) as worker:
+        rows = take(worker, 2)
+        metrics = worker.metrics_queue.get(timeout=60)
+    assert {row.group_id for row in rows} == {0}
+    assert sorted(round(row.advantage, 3) for row in rows) == [-0.707, 0.707]
+    assert {row.metrics["reward_std"] for row in rows} == {0.5}
+    assert (metrics["turnstile/failed_total"], metrics["turnstile/rollouts_total"]) == (1.0, 3.0)
+
+
+def test_the_version_of_a_row_is_the_oldest_of_its_trained_tokens() -> None:
+    servers = TurnstileServers("http://127.0.0.1:9", run="r")
+    fields = {"sample_id": "s", "episode_id": "e", "rollout_id": "x", "kind": "main", "turn_spans": ()}
+    sample = Sample(
+        **fields,
+        finish_reason="stop",
+        status="completed",
+        input_ids=np.arange(5, dtype=np.int32),
+        logprobs=np.zeros(5, dtype=np.float32),
+        loss_mask=np.array([0, 0, 1, 1, 1], dtype=np.uint8),
+        weight_version=np.array([-1, 0, 2, 1, 2], dtype=np.int32),
+        weight_version_names=("r-1", "r-10", "r-9"),
+    )
+    assert oldest_version(sample, servers.model_version) == 9
+    strange = sample.model_copy(update={"weight_version_names": ("r-1", "default", "r-9")})
+    assert oldest_version(strange, servers.model_version) is None
 
 
 def test_samples_name_the_weights_that_sampled_them_and_those_of_others_are_left_out(

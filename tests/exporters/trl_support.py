@@ -61,6 +61,12 @@ async def flat_then_by_turns(episode: Any) -> None:
     await _submit(episode, "right" if number >= 4 and number % 2 == 0 else "wrong")
 
 
+async def every_third_fails(episode: Any) -> None:
+    if next(_calls) % 3 == 0:
+        raise RuntimeError("the agent's own fault")
+    await by_turns(episode)
+
+
 async def twice_in_two_contexts(episode: Any) -> None:
     """Two conversations, so two rows of one rollout; right and wrong by turns."""
     right = await _turn(episode)
