@@ -1,11 +1,11 @@
-"""The main job in one run: tasks in, graded token-exact episodes out. `make demo`.
+"""The main job in one run: tasks in, graded token-exact episodes of a real agent out. `make demo`.
 
-1. A tiny random-weight model is made (or found in .cache) and `turnstile serve` is started on it, with the sandbox
-   that this machine has (Docker with a fitting image, else bubblewrap).
-2. Every task that ships with Turnstile is given to the agent `tool-loop`, each in a sandbox of its own. The model
-   is noise, so nothing is solved; tokens, tools, sandboxes, hidden tests and rewards are real.
-3. One task is played by a scripted policy: it says the task's known solution, with the log-probabilities that the
-   model gives it, behind the same engine seam. The hidden tests then give reward 1.
+1. `turnstile serve` is started on the tiny policy (`tiny_policy/checkpoint`, a million parameters, on the CPU),
+   with the sandbox that this machine has: Docker with a fitting image, else bubblewrap.
+2. The agent `plain-loop` plays errands that the policy has never seen, several times each, every time in a
+   sandbox of its own. The policy samples for itself: it solves some and fails others. Hidden tests in further
+   sandboxes give the reward.
+3. One solved episode is shown as a trainer gets it: what the model was fed, and what it sampled.
 4. `turnstile audit --all` scores all recorded tokens again on the engine.
 5. Everything is stopped, and it is checked that nothing is left running.
 """
@@ -14,57 +14,49 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import itertools
 import sys
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
 
 from audited import TOLERANCE, DemoError, audit, leaves
-from local import LocalServer, LocalServerError, serve, tiny_model
-from scripted.gold import gold_script
-from scripted_policy import scripted_policy
-from turnstile import AsyncClient, Rollout, TurnstileError
-from turnstile.models import AuditReport, TaskInfo
-from turnstile_server.errors import TurnstileError as ServerError
-from turnstile_server.tasks.loader import load_tasks
+from local import LocalServerError, serve
+from tiny_policy import CHECKPOINT
+from tiny_policy.errands import Errand, errands
+from turnstile import AsyncClient, Rollout, TurnstileError, by_group
+from turnstile.models import AuditReport, Sample
 
-AGENT = "tool-loop"
-LIMITS = {"max_turns": 4, "max_completion_tokens": 96, "wall_s": 300.0}
-"""Of the noise: it never solves anything, so a few turns show as much as many."""
-GOLD_LIMITS = {"wall_s": 300.0}
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    model: Path, folder: Path, options: list[str], engine_url: str | None = None
-) -> AsyncIterator[tuple[LocalServer, AsyncClient]]:
-    async with (
-        serve(model, folder, engine_url=engine_url, options=options) as server,
-        AsyncClient(server.control_url, key=server.control_key) as client,
-    ):
-        yield server, client
+AGENT = "plain-loop"
+LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 300.0}
+LEVELS = (1, 2, 1, 3)
+"""Of the errands, in turn."""
+SEED = 20
+LEAST_SOLVED = 1 / 3
 
 
 async def play(
-    client: AsyncClient,
-    tasks: list[TaskInfo],
-    limits: dict[str, float],
-    arguments: argparse.Namespace,
-    console: Console,
+    client: AsyncClient, tasks: list[Errand], arguments: argparse.Namespace, console: Console
 ) -> list[Rollout]:
-    """One rollout of every task. They come as they end."""
+    """Some rollouts of every errand. They come as they end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rollouts = []
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("episodes", total=len(tasks))
-        options = {"max_concurrent": arguments.max_concurrent, "limits": limits}
-        async for rollout in client.rollouts(tasks, agent=AGENT, **options):
+        bar = progress.add_task("episodes", total=len(tasks) * arguments.rollouts)
+        async for rollout in client.rollouts(
+            [task.task() for task in tasks],
+            agent=AGENT,
+            n=arguments.rollouts,
+            max_concurrent=arguments.max_concurrent,
+            limits=LIMITS,
+        ):
             rollouts.append(rollout)
             progress.advance(bar)
     return rollouts
@@ -72,42 +64,54 @@ async def play(
 
 def check(rollout: Rollout, report: AuditReport | None) -> None:
     """What must hold for every rollout. Raises DemoError."""
-    episode, samples = rollout.episode, rollout.samples
-    if rollout.failed or episode is None or samples is None:
-        raise DemoError(f"{rollout.task.id} failed: {rollout.error}")
+    if rollout.failed or rollout.samples is None:
+        raise DemoError(f"{rollout.rollout_id} failed: {rollout.error}")
     if rollout.reward is None:
-        raise DemoError(f"{rollout.task.id} was not graded")
-    stats = samples.stats
-    trained = sum(int(sample.loss_mask.sum()) for sample in samples.samples)
-    untrained = sum(entry.tokens for entry in samples.untrained)
+        raise DemoError(f"{rollout.rollout_id} was not graded")
+    stats = rollout.samples.stats
+    trained = sum(int(sample.loss_mask.sum()) for sample in rollout.samples.samples)
+    untrained = sum(entry.tokens for entry in rollout.samples.untrained)
     if not stats.turns or trained + untrained != stats.sampled_tokens:
         raise DemoError(
-            f"{rollout.task.id}: {stats.sampled_tokens} tokens sampled, {trained} trained + {untrained} not"
+            f"{rollout.rollout_id}: {stats.sampled_tokens} tokens sampled, {trained} trained + {untrained} not"
         )
     scored = [turn for turn in report.turns if turn.max_abs_delta is not None] if report else []
     if len(scored) != stats.turns or max(turn.max_abs_delta or 0.0 for turn in scored) >= TOLERANCE:
-        raise DemoError(f"{rollout.task.id}: the engine gives other logprobs than were recorded")
+        raise DemoError(f"{rollout.rollout_id}: the engine gives other logprobs than were recorded")
 
 
-def table_of(rows: list[tuple[str, Rollout, AuditReport | None]]) -> Table:
+def table_of(rollouts: list[Rollout]) -> Table:
+    """One row per errand."""
     table = Table(box=SIMPLE_HEAD)
-    table.add_column("task", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    for column in ("turns", "tokens", "reward", "seconds"):
+    table.add_column("errand")
+    for column in ("level", "rewards", "turns", "tokens sampled", "trained", "seconds"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("breaks")
-    for policy, rollout, _ in rows:
-        assert rollout.samples is not None
-        stats = rollout.samples.stats
-        breaks = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.breaks.items())) or "none"
-        reward = "-" if rollout.reward is None else f"{rollout.reward:g}"
-        counts = (str(stats.turns), str(stats.sampled_tokens), reward, f"{rollout.seconds:.1f}")
-        table.add_row(rollout.task.id, policy, *counts, breaks)
+    for group in by_group(rollouts).values():
+        stats = [rollout.samples.stats for rollout in group if rollout.samples is not None]
+        sampled, trained = sum(s.sampled_tokens for s in stats), sum(s.trained_tokens for s in stats)
+        rewards = " ".join("-" if rollout.reward is None else f"{rollout.reward:g}" for rollout in group)
+        task = group[0].task
+        level = str((task.model_extra or {})["metadata"]["level"])
+        turns = f"{sum(s.turns for s in stats) / len(stats):.1f}"
+        seconds = f"{sum(rollout.seconds for rollout in group) / len(group):.1f}"
+        counts = (level, rewards, turns, str(sampled), f"{trained / sampled:.0%}", seconds)
+        table.add_row(task.instruction, *counts)
     return table
 
 
-def audit_line(rows: list[tuple[str, Rollout, AuditReport | None]]) -> str:
-    turns = [turn.max_abs_delta for _, _, report in rows if report for turn in report.turns]
+def transcript(sample: Sample, tokenizer: Tokenizer) -> Panel:
+    """A sample as text: what was sampled (mask 1) stands out from what was fed (mask 0)."""
+    text = Text()
+    for sampled, run in itertools.groupby(range(len(sample.input_ids)), lambda at: bool(sample.loss_mask[at])):
+        ids = [int(sample.input_ids[at]) for at in run]
+        style = "bold green" if sampled else "dim"
+        text.append(tokenizer.decode(ids, skip_special_tokens=False), style=style)
+    count, trained = len(sample.input_ids), int(sample.loss_mask.sum())
+    return Panel(text, title=f"One sample: {count} tokens, {trained} of them sampled (bold)", expand=False)
+
+
+def audit_line(reports: list[AuditReport]) -> str:
+    turns = [turn.max_abs_delta for report in reports for turn in report.turns]
     distances = [distance for distance in turns if distance is not None]
     return (
         f"Audit: {len(distances)} of {len(turns)} turns scored again by the engine; "
@@ -116,57 +120,43 @@ def audit_line(rows: list[tuple[str, Rollout, AuditReport | None]]) -> str:
 
 
 async def demo(arguments: argparse.Namespace, console: Console, work: Path) -> None:
-    model = arguments.model or tiny_model()
-    for name in ("noise", "gold"):
-        work.joinpath(name).mkdir()
-    options = ["--sandbox", arguments.sandbox]
-    rows: list[tuple[str, Rollout, AuditReport | None]] = []
-    async with opened(model, work / "noise" / "data", options) as (server, client):
-        console.print(f"Model: {model.name}. Engine: embedded. Sandboxes: {server.sandboxes}. Agent: {AGENT}.")
-        tasks = [task async for task in client.tasks()]
-        rollouts = await play(client, tasks[: arguments.tasks], LIMITS, arguments, console)
-        reports = await audit(server)
-        rows += [("the model", rollout, reports.get(_episode_id(rollout))) for rollout in rollouts]
-    gold = next((task for task in tasks if task.id == arguments.gold), None)
-    if gold is None:
-        raise DemoError(f"there is no task {arguments.gold}; there are {', '.join(task.id for task in tasks)}")
-    script = gold_script(load_tasks(()))
+    model: Path = arguments.model
+    tasks = list(itertools.islice(errands(SEED, LEVELS, held_out=True), arguments.errands))
     async with (
-        scripted_policy(model, script) as engine_url,
-        opened(model, work / "gold" / "data", options, engine_url) as (server, client),
+        serve(model, work / "data", options=["--sandbox", arguments.sandbox]) as server,
+        AsyncClient(server.control_url, key=server.control_key) as client,
     ):
-        (rollout,) = await play(client, [gold], GOLD_LIMITS, arguments, console)
+        console.print(f"Model: {model.name}. Engine: embedded. Sandboxes: {server.sandboxes}. Agent: {AGENT}.")
+        rollouts = await play(client, tasks, arguments, console)
         reports = await audit(server)
-        rows.append(("scripted", rollout, reports.get(_episode_id(rollout))))
-    for _, rollout, report in rows:
-        check(rollout, report)
-    console.print(table_of(rows))
-    console.print(audit_line(rows))
-    if rows[-1][1].reward != 1.0:
-        raise DemoError(f"the known solution of {gold.id} earned {rows[-1][1].reward}")
-    console.print(
-        "Passed: every token accounted for, audit passed, the known solution earned 1, nothing left running."
-    )
-
-
-def _episode_id(rollout: Rollout) -> str:
-    return rollout.episode.episode_id if rollout.episode is not None else ""
+    for rollout in rollouts:
+        check(rollout, reports.get(rollout.episode.episode_id) if rollout.episode is not None else None)
+    console.print(table_of(rollouts))
+    solved = [rollout for rollout in rollouts if rollout.reward == 1.0]
+    if solved and solved[0].samples is not None:
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        console.print(transcript(solved[0].samples.samples[0], tokenizer))
+    console.print(f"Solved: {len(solved)} of {len(rollouts)} episodes, by the policy's own sampling.")
+    console.print(audit_line(list(reports.values())))
+    if len(solved) < LEAST_SOLVED * len(rollouts):
+        raise DemoError(f"only {len(solved)} of {len(rollouts)} episodes were solved")
+    console.print("Passed: every token accounted for, audit passed, nothing left running.")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the tiny model)")
+    parser.add_argument("--model", type=Path, default=CHECKPOINT, help="Hugging Face folder (the tiny policy)")
     parser.add_argument("--sandbox", default="auto", help="auto, docker or local")
-    parser.add_argument("--tasks", type=int, help="the first N tasks only")
-    parser.add_argument("--gold", default="fix-calculator", help="the task whose solution is played")
-    parser.add_argument("--max-concurrent", type=int, default=2)
+    parser.add_argument("--errands", type=int, default=12, help="how many")
+    parser.add_argument("--rollouts", type=int, default=4, help="of each errand")
+    parser.add_argument("--max-concurrent", type=int, default=8)
     arguments = parser.parse_args()
     console = Console()
     failed = []
     with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as work:
         try:
             asyncio.run(demo(arguments, console, Path(work)))
-        except* (DemoError, LocalServerError, TurnstileError, ServerError) as errors:
+        except* (DemoError, LocalServerError, TurnstileError) as errors:
             failed = leaves(errors)
     for error in failed:
         console.print(f"Failed: {error}", style="bold red", markup=False, soft_wrap=True)

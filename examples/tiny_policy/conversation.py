@@ -1,0 +1,65 @@
+"""One episode in memory, token for token as it runs through the gate: the gate's renderer, the tools of ``world``.
+
+Holds: ``ids`` is the prompt of the next model call and is only ever appended to; ``mask`` is 1 where the policy
+spoke. A test plays the same completions through a real server and compares every id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from tiny_policy.errands import Errand
+from tiny_policy.world import World
+from turnstile.models import Message, Tool
+from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
+
+MAX_TURNS = 10
+"""An errand of level 4 takes six."""
+_TAIL = 64
+
+
+class Conversation:
+    def __init__(self, renderer: Renderer, tools: Sequence[Tool], errand: Errand) -> None:
+        self.errand = errand
+        self.turns = 0
+        self._renderer = renderer
+        self._tools = tuple(tools)
+        self._world = World(errand.files)
+        start = renderer.render([Message("user", errand.instruction)], self._tools)
+        self.ids: list[int] = start.ids.tolist()
+        self.mask: list[int] = [0] * len(self.ids)
+
+    @property
+    def reward(self) -> float:
+        return float(self.errand.done(self._world.files))
+
+    def reply(self, completion: Sequence[int], finish: Literal["stop", "length"] = "stop") -> bool:
+        """Takes what the policy said and does what it calls. Whether the episode goes on."""
+        prompt_tail = np.asarray(self.ids[-_TAIL:], np.int32)
+        ids = np.asarray(completion, np.int32)
+        parser = self._renderer.parser(self._tools, prompt_tail=prompt_tail)
+        parser.feed(ids)
+        message = parser.finish()[1].message
+        self.ids += completion
+        self.mask += [1] * len(completion)
+        self.turns += 1
+        if not message.tool_calls or self.turns == MAX_TURNS:
+            return False
+        calls = tuple(replace(call, id=f"call_{index}") for index, call in enumerate(message.tool_calls))
+        results = [Message("tool", self._world.call(call), tool_call_id=call.id) for call in calls]
+        end = PathEnd(prompt_tail, ids, replace(message, tool_calls=calls), finish)
+        bridge = self._renderer.bridge(end, results, self._tools)
+        if isinstance(bridge, CannotBridge):
+            raise RuntimeError(f"the template cannot be continued: {bridge.detail}")
+        self.ids += bridge.context_ids.tolist()
+        self.mask += [0] * len(bridge.context_ids)
+        return True
+
+    def follow(self, replies: Iterable[Sequence[int]]) -> None:
+        """Takes the replies of a demonstrator, to the last."""
+        for completion in replies:
+            self.reply(completion)

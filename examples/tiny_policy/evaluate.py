@@ -1,0 +1,140 @@
+"""How often a checkpoint solves errands at temperature 1: many episodes at once, in memory.
+
+    python -m tiny_policy.evaluate CHECKPOINT [--episodes 600] [--seed 991]     (in examples/)
+
+The engine is the embedded one's scheduler, the prompts are the gate's renderer's, the tools are ``world``'s: no
+server, no sandbox, some hundred episodes a second instead of a few. Errands are held-out ones, each played once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import queue
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tiny_policy.conversation import Conversation
+from tiny_policy.errands import LEVELS, Errand, errands
+from tiny_policy.world import offered_tools
+from turnstile_server.engines.embedded.model import LoadedModel
+from turnstile_server.engines.embedded.sampling import SamplingParameters
+from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler, SchedulerLimits
+from turnstile_server.engines.embedded.stopping import StopRule
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.settings import RenderingSettings
+
+MAX_COMPLETION = 96
+"""Twice what a reply of the family takes."""
+WINDOW = 1024
+SILENCE_S = 60.0
+"""An engine that says nothing for so long has crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Successes of ``episodes`` episodes, also by level."""
+
+    episodes: Counter[int]
+    solved: Counter[int]
+
+    @property
+    def rate(self) -> float:
+        return self.solved.total() / self.episodes.total()
+
+    @property
+    def standard_error(self) -> float:
+        return math.sqrt(self.rate * (1 - self.rate) / self.episodes.total())
+
+    def __str__(self) -> str:
+        levels = ", ".join(
+            f"level {level} {self.solved[level] / count:.1%}" for level, count in sorted(self.episodes.items())
+        )
+        return f"{self.rate:.1%} ± {self.standard_error:.1%} of {self.episodes.total()} ({levels})"
+
+
+def play(
+    checkpoint: Path, tasks: Iterable[Errand], *, seed: int = 0, temperature: float = 1.0, batch: int = 64
+) -> list[Conversation]:
+    """Every errand once, by the policy in the folder ``checkpoint``; ``batch`` at a time."""
+    said: queue.SimpleQueue[tuple[Call, Event]] = queue.SimpleQueue()
+
+    def post(events: list[tuple[Call, Event]]) -> None:
+        for event in events:
+            said.put(event)
+
+    def crash() -> None:
+        raise SystemExit  # of the engine's thread, which has printed why
+
+    renderer = create_renderer(checkpoint, RenderingSettings())
+    limits = SchedulerLimits(max_batch=batch, prefill_chunk=1024, window=WINDOW)
+    model = LoadedModel(checkpoint, "evaluated")
+    scheduler = Scheduler(model, limits, renderer.decode, post, crash=crash, seed=seed)
+    sampling = SamplingParameters(temperature=temperature)
+    stop = StopRule(MAX_COMPLETION, frozenset(renderer.stop_token_ids), ())
+    numbers = itertools.count()
+    running: dict[str, Conversation] = {}
+
+    def ask(conversation: Conversation) -> None:
+        rid = str(next(numbers))
+        running[rid] = conversation
+        scheduler.submit(Call(rid, conversation.ids.copy(), sampling, stop, lambda _: None))
+
+    tools = offered_tools()
+    waiting = (Conversation(renderer, tools, errand) for errand in tasks)
+    ended: list[Conversation] = []
+    scheduler.start()
+    try:
+        for conversation in itertools.islice(waiting, batch):
+            ask(conversation)
+        while running:
+            call, event = said.get(timeout=SILENCE_S)
+            if event.finish is None:
+                continue
+            conversation = running.pop(call.rid)
+            if conversation.reply(call.output, "length" if event.finish["type"] == "length" else "stop"):
+                ask(conversation)
+                continue
+            ended.append(conversation)
+            for following in itertools.islice(waiting, 1):
+                ask(following)
+    finally:
+        scheduler.stop()
+    return ended
+
+
+def score(conversations: Iterable[Conversation]) -> Score:
+    episodes: Counter[int] = Counter()
+    solved: Counter[int] = Counter()
+    for conversation in conversations:
+        episodes[conversation.errand.level] += 1
+        solved[conversation.errand.level] += int(conversation.reward)
+    return Score(episodes, solved)
+
+
+def held_out(episodes: int, seed: int, levels: tuple[int, ...] = LEVELS) -> list[Errand]:
+    return list(itertools.islice(errands(seed, levels, held_out=True), episodes))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="How often a checkpoint solves held-out errands.")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=991, help="of the errands and of the sampling")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    tasks = held_out(arguments.episodes, arguments.seed)
+    ended = play(arguments.checkpoint, tasks, seed=arguments.seed, temperature=arguments.temperature)
+    print(score(ended))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The tiny policy: its errands are fair, what is played in memory is what is played in earnest, it solves some."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from audited import TOLERANCE, audit
+from local import serve
+from sglang_server import sglang_server
+from tiny_policy import CHECKPOINT
+from tiny_policy.conversation import Conversation
+from tiny_policy.errands import LEVELS, Errand, errands
+from tiny_policy.evaluate import held_out, play, score
+from tiny_policy.network import make_network
+from tiny_policy.teacher import FAULTLESS, MIXED, demonstration
+from tiny_policy.train import Demonstrations, loss_of, train
+from tiny_policy.world import World, offered_tools
+from turnstile import AsyncClient, Rollout
+from turnstile.models import Message, Sample, ToolCall
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.settings import RenderingSettings
+from turnstile_server.tasks.model import Task
+
+LIMITS = {"max_turns": 10, "max_completion_tokens": 96}
+MOST_BYTES = 12 << 20
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return create_renderer(CHECKPOINT, RenderingSettings())
+
+
+def first(count: int, *, seed: int = 3, held: bool = False) -> list[Errand]:
+    return list(itertools.islice(errands(seed, held_out=held), count))
+
+
+# The family
+
+
+def words(errand: Errand) -> set[str]:
+    return {*errand.notes, errand.target, *itertools.chain.from_iterable(errand.lines)}
+
+
+def test_held_out_errands_share_no_word_and_no_code_with_others() -> None:
+    seen = set().union(*(words(errand) for errand in first(2000)))
+    unseen = set().union(*(words(errand) for errand in first(500, held=True)))
+    assert len(unseen) > 500
+    assert not seen & unseen
+
+
+def test_equal_seeds_give_equal_errands_and_levels_grow_longer() -> None:
+    assert first(40) == first(40)
+    assert first(40) != first(40, seed=4)
+    assert [errand.level for errand in first(4)] == list(LEVELS)
+    assert [(len(errand.notes), len(errand.lines)) for errand in first(4)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_an_errand_is_a_task_that_a_faultless_demonstrator_solves_and_nothing_else_does() -> None:
+    for errand in first(20):
+        Task.model_validate({"id": "one", **errand.task()})
+        world = World(errand.files)
+        assert not errand.done(world.files)
+        world.call(ToolCall("write_file", f'{{"path": "{errand.target}.txt", "content": "0000"}}'))
+        assert not errand.done(world.files)
+        world.call(ToolCall("write_file", f'{{"path": "{errand.target}.txt", "content": "{errand.code}"}}'))
+        assert errand.done(world.files)
+
+
+def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer: Renderer) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    draw = random.Random(0)
+
+    def rate(habits: object) -> float:
+        rewards = []
+        for errand in first(200):
+            conversation = Conversation(renderer, offered_tools(), errand)
+            replies = demonstration(errand, habits, draw)  # type: ignore[arg-type]
+            conversation.follow([*tokenizer.encode(text), tokenizer.eos_token_id] for text in replies)
+            rewards.append(conversation.reward)
+        return sum(rewards) / len(rewards)
+
+    assert rate(FAULTLESS) == 1.0
+    assert 0.3 < rate(MIXED) < 0.7
+
+
+# The policy
+
+
+def test_the_checkpoint_is_small_and_solves_some_held_out_errands_but_not_all() -> None:
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < MOST_BYTES
+    before = threading.active_count()
+    found = score(play(CHECKPOINT, held_out(160, seed=31), seed=31))
+    assert threading.active_count() == before
+    assert 0.25 < found.rate < 0.75, found
+
+
+def test_a_new_network_copies_before_it_has_learned_anything() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    network = make_network(tokenizer, seed=5)
+    half = torch.randint(0, len(tokenizer), (8, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = network(input_ids=torch.cat([half, half], 1)).logits
+    right = logits[:, 100:-1].argmax(-1) == half[:, 1:]
+    assert float(right.float().mean()) > 0.5
+
+
+@pytest.mark.slow
+def test_training_lowers_the_loss_on_demonstrations_that_it_has_not_seen(renderer: Renderer) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    network = make_network(tokenizer, seed=5)
+    (unseen, *_) = Demonstrations(renderer, tokenizer, seed=99).batches(FAULTLESS)
+    with torch.no_grad():
+        before = float(loss_of(network, unseen))
+        train(network, Demonstrations(renderer, tokenizer, seed=1), seconds=20)
+        assert float(loss_of(network, unseen)) < before / 2
+
+
+# In earnest
+
+
+async def rollouts_of(server_model: Path, folder: Path, engine_url: str | None = None) -> AsyncIterator[Rollout]:
+    """A few errands through a real server, with a real agent process in a sandbox, each audited."""
+    options = ["--sandbox", "local"]
+    async with (
+        serve(server_model, folder / "data", engine_url=engine_url, options=options) as server,
+        AsyncClient(server.control_url, key=server.control_key) as client,
+    ):
+        tasks = [errand.task() for errand in first(8, held=True)]
+        found = [one async for one in client.rollouts(tasks, agent="plain-loop", max_concurrent=4, limits=LIMITS)]
+        reports = await audit(server)
+    for rollout in found:
+        assert rollout.episode is not None
+        report = reports[rollout.episode.episode_id]
+        assert max(turn.max_abs_delta or 0.0 for turn in report.turns) < TOLERANCE
+        yield rollout
+
+
+def sample_of(rollout: Rollout) -> Sample:
+    assert rollout.error is None, rollout.error
+    assert rollout.samples is not None
+    (sample,) = rollout.samples.samples
+    return sample
+
+
+def errand_of(rollout: Rollout) -> Errand:
+    instruction = rollout.task.instruction
+    return next(errand for errand in first(8, held=True) if errand.instruction == instruction)
+
+
+@pytest.mark.anyio
+async def test_an_episode_in_memory_is_the_real_one_token_for_token(tmp_path: Path, renderer: Renderer) -> None:
+    seen = []
+    async for rollout in rollouts_of(CHECKPOINT, tmp_path):
+        sample = sample_of(rollout)
+        conversation = Conversation(renderer, offered_tools(), errand_of(rollout))
+        conversation.follow(sample.input_ids[span.start : span.end].tolist() for span in sample.turn_spans)
+        last = sample.turn_spans[-1].end
+        assert conversation.ids[:last] == sample.input_ids[:last].tolist()
+        assert conversation.mask[:last] == sample.loss_mask[:last].tolist()
+        assert conversation.reward == rollout.reward
+        seen.append(conversation)
+    assert len(seen) == 8
+    assert max(conversation.turns for conversation in seen) > 2
+
+
+@pytest.mark.anyio
+async def test_rendering_the_history_again_would_give_other_tokens(tmp_path: Path, renderer: Renderer) -> None:
+    """What makes the policy a good example: thinking is dropped from earlier turns, as in templates in use."""
+    async for rollout in rollouts_of(CHECKPOINT, tmp_path):
+        sample = sample_of(rollout)
+        if len(sample.turn_spans) < 2:
+            continue
+        start, second = sample.turn_spans[:2]
+        ids = sample.input_ids
+        parser = renderer.parser(offered_tools(), prompt_tail=ids[: start.start])
+        parser.feed(ids[start.start : start.end])
+        reply = parser.finish()[1].message
+        assert reply.reasoning
+        user = Message("user", errand_of(rollout).instruction)
+        shown = replace(reply, reasoning=None, tool_calls=())
+        again = renderer.render([user, shown, Message("tool", "x")], offered_tools()).ids
+        assert not np.array_equal(again[: start.end], ids[: start.end])
+        assert second.context_start == start.end
+        return
+    raise AssertionError("no episode had two turns")
+
+
+@pytest.mark.sglang
+@pytest.mark.anyio
+@pytest.mark.timeout(400)
+async def test_sglang_serves_it_too(tmp_path: Path, renderer: Renderer) -> None:
+    with sglang_server(CHECKPOINT) as url:
+        found = [rollout async for rollout in rollouts_of(CHECKPOINT, tmp_path, url)]
+    assert [rollout.error for rollout in found] == [None] * 8
+    for rollout in found:
+        sample = sample_of(rollout)
+        conversation = Conversation(renderer, offered_tools(), errand_of(rollout))
+        conversation.follow(sample.input_ids[span.start : span.end].tolist() for span in sample.turn_spans)
+        assert conversation.ids[: len(sample.input_ids)] == sample.input_ids.tolist()
+        assert conversation.reward == rollout.reward
