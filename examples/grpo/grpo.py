@@ -1,0 +1,259 @@
+"""GRPO on the tiny policy: episodes of a real agent in sandboxes, graded by hidden tests, while the learner works.
+
+    python -m grpo.grpo OUT [--steps 16] [--seed 1]     (in examples/; docs/grpo.md says what comes out)
+
+One task collects: `AsyncClient.rollouts` plays groups of episodes without end, and a finished group waits in a
+queue. The other learns: it takes the groups of a step, trains, and pushes the new weights to the engine under a
+new version, while episodes go on. Each token keeps the log-probability of the weights that sampled it, so an
+episode that saw two versions is still exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grpo.learner import GrpoSettings, Learner, Row, Update
+from local import serve
+from tiny_policy import CHECKPOINT
+from tiny_policy.errands import LEVELS, errands
+from tiny_policy.evaluate import Score, held_out, play, score
+from turnstile import AsyncClient, Rollout, advantages, by_group, has_signal
+
+AGENT = "plain-loop"
+LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 120.0}
+MONITOR_SEED, FINAL_SEED = 7, 1009
+"""Of the held-out errands that are looked at on the way, and of those that are looked at once, at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    steps: int = 16
+    groups: int = 8
+    """Groups with a signal per step: those whose rewards are all equal teach nothing, and others are played."""
+    most_groups: int = 20
+    """Groups per step with the refills: a policy that is nearly always right gives few with a signal."""
+    group_size: int = 8
+    staleness: int = 2
+    """A group is dropped when its oldest token is of weights more than so many versions back."""
+    max_concurrent: int = 16
+    monitor_every: int = 4
+    monitor_episodes: int = 200
+    final_episodes: int = 1000
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Collected:
+    """What became of the groups since the last step."""
+
+    used: list[list[Rollout]] = field(default_factory=list)
+    played: Counter[str] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+    trained_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+class Collector:
+    """Plays groups for ever; ``groups`` gives those that teach something and are fresh enough."""
+
+    def __init__(self, client: AsyncClient, settings: RunSettings) -> None:
+        self._client = client
+        self._settings = settings
+        # Bounded, so that collection waits for the learner, not the staleness bound for its harvest.
+        self._finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
+
+    async def run(self) -> None:
+        settings = self._settings
+        options: dict[str, Any] = {"n": settings.group_size, "max_concurrent": settings.max_concurrent}
+        tasks = (errand.task() for errand in errands(settings.seed, LEVELS))
+        rollouts = self._client.rollouts(tasks, agent=AGENT, limits=LIMITS, **options)
+        open_groups: dict[str, list[Rollout]] = {}
+        async with aclosing(rollouts):
+            async for rollout in rollouts:
+                group = open_groups.setdefault(rollout.group_id, [])
+                group.append(rollout)
+                if len(group) == settings.group_size:
+                    await self._finished.put(open_groups.pop(rollout.group_id))
+
+    async def groups(self, version: int) -> Collected:
+        """The groups of one step, for a learner at ``version``."""
+        collected = Collected()
+        taken = 0
+        while len(collected.used) < self._settings.groups and not (
+            collected.used and taken >= self._settings.most_groups
+        ):
+            taken += 1
+            group = await self._finished.get()
+            for rollout in group:
+                if rollout.samples is not None and rollout.reward is not None:
+                    collected.rewards.append(rollout.reward)
+                    collected.trained_tokens += rollout.samples.stats.trained_tokens
+                    collected.sampled_tokens += rollout.samples.stats.sampled_tokens
+            collected.played.update(rollout.status.value for rollout in group)
+            if not has_signal(group):
+                collected.played["groups without signal"] += 1
+            elif version - min(row.version for row in rows_of([group])) > self._settings.staleness:
+                collected.played["groups too old"] += 1
+            else:
+                collected.used.append(group)
+        return collected
+
+
+def rows_of(groups: list[list[Rollout]]) -> list[Row]:
+    """The rows to train on: every sample of every graded rollout, with its rollout's advantage."""
+    rollouts = list(itertools.chain.from_iterable(groups))
+    found = advantages(rollouts)
+    return [
+        Row(sample, found[rollout.rollout_id], min(map(int, sample.weight_version_names)))
+        for group in by_group(rollouts).values()
+        for rollout in group
+        if rollout.rollout_id in found and rollout.samples is not None
+        for sample in rollout.samples.samples
+    ]
+
+
+class Weights:
+    """Pushes the network to the engine as folders ``v1``, ``v2``, …; keeps the last only."""
+
+    def __init__(self, client: AsyncClient, network: PreTrainedModel, folder: Path) -> None:
+        self._client = client
+        self._network = network
+        self._tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+        self._folder = folder
+
+    async def push(self, version: int) -> Path:
+        folder = self._folder / f"v{version}"
+        self._network.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+        await self._client.update_weights(str(folder), str(version))
+        shutil.rmtree(self._folder / f"v{version - 1}", ignore_errors=True)
+        return folder
+
+
+class Log:
+    """One line of JSON per step in ``log.jsonl``, one readable line on the terminal."""
+
+    def __init__(self, out: Path) -> None:
+        self._file = out / "log.jsonl"
+        self._started = time.monotonic()
+
+    def write(self, entry: dict[str, Any], line: str) -> None:
+        seconds = time.monotonic() - self._started
+        with self._file.open("a") as file:
+            file.write(json.dumps({"seconds": round(seconds, 1), **entry}) + "\n")
+        print(f"{seconds:6.0f} s  {line}", flush=True)
+
+    def score(self, name: str, version: int, found: Score) -> None:
+        levels = {str(level): found.solved[level] / count for level, count in found.episodes.items()}
+        entry = {"rate": found.rate, "standard_error": found.standard_error, "levels": levels}
+        self.write({"kind": name, "version": version, **entry}, f"{name}, weights {version}: {found}")
+
+    def step(self, version: int, collected: Collected, update: Update, lag: float) -> None:
+        reward = sum(collected.rewards) / len(collected.rewards)
+        share = collected.trained_tokens / collected.sampled_tokens
+        entry = {
+            "reward": reward,
+            "trained_share": share,
+            "lag": lag,
+            "played": collected.played,
+            **asdict(update),
+        }
+        gap = "-" if update.fresh_gap is None else f"{update.fresh_gap:.0e}"
+        self.write(
+            {"kind": "step", "version": version, **entry},
+            f"step {version:3d}  reward {reward:.2f} of {len(collected.rewards):3d}  gap {gap}  "
+            f"drift {update.drift:+.4f}  clipped {update.clipped:.1%}  trained {share:.0%}  lag {lag:.1f}",
+        )
+
+
+async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
+    """The success rate on held-out errands, played in memory (``tiny_policy.evaluate``)."""
+    return score(await asyncio.to_thread(play, checkpoint, held_out(episodes, seed), seed=seed))
+
+
+async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log) -> Path:
+    """Returns the folder of the last weights."""
+    network = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    learner = Learner(network, grpo, settings.seed)
+    collector = Collector(client, settings)
+    weights = Weights(client, network, out)
+    folder = await weights.push(0)
+    collecting = asyncio.create_task(collector.run())
+    try:
+        for version in range(settings.steps):
+            if version % settings.monitor_every == 0:
+                log.score("monitor", version, await judge(folder, settings.monitor_episodes, MONITOR_SEED))
+            collected = await _unless_ended(collecting, collector.groups(version))
+            rows = rows_of(collected.used)
+            update = await asyncio.to_thread(learner.step, rows, version)
+            folder = await weights.push(version + 1)
+            lag = version - sum(row.version for row in rows) / len(rows)
+            log.step(version + 1, collected, update, lag)
+    finally:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+    return folder
+
+
+async def _unless_ended(collecting: asyncio.Task[None], wanted: Any) -> Any:
+    """What ``wanted`` gives; the collector's error when that comes first."""
+    waiting = asyncio.ensure_future(wanted)
+    await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if collecting.done():
+        waiting.cancel()
+        collecting.result()
+        raise RuntimeError("the collector ended")
+    return await waiting
+
+
+async def run(out: Path, settings: RunSettings, grpo: GrpoSettings, options: list[str]) -> None:
+    log = Log(out)
+    log.score("held out", 0, await judge(CHECKPOINT, settings.final_episodes, FINAL_SEED))
+    with tempfile.TemporaryDirectory(prefix="turnstile-grpo-") as work:
+        async with (
+            serve(CHECKPOINT, Path(work) / "data", options=options) as server,
+            AsyncClient(server.control_url, key=server.control_key) as client,
+        ):
+            last = await learn(client, out, settings, grpo, log)
+    log.score("held out", settings.steps, await judge(last, settings.final_episodes, FINAL_SEED))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="GRPO on the tiny policy.")
+    parser.add_argument("out", type=Path, help="folder for log.jsonl and the last weights")
+    parser.add_argument("--sandbox", default="auto", help="auto, docker or local")
+    defaults = RunSettings()
+    for name in ("steps", "seed", "groups", "group-size", "final-episodes"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name.replace("-", "_")))
+    parser.add_argument("--rate", type=float, default=GrpoSettings().rate)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    names = ("steps", "seed", "groups", "group_size", "final_episodes")
+    settings = RunSettings(**{name: vars(arguments)[name] for name in names})
+    options = ["--sandbox", arguments.sandbox, "--durability", "process"]
+    asyncio.run(run(arguments.out, settings, GrpoSettings(rate=arguments.rate), options))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
