@@ -375,6 +375,18 @@ async def test_a_creation_that_cannot_be_stored_is_no_episode(
 # What is given out
 
 
+async def test_a_running_episode_shows_the_turns_it_has_by_itself_and_in_the_list(stage: Stage) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "one")), says(reply_ids(stage, "two"))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        for made in (1, 2):
+            await client.post(url(episode), json=body())
+            alone = await stage.get(episode)
+            (listed,) = (await stage.control.get("/episodes")).json()["episodes"]
+            assert (alone["status"], alone["stats"]["turns"]) == ("running", made)
+            assert listed["stats"] == alone["stats"]
+
+
 async def test_samples_are_the_same_before_and_after_the_end_and_from_the_disk(
     tiny_model: Path, tmp_path: Path
 ) -> None:

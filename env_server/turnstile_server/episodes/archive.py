@@ -99,7 +99,7 @@ class Archive:
                 continue
             if len(found) == limit:
                 return EpisodePage(episodes=tuple(found), cursor=str(last))
-            found.append(episode)
+            found.append(episode if live is None else live.forest.counted(episode))
             last = ordinal
         return EpisodePage(episodes=tuple(found))
 
