@@ -152,11 +152,32 @@ def forked() -> TokenForest:
         ({"loss_mask": [0]}, "tokens differ in length"),
         ({"weight_version": [-1, 0, 0, -1, 1, 0]}, "has no name"),
         ({"rows": [{**forked().rows[0].model_dump(), "node": 2}]}, "ends at a node"),
+        ({"loss_mask": [1, 1, 1, 0, 1, 1]}, "the mask is not"),
+        ({"loss_mask": [0, 1, 1, 0, 1, 0]}, "the mask is not"),
+        ({"trained_in": [0, -1]}, "the mask is not"),
+        ({"logprobs": [-0.5, -0.5, -0.5, 0, -0.5, -0.5]}, "not trained has a logprob"),
     ],
 )
 def test_a_forest_that_does_not_add_up_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         TokenForest.model_validate({**forked().model_dump(), **change})
+
+
+@given(tree=forests())
+def test_a_completion_is_trained_in_a_row_that_passes_through_it_or_the_forest_is_refused(
+    tree: TokenTree,
+) -> None:
+    forest = export_forest(tree, FACTS, include_untrained=True)
+    for node in np.flatnonzero(forest.trained_in >= 0).tolist():
+        for number, row in enumerate(forest.rows):
+            changed = forest.trained_in.copy()
+            changed[node] = number
+            fields = {**forest.model_dump(), "trained_in": changed}
+            if node in forest.path(row.node):
+                TokenForest.model_validate(fields)
+            else:
+                with pytest.raises(ValidationError, match="does not pass through it"):
+                    TokenForest.model_validate(fields)
 
 
 @given(st.binary(max_size=100))

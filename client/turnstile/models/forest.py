@@ -88,6 +88,17 @@ class TokenForest(Model):
         names = len(self.weight_version_names)
         if (self.weight_version < -1).any() or (self.weight_version >= names).any():
             raise ValueError("a weight version has no name")
+        lengths = np.diff(self.offsets)
+        trained = np.repeat(self.trained_in >= 0, lengths)
+        trained &= np.arange(tokens) >= np.repeat(self.completion_starts, lengths)
+        if (self.loss_mask != trained).any():
+            raise ValueError("the mask is not that of the trained completions")
+        if self.logprobs[~trained].any():
+            raise ValueError("a token that is not trained has a logprob")
+        ends = np.array([row.node for row in self.rows], np.int32)
+        owned = np.flatnonzero(self.trained_in >= 0)
+        if not _on_paths(self.parents.tolist(), owned, ends[self.trained_in[owned]]).all():
+            raise ValueError("a completion is trained in a row that does not pass through it")
         return self
 
     def path(self, node: int) -> list[int]:
@@ -181,3 +192,19 @@ class TokenForest(Model):
         renamed = np.full(len(self.weight_version_names) + 1, -1, np.int32)  # the last entry answers −1
         renamed[order] = np.arange(len(order), dtype=np.int32)
         return renamed[versions], tuple(self.weight_version_names[index] for index in order.tolist())
+
+
+def _on_paths(parents: list[int], nodes: npt.NDArray[Any], ends: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether each of ``nodes`` is on the path from the root to its of ``ends``; without walking any path, for a
+    file may name many long ones. The nodes below a node, itself included, are a run of the preorder."""
+    sizes, first, free = [1] * len(parents), [0] * len(parents), [0] * (len(parents) + 1)
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    for node, parent in enumerate(parents):  # the last entry of free, −1, is that of the roots
+        first[node] = free[parent]
+        free[parent] += sizes[node]
+        free[node] = first[node] + 1
+    start, end = np.array(first, np.int64), np.array(first, np.int64) + np.array(sizes, np.int64)
+    found: npt.NDArray[np.bool_] = (start[nodes] <= start[ends]) & (start[ends] < end[nodes])
+    return found
