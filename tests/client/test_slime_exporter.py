@@ -116,6 +116,22 @@ def test_a_call_across_a_weight_update_gives_both_versions() -> None:
     assert row.weight_versions == ["4", "5"]
 
 
+@pytest.mark.parametrize("names", [("4",), ()])
+def test_a_text_that_was_given_names_no_weights(names: tuple[str, ...]) -> None:
+    sampled = [0, 0] if names else [-1, -1]
+    given_first = sample(
+        trained=(False, bool(names)), weight_version=[-1] * 8 + sampled, weight_version_names=names
+    )
+    played = rollout(1.0, samples=(given_first,))
+    (row,) = rows_of(played, WITH_ROLLOUT_ID(index=0, group_index=0), evaluation=True)
+    assert row.weight_versions == list(names)
+    (row,) = rows_of(played, SPANS(index=0, group_index=0), evaluation=True)
+    assert [[vars(s) for s in call.spans] for call in row.weight_versions] == [
+        [],
+        [{"version": "4", "abs_start": 8, "abs_end": 10}] if names else [],
+    ]
+
+
 def test_rows_keep_what_the_blank_holds_and_share_none_of_it() -> None:
     blank = SPANS(index=3, group_index=1, prompt="p", label="l", metadata={"task": "t"})
     first, second = rows_of(rollout(1.0, 2), blank)

@@ -196,7 +196,9 @@ def _version_spans(sample: Sample, start: int, end: int) -> Iterable[tuple[str, 
     versions = sample.weight_version[start:end]
     cuts = [start, *(start + 1 + np.flatnonzero(np.diff(versions))).tolist(), end]
     for first, last in pairwise(cuts):
-        yield sample.weight_version_names[int(sample.weight_version[first])], first, last
+        index = int(sample.weight_version[first])
+        if index >= 0:  # else no weights sampled it: its text was given
+            yield sample.weight_version_names[index], first, last
 
 
 def _components(rollout: Rollout, reward: float) -> dict[str, float]:
