@@ -45,11 +45,21 @@ class Fail:
     type: str = "error"
 
 
+@dataclass(frozen=True)
+class Raw:
+    """An answer of no API: the body as it stands. ``promised``: more bytes than that are announced."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+    promised: int = 0
+
+
 @dataclass
 class ChatServer:
     """Answers the calls in the order of ``script``; ``calls`` are the bodies that came."""
 
-    script: list[Say | Fail]
+    script: list[Say | Fail | Raw]
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -76,7 +86,9 @@ class ChatServer:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 calls.append(body)
                 answer = next(answers)
-                if isinstance(answer, Fail):
+                if isinstance(answer, Raw):
+                    self.send_raw(answer)
+                elif isinstance(answer, Fail):
                     self.send(
                         answer.status,
                         {"error": {"type": answer.type, "code": answer.type, "message": answer.type}},
@@ -95,6 +107,13 @@ class ChatServer:
                 self.send_header("retry-after-ms", "1")
                 self.end_headers()
                 self.wfile.write(data)
+
+            def send_raw(self, answer: Raw) -> None:
+                self.send_response(answer.status)
+                self.send_header("content-type", answer.kind)
+                self.send_header("content-length", str(len(answer.body) + answer.promised))
+                self.end_headers()
+                self.wfile.write(answer.body)
 
             def stream(self, answer: Say) -> None:
                 self.send_response(200)

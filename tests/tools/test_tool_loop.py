@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
+import threading
 import tomllib
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
 from subprocess import PIPE
 from typing import Any
 
 import anyio
 import pytest
-from chat_server import ChatServer, Fail, Say
+from chat_server import ChatServer, Fail, Raw, Say
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import DoorStage, PlayedEpisode
 
@@ -178,6 +182,89 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
         nobody = await play(model, tool_url="http://127.0.0.1:9/e/e1/mcp")
     assert [unknown.code, nobody.code] == [TOOLS_FAILED, TOOLS_FAILED]
     assert "no episode e2" in unknown.lines[-1]["message"]
+
+
+@pytest.mark.parametrize("agent", AGENTS[1:], indirect=True, ids=["plain-loop"])
+@pytest.mark.parametrize(
+    ("answer", "code", "calls"),
+    [
+        (Raw(200, b"[]"), API_FAILED, 2),
+        (Raw(200, b'{"choices": []}'), API_FAILED, 2),
+        (Raw(200, b'{"choices": [{"message": null}]}'), API_FAILED, 2),
+        (Raw(200, b'{"choices": [{"mess', promised=9), API_FAILED, 2),
+        (Raw(502, b"<html>no upstream</html>", "text/html"), API_FAILED, 2),
+        (Raw(404, b"<html>no such page</html>", "text/html"), REFUSED, 1),
+        (Raw(403, b'{"error": "forbidden"}'), REFUSED, 1),
+    ],
+)
+async def test_an_answer_that_is_no_completion_is_no_crash(
+    play: Player, answer: Raw, code: int, calls: int
+) -> None:
+    with ChatServer([answer] * 2) as model:
+        played = await play(model, "--retries", "1")
+    assert (played.code, len(model.calls)) == (code, calls), played.errors
+
+
+@pytest.mark.parametrize("agent", AGENTS[1:], indirect=True, ids=["plain-loop"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Raw(200, b"[]"),
+        Raw(502, b"<html>"),
+        Raw(200, b'{"jsonrpc": "2.0", "id": 1, "error": "no"}'),
+        Raw(200, b'data: {"jsonrpc": "2.0", "id": 1, "resu', "text/event-stream"),
+        Raw(200, b"data: [1]\n\n", "text/event-stream"),
+        Raw(200, b'data: {"jsonrpc": "2.0", "id": 7, "result": {}}\n\n', "text/event-stream"),
+    ],
+)
+async def test_an_answer_of_the_tools_that_is_none_is_their_failure(play: Player, answer: Raw) -> None:
+    with ChatServer([answer]) as tools, ChatServer([]) as model:
+        played = await play(model, tool_url=tools.url)
+    assert (played.code, len(tools.calls)) == (TOOLS_FAILED, 1), played.errors
+
+
+class _Silently(BaseHTTPRequestHandler):
+    """Closes each connection after one answer without having announced it, as a server does with an idle one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+        self.close_connection = True
+
+    def log_message(self, format: str, *_: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Silently)
+        self.closed: Queue[None] = Queue()
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.closed.put(None)
+
+
+def test_a_connection_that_idled_too_long_for_the_server_is_opened_anew() -> None:
+    """Between two tool calls the policy may sample for minutes; nothing may be sent twice, so nothing may fail."""
+    program = runpy.run_path(str(AGENTS[1].program))
+    with _Server() as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        door = program["Door"](f"http://127.0.0.1:{server.server_port}/mcp", "key", 30.0)
+        try:
+            for _ in range(3):
+                assert door.post({}, {}).read() == b"{}"
+                server.closed.get(timeout=30)
+        finally:
+            door.close()
+            server.shutdown()
+            serving.join()
 
 
 def test_its_spec_runs_this_file_with_the_packages_of_the_lock(agent: Agent) -> None:

@@ -19,6 +19,7 @@ import http.client
 import itertools
 import json
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -62,6 +63,8 @@ class Door:
 
     def post(self, body: dict[str, Any], headers: dict[str, str]) -> http.client.HTTPResponse:
         """The response, its body not read yet. Raises OSError and http.client.HTTPException."""
+        if self.dropped():
+            self.close()
         if self.connection is None:
             kind = http.client.HTTPSConnection if self.url.scheme == "https" else http.client.HTTPConnection
             self.connection = kind(self.url.hostname or "", self.url.port, timeout=self.silence_s)
@@ -71,6 +74,12 @@ class Door:
         except (OSError, http.client.HTTPException):
             self.close()
             raise
+
+    def dropped(self) -> bool:
+        """Whether the server has closed the connection, as it does with one that idles for long (a model call may
+        take minutes): nobody has asked anything, so all that there can be to read is its end."""
+        sock = self.connection.sock if self.connection is not None else None
+        return sock is not None and bool(select.select([sock], [], [], 0)[0])
 
     def close(self) -> None:
         if self.connection is not None:
@@ -94,22 +103,39 @@ class Model:
         for attempt in itertools.count():
             try:
                 response = self.door.post(body, {"x-stainless-retry-count": str(attempt)})
-                status, answer = response.status, json.loads(response.read())
+                status, answer = response.status, response.read()
+                if status == 200:
+                    return _reply(answer)
+                code, why = _error(answer)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.door.close()
-                status, answer = 0, {"error": {"message": f"{type(error).__name__}: {error}"}}
-            if status == 200:
-                message: dict[str, Any] = answer["choices"][0]["message"]
-                return {name: value for name, value in message.items() if value is not None}
-            error_of = answer.get("error") or {}
-            if error_of.get("code") in OVER_A_LIMIT:
-                raise Ended(LIMIT, error_of.get("message", ""))
+                status, code, why = 0, "", f"{type(error).__name__}: {error}"
+            if code in OVER_A_LIMIT:
+                raise Ended(LIMIT, why)
             if status and status not in RETRIED:
-                raise Ended(REFUSED, f"{status}: {error_of.get('message', '')}")
+                raise Ended(REFUSED, f"{status}: {why}")
             if attempt == self.retries:
-                raise Ended(API_FAILED, f"{status or 'no answer'}: {error_of.get('message', '')}")
+                raise Ended(API_FAILED, f"{status or 'no answer'}: {why}")
             time.sleep(RETRY_PAUSE_S * 2**attempt)
         raise AssertionError
+
+
+def _reply(body: bytes) -> dict[str, Any]:
+    """The message of a chat completion, without its nulls. Raises ValueError for what is none."""
+    try:
+        message: dict[str, Any] = json.loads(body)["choices"][0]["message"]
+        return {name: value for name, value in message.items() if value is not None}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"no chat completion: {body[:200]!r}") from error
+
+
+def _error(body: bytes) -> tuple[str, str]:
+    """Code and message of a refusal, whoever it comes from: a proxy answers with text."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error.get("code")), str(error.get("message", ""))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return "", body[:200].decode("utf-8", "replace")
 
 
 class Tools:
@@ -155,7 +181,7 @@ class Tools:
         number = next(self.numbers)
         answer = self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
         if "result" not in answer:
-            raise Ended(TOOLS_FAILED, f"{method}: {answer.get('error', {}).get('message', answer)}")
+            raise Ended(TOOLS_FAILED, f"{method}: {json.dumps(answer.get('error', answer))}")
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -177,19 +203,24 @@ def _answer(response: http.client.HTTPResponse, number: int | None) -> dict[str,
     """The JSON-RPC answer in a response: its whole body, or the event of a stream that bears the number."""
     if response.headers.get_content_type() != "text/event-stream":
         body = response.read()
-        answer: dict[str, Any] = json.loads(body) if body else {}
-        return answer
+        return _object(json.loads(body)) if body else {}
     data: list[str] = []
     for line in response:
         text = line.decode("utf-8").rstrip("\r\n")
         if text.startswith("data:"):
             data.append(text[5:])
         elif not text and data:
-            event: dict[str, Any] = json.loads("\n".join(data)) if any(part.strip() for part in data) else {}
+            event = _object(json.loads("\n".join(data))) if any(part.strip() for part in data) else {}
             data = []
             if event.get("id") == number:
                 return event
     raise ValueError("the stream ended without the answer")
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"no JSON-RPC message: {json.dumps(value)[:200]}")
+    return value
 
 
 def play(options: argparse.Namespace) -> None:
