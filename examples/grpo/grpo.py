@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from grpo.learner import GrpoSettings, Learner, Row, Update
 from local import serve
@@ -105,9 +107,10 @@ class Collector:
                     collected.trained_tokens += rollout.samples.stats.trained_tokens
                     collected.sampled_tokens += rollout.samples.stats.sampled_tokens
             collected.played.update(rollout.status.value for rollout in group)
-            if not has_signal(group):
+            rows = rows_of([group])
+            if not rows or not has_signal(group):
                 collected.played["groups without signal"] += 1
-            elif version - min(row.version for row in rows_of([group])) > self._settings.staleness:
+            elif version - min(row.version for row in rows) > self._settings.staleness:
                 collected.played["groups too old"] += 1
             else:
                 collected.used.append(group)
@@ -210,9 +213,9 @@ async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: Grp
     return folder
 
 
-async def _unless_ended(collecting: asyncio.Task[None], wanted: Any) -> Any:
+async def _unless_ended(collecting: asyncio.Task[None], wanted: Coroutine[Any, Any, Collected]) -> Collected:
     """What ``wanted`` gives; the collector's error when that comes first."""
-    waiting = asyncio.ensure_future(wanted)
+    waiting = asyncio.create_task(wanted)
     await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     if collecting.done():
         waiting.cancel()
@@ -242,6 +245,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name.replace("-", "_")))
     parser.add_argument("--rate", type=float, default=GrpoSettings().rate)
     arguments = parser.parse_args()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     arguments.out.mkdir(parents=True)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)

@@ -47,12 +47,14 @@ def draw(runs: list[Path], out: Path) -> None:
     pyplot.rcParams.update({"svg.hashsalt": "turnstile", "font.size": 9, "axes.spines.top": False})
     pyplot.rcParams["axes.spines.right"] = False
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for color, run in zip(pyplot.cm.viridis([0.1, 0.45, 0.8, 0.95]), runs, strict=False):
+    for number, run in enumerate(runs):
+        color = pyplot.cm.viridis(0.1 + 0.7 * number / max(1, len(runs) - 1))
         _success(left, run, color)
         steps = entries(run, "step")
         right.plot([e["version"] for e in steps], [e["drift"] for e in steps], color=color, label=run.name)
-        fresh = [(e["version"], e["fresh_gap"]) for e in steps if e["fresh_gap"]]
-        right.plot(*zip(*fresh, strict=True), ".", color=color, markersize=3)
+        fresh = [e for e in steps if e["fresh_gap"] is not None]
+        gaps = [e["fresh_gap"] for e in fresh]
+        right.plot([e["version"] for e in fresh], gaps, ".", color=color, markersize=3)
     left.set(xlabel="weights (step)", ylabel="success", ylim=(0, 1), title="Success")
     left.legend(frameon=False, fontsize=8, loc="lower right")
     right.set(xlabel="weights (step)", ylabel="nats", title="Recorded − recomputed log-probability")
