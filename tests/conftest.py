@@ -24,6 +24,10 @@ settings.register_profile(
 )
 settings.load_profile("turnstile")
 
+# Before torch is imported by anything: suites run side by side, and threads that wait for a core others hold
+# make small models many times slower. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

@@ -68,8 +68,10 @@ class Learner:
         self._draw = random.Random(seed)
 
     def step(self, rows: Sequence[Row], version: int) -> Update:
-        """Trains on ``rows``, which the weights ``version`` and a few before it sampled."""
+        """Trains on ``rows``, which the weights ``version`` and a few before it sampled; at least one must have a
+        token to train."""
         settings = self._settings
+        rows = [row for row in rows if row.sample.loss_mask.any()]
         with torch.no_grad():
             gaps = [_gap(self.network, part) for part in _parts(rows, settings.rows_at_once)]
         fresh = [float(gap.abs().max()) for part in gaps for row, gap in part if row.version == version]

@@ -9,11 +9,17 @@
 Nothing can be known beforehand: names and codes are drawn per task, so an errand is done by reading, copying and
 writing. A higher level has more notes on the way and more lines to choose from. Held-out errands are made of words
 and codes that no other errand has. Pure data; a task is what ``POST /episodes`` takes inline.
+
+    python -m tiny_policy.errands 100 [--held-out] > errands.jsonl     (in examples/; a file for `--tasks`)
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import random
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -113,3 +119,19 @@ def _code(draw: random.Random, held_out: bool) -> str:
 
 def _is_held_out(text: str) -> bool:
     return zlib.crc32(text.encode()) % _HELD_OUT == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Errands as a task file, one per line.")
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--held-out", action="store_true", help="of words and codes that no other errand has")
+    arguments = parser.parse_args()
+    drawn = errands(arguments.seed, held_out=arguments.held_out)
+    for number, one in enumerate(itertools.islice(drawn, arguments.count), 1):
+        print(json.dumps({"id": f"errand-{number}-level-{one.level}", **one.task()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

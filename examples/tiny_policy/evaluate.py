@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tiny_policy.conversation import Conversation
 from tiny_policy.errands import LEVELS, Errand, errands
@@ -129,6 +130,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=991, help="of the errands and of the sampling")
     parser.add_argument("--temperature", type=float, default=1.0)
     arguments = parser.parse_args()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     tasks = held_out(arguments.episodes, arguments.seed)
     ended = play(arguments.checkpoint, tasks, seed=arguments.seed, temperature=arguments.temperature)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from tiny_policy.conversation import Conversation
 from tiny_policy.errands import LEVELS, errand
@@ -141,6 +142,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--episodes", type=int, default=600, help="held-out episodes to judge it by at the end")
     arguments = parser.parse_args()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     lines = (f"{tool.name} {' '.join(tool.parameters['required'])}\n" for tool in offered_tools())
     tokenizer = make_tokenizer("".join(lines))
     network = make_network(tokenizer, arguments.seed)
