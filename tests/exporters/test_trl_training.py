@@ -1,7 +1,8 @@
-"""TRL's own trainer with Turnstile's worker and weight transfer: a real server, agent processes, real grading."""
+"""TRL's own trainer with Turnstile's worker and weight transfer: a real server, real grading; and the example."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+import trl_support
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-import one_answer
-import trl_async_grpo as example
-from local import LocalServer
+from local import ROOT, LocalServer
+from tiny_policy import CHECKPOINT
+from trl_grpo import train as example
+from trl_grpo.rescore import distance
 from turnstile import Client
 from turnstile.exporters.trl import TurnstileServers
 from turnstile.models import EpisodeStatus
@@ -31,7 +35,10 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def run(tiny_model: Path, tmp_path: Path) -> example.Run:
-    return example.Run(tiny_model, tmp_path, [example.TASK], one_answer.play, steps=2, n=4, batch=8)
+    """A model of noise, and an agent that is right and wrong by turns."""
+    limits = {"max_completion_tokens": 4}
+    tasks, agent = [trl_support.RIGHT], trl_support.by_turns
+    return example.Run(tiny_model, tmp_path, tasks, agent, steps=2, n=4, batch=8, max_inflight=16, limits=limits)
 
 
 def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
@@ -51,10 +58,10 @@ def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
     assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
 
     # Every recorded token is the work of the weights that it names, those of a step's among them …
-    tokens, versions, worst = example.check_recorded(run, servers)
-    assert tokens > 0
-    assert versions >= 2
-    assert worst < example.TOLERANCE
+    found = example.check_recorded(run, servers)
+    assert found.tokens > 0
+    assert found.versions >= 2
+    assert found.worst < example.TOLERANCE
     with Client(server.control_url, key=server.control_key) as client:
         (engine,) = client.engine().values()
         assert engine.weight_version == servers.weight_name(run.steps + 1)
@@ -62,7 +69,7 @@ def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
         assert all(episode.status.ended for episode in client.episodes())
         # … and the engine's newest weights are the trainer's present ones.
         trainer.model.set_attn_implementation("sdpa")
-        with client.create_episode(example.TASK, limits={"max_completion_tokens": 16}) as episode:
+        with client.create_episode(trl_support.RIGHT, limits={"max_completion_tokens": 16}) as episode:
             headers = {"authorization": f"Bearer {episode.episode_key}"}
             body = {"model": "any", "messages": [{"role": "user", "content": "Say more."}]}
             url = f"{episode.model_url}/v1/chat/completions"
@@ -70,7 +77,7 @@ def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
             episode.finish()
         (sample,) = episode.samples().samples
         assert sample.weight_version_names == (engine.weight_version,)
-        assert example.distance(trainer.model.eval(), sample) < example.TOLERANCE
+        assert distance(trainer.model.eval(), sample, engine.weight_version) < example.TOLERANCE
 
 
 class Crash(TrainerCallback):  # type: ignore[misc]
@@ -99,13 +106,29 @@ def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_e
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_written() -> None:
+def test_the_example_trains_the_tiny_policy_as_written(tmp_path: Path) -> None:
+    out, steps = tmp_path / "out", 3
+    options = [str(out), "--steps", str(steps), "--held-out", "20", "--sandbox", "local"]
     done = subprocess.run(
-        [sys.executable, example.__file__, "--steps", "2"],
+        [sys.executable, "-m", "trl_grpo.train", *options],
+        cwd=ROOT / "examples",
         capture_output=True,
         text=True,
         timeout=360,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Passed: 2 steps, the engine has example-3." in done.stdout
+    logged = [json.loads(line) for line in (out / "log.jsonl").read_text("utf-8").splitlines()]
+    assert [entry["kind"] for entry in logged] == ["held out", *["step"] * steps, "rescored", "held out"]
+    before, *trained, rescored, after = logged
+    assert [entry["version"] for entry in (before, after)] == [0, steps]
+    assert 0.0 < trained[0]["turnstile/reward_mean"] < 1.0
+    # The first step's rows are of the weights that are trained; later ones of a few versions back.
+    assert trained[0]["ratio"] == pytest.approx(1.0, abs=example.TOLERANCE)
+    assert [entry["step"] for entry in trained] == list(range(1, steps + 1))
+    assert rescored["rows"] >= steps * 16
+    assert rescored["tokens"] >= sum(entry["batch/trained_tokens_per_step"] for entry in trained)
+    assert rescored["versions"] >= 2
+    assert rescored["worst"] < example.TOLERANCE
+    old, new = (load_file(folder / "model.safetensors") for folder in (CHECKPOINT, out / "weights"))
+    assert any(not torch.equal(old[name], new[name]) for name in old)

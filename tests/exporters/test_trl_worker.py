@@ -109,6 +109,7 @@ def test_a_rollout_without_a_reward_shrinks_its_group_and_counts_as_nothing(serv
     assert sorted(round(row.advantage, 3) for row in rows) == [-0.707, 0.707]
     assert {row.metrics["reward_std"] for row in rows} == {0.5}
     assert (metrics["turnstile/failed_total"], metrics["turnstile/rollouts_total"]) == (1.0, 3.0)
+    assert metrics["turnstile/reward_mean"] == (1.0, 2.0)
 
 
 def test_the_version_of_a_row_is_the_oldest_of_its_trained_tokens() -> None:

@@ -106,6 +106,7 @@ def rows_of_group(group: Sequence[Rollout], group_id: int, version_of: VersionOf
         rows=tuple(rows),
         flat=bool(rewards) and not has_signal(group),
         metrics={
+            "turnstile/reward_mean": (sum(rewards), float(len(rewards))),
             "turnstile/rollouts_total": float(len(group)),
             "turnstile/failed_total": float(failed),
             "turnstile/ungraded_total": float(len(group) - failed - len(rewards)),

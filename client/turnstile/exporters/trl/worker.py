@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import multiprocessing.queues
 import queue
 import threading
 import time
@@ -26,7 +27,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from turnstile import errors
 from turnstile.exporters.trl import process
-from turnstile.exporters.trl.loop import LoopOptions, Metrics
+from turnstile.exporters.trl.loop import LoopOptions
 from turnstile.exporters.trl.rows import Row
 from turnstile.exporters.trl.servers import TurnstileServers
 from turnstile.groups import Scale
@@ -126,8 +127,9 @@ class TurnstileRolloutWorker:
         self._stop_s = stop_s
         self._context = multiprocessing.get_context("spawn")
         self._taken: Synchronized[int] = self._context.Value("q", 0)
-        self.rollout_buffer = SampleBuffer(self._taken)
-        self.metrics_queue: queue.Queue[Metrics] = queue.Queue(_METRICS)
+        # As the protocol has them: its attributes can be set, so a narrower type would not do.
+        self.rollout_buffer: queue.Queue[Any] | multiprocessing.queues.Queue[Any] = SampleBuffer(self._taken)
+        self.metrics_queue: queue.Queue[Any] | multiprocessing.queues.Queue[Any] = queue.Queue(_METRICS)
         self._version = 0
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None

@@ -61,8 +61,13 @@ def tree_sdpa(
     return torch.cat(outputs, 1).transpose(0, 1).unsqueeze(0), None
 
 
-def attend_on_cpu(model: PreTrainedModel) -> None:
-    """Has the trainer's ``model`` use ``tree_sdpa``: call it after the trainer was made."""
+def attend_on_cpu(model: object) -> None:
+    """Has the trainer's ``model`` use ``tree_sdpa``: call it after the trainer was made.
+
+    Raises TypeError for what is no model of transformers.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"not a model of transformers: {type(model).__name__}")
     AttentionInterface.register(NAME, tree_sdpa)
     AttentionMaskInterface.register(NAME, lambda **_: None)
     model.set_attn_implementation(NAME)

@@ -1,0 +1,1 @@
+"""TRL's AsyncGRPOTrainer on Turnstile, on a machine without a GPU: see ``train``."""
