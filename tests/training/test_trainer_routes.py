@@ -225,6 +225,13 @@ async def test_an_audit_says_that_nothing_was_scored(server: TrainerServer, http
         ({"completion_ids": [1], "logprobs": [-0.5], "text": "x"}, 422, "not both"),
         ({"completion_ids": [1.5], "logprobs": [-0.5]}, 422, "completion_ids"),
         ({"completion_ids": [[1]], "logprobs": [-0.5]}, 422, "completion_ids"),
+        ({"completion_ids": [True], "logprobs": [-0.5]}, 422, "completion_ids"),
+        ({"completion_ids": [2**70], "logprobs": [-0.5]}, 422, "completion_ids"),
+        ({"completion_ids": [1], "logprobs": ["-0.5"]}, 422, "logprobs"),
+        ({"completion_ids": [1], "logprobs": [None]}, 422, "logprobs"),
+        ({"completion_ids": [1], "logprobs": [{}]}, 422, "logprobs"),
+        ({"completion_ids": [1], "logprobs": [-(10**400)]}, 422, "logprobs"),
+        ({"completion_ids": [1], "logprobs": {"0": -0.5}}, 422, "logprobs"),
         ({"text": "x", "sampled_by": "me"}, 422, "sampled_by"),
     ],
 )

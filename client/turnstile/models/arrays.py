@@ -35,6 +35,8 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         bounds = np.iinfo(np.dtype(dtype).name)
         if source.size and (int(source.min()) < bounds.min or int(source.max()) > bounds.max):
             raise ValueError(f"a number does not fit {np.dtype(dtype).name}")
+    elif source.dtype.kind not in "iuf":  # numpy would read text and None as numbers too
+        raise ValueError(f"expected numbers, got {source.dtype}")
     with np.errstate(over="ignore"):  # becomes infinite, which whoever wants finite numbers refuses
         array = source.astype(dtype, copy=True)
     array.flags.writeable = False
