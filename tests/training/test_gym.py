@@ -172,6 +172,7 @@ def test_an_action_that_cannot_be_a_turn_leaves_the_call_pending(playing_server:
             {"completion_ids": [5], "logprobs": [0.5]},
             {"completion_ids": [], "logprobs": []},
             {"completion_ids": [5]},
+            {"completion_ids": [5, 6], "logprobs": [-0.5, -0.5], "length": -1},
             [5, 6],
         ):
             with pytest.raises(InvalidRequest):
@@ -358,6 +359,33 @@ def test_a_server_that_stops_is_an_error_of_the_step(tiny_model: Path, tmp_path:
     env.close()
 
 
+def test_a_server_that_goes_away_after_the_completion_leaves_no_call_to_answer_twice(
+    playing_server: TrainerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: float) -> None:
+        raise ServerUnavailable("away")
+
+    with made(playing_server) as env:
+        env.reset(seed=1)
+        monkeypatch.setattr(env.unwrapped._episode, "pending", away)
+        with pytest.raises(ServerUnavailable):
+            env.unwrapped.step(said(playing_server, "Hm."))
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.unwrapped.step(said(playing_server, "Hm, again."))
+        assert env.reset(seed=1)[0]["prompt_length"] > 0
+    assert open_episodes(playing_server) == []
+
+
+def test_a_call_that_the_server_does_not_know_any_more_was_not_answered(playing_server: TrainerServer) -> None:
+    """As after a restart: what comes next, another call or the end, is the step's result."""
+    with made(playing_server) as env:
+        observation, _ = env.reset(seed=1)
+        env.unwrapped._call = env.unwrapped._call.model_copy(update={"call_id": "call_of_before"})
+        same, _, terminated, _, info = env.step(said(playing_server, "Hm."))
+        assert (terminated, info["answered"]) == (False, False)
+        np.testing.assert_array_equal(same["prompt_ids"], observation["prompt_ids"])
+
+
 def test_an_agent_that_never_calls_is_told_at_reset(playing_server: TrainerServer) -> None:
     with made(playing_server, agent="external", wait_s=0.2) as env, pytest.raises(Timeout, match="wait_s"):
         env.reset(seed=1)
@@ -369,7 +397,7 @@ def test_an_agent_that_never_calls_is_told_at_reset(playing_server: TrainerServe
     assert open_episodes(playing_server) == []
 
 
-@pytest.mark.parametrize("wrong", [{"action": "words"}, {"tasks": []}])
+@pytest.mark.parametrize("wrong", [{"action": "words"}, {"tasks": []}, {"reset_attempts": 0}])
 def test_arguments_that_cannot_be_are_refused(playing_server: TrainerServer, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest), made(playing_server, **wrong):
         pass

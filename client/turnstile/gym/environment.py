@@ -76,6 +76,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             raise errors.InvalidRequest(f"action = {action!r}; an action is ids or text")
         if tasks is not None and not tasks:
             raise errors.InvalidRequest("tasks is empty")
+        if reset_attempts < 1:
+            raise errors.InvalidRequest(f"reset_attempts must be at least 1, not {reset_attempts}")
         self.weight_version = weight_version
         self.render_mode = render_mode
         self._client = Client(url, key=key, settings=settings)
@@ -131,7 +133,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         """Completes the pending model call and waits for the next one, or for the episode's end.
 
         Raises InvalidRequest for an action that cannot be a turn: the call goes on waiting, and ``step`` may be
-        called again; Timeout after ``wait_s``.
+        called again; Timeout after ``wait_s``. After any error but InvalidRequest ``reset`` comes next, unless the
+        completion itself found no server: then the same action may be given again.
         """
         if self._episode is None or self._call is None:
             raise gymnasium.error.ResetNeeded("there is no pending model call: call reset first")
@@ -139,8 +142,9 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         try:
             fields = completion_of(action, self._call)
             self._episode.complete(self._call.call_id, weight_version=self.weight_version, **fields)
-        except errors.Gone:
-            answered = False  # the agent gave the call up meanwhile
+        except (errors.Gone, errors.NotFound):
+            answered = False  # the agent gave the call up meanwhile, or the server was started anew
+        self._call = None  # whatever happens now, this one has had its answer
         self._call = self._next(self._episode)
         if self._call is None:
             return self._ended(self._episode.status(), answered)

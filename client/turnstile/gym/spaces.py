@@ -100,7 +100,10 @@ def completion_of(action: Any, call: PendingCall) -> dict[str, Any]:
     if not isinstance(action, Mapping) or not {"completion_ids", "logprobs"} <= action.keys():
         raise errors.InvalidRequest("an action is a text, or a dict of completion_ids and logprobs (and length)")
     ids = np.asarray(action["completion_ids"]).reshape(-1)
-    end = min(int(action.get("length", len(ids))), call.max_new_tokens)
+    length = int(action.get("length", len(ids)))
+    if length < 0:
+        raise errors.InvalidRequest(f"length = {length}; a completion has no fewer than 0 tokens")
+    end = min(length, call.max_new_tokens)
     stops = np.flatnonzero(np.isin(ids[:end], call.stop_token_ids))
     if len(stops):
         end = int(stops[0]) + 1
