@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from control_support import Door, EngineProcess, running_door
-from turnstile import Client, InvalidRequest
+from turnstile import Client, InvalidRequest, ServerUnavailable
 from turnstile import Timeout as TurnstileTimeout
 from turnstile.exporters.trl import (
     AnswerEnvironment,
@@ -116,6 +116,23 @@ def test_a_further_reset_and_the_end_of_the_block_cancel_what_was_open(servers: 
     with servers.client() as client:
         ours = [episode.status for episode in client.episodes() if episode.metadata.get("test") == "left"]
     assert ours == [EpisodeStatus.CANCELLED] * 2
+
+
+def test_one_episode_that_cannot_be_cancelled_keeps_no_other_open(
+    servers: TurnstileServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is cancelled first; its failure is raised all the same."""
+
+    def refuse() -> None:
+        raise ServerUnavailable("away")
+
+    environments = TurnstileEnvironments(servers)
+    first, second = environments(), environments()
+    first.reset(task_id="sum")
+    monkeypatch.setattr(second, "_cancel", refuse)
+    with pytest.raises(ServerUnavailable):
+        environments.close()
+    assert not {EpisodeStatus.QUEUED, EpisodeStatus.RUNNING} & status_of_all(servers)
 
 
 def test_an_episode_that_the_server_has_no_room_to_run_is_an_error_with_the_reason(

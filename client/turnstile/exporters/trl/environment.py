@@ -11,6 +11,7 @@ server and starts its episodes itself; this way several servers and the client's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -188,12 +189,11 @@ class TurnstileEnvironments:
 
     def close(self) -> None:
         """Cancels the episodes that are open and closes the connections. Raises what the client raises."""
-        try:
+        with contextlib.ExitStack() as stack:  # whatever one of them raises, the others are done too
+            stack.callback(self._client.close)
+            stack.callback(self._http.close)
             for environment in self._made:
-                environment._cancel()
-        finally:
-            self._http.close()
-            self._client.close()
+                stack.callback(environment._cancel)
 
     def _begin(self, task: Any) -> NewEpisodeHandle:
         episode = self._client.create_episode(task, limits=self._limits, metadata=self._metadata)
