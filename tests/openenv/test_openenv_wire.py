@@ -35,6 +35,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     (step(type="wait", timeout_s=0), "VALIDATION_ERROR", "timeout_s"),
     (step(type="generate"), "VALIDATION_ERROR", "messages, or prompt"),
     (step(type="generate", prompt="a", messages=[]), "VALIDATION_ERROR", "not both"),
+    (step(type="generate", prompt="a", call_id="call_1"), "VALIDATION_ERROR", "call_id"),
     (step(type="wait"), "EXECUTION_ERROR", "send reset first"),
     (step(type="finish"), "EXECUTION_ERROR", "send reset first"),
     (reset(), "VALIDATION_ERROR", "name a task"),

@@ -25,6 +25,7 @@ _FIELDS = {
 }
 _COMPLETES = ("completion_ids", "logprobs", "text")
 _ASKS = frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"})
+_OF_A_COMPLETION = frozenset({"call_id", "weight_version"})
 _ALWAYS = frozenset({"type", "timeout_s", "metadata"})
 
 
@@ -71,6 +72,8 @@ class TurnstileAction(Action):
                 )
         elif self.type == "generate" and (self.messages is None) == (self.prompt is None):
             raise ValueError("generate needs messages, or prompt, and not both")
+        elif given & _OF_A_COMPLETION:
+            raise ValueError(f"only a completion takes {', '.join(sorted(given & _OF_A_COMPLETION))}")
         return self
 
     @property
