@@ -7,7 +7,7 @@ Decides nothing about a completion; the engine does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
@@ -96,7 +96,7 @@ class TrainingDoor:
         """Returns when a call is parked or the episode's status changes, at latest after ``wait_s``."""
         failure: TurnstileError | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_then_cancel, calls.parked(episode_id), tasks.cancel_scope)
+            tasks.start_soon(_cancelled_by_a_call, tasks.cancel_scope, calls, episode_id)
             try:
                 await self._episodes.get(episode_id, wait_s)
             except TurnstileError as error:  # raised below, outside the group, which would wrap it
@@ -106,8 +106,8 @@ class TrainingDoor:
             raise failure
 
 
-async def _then_cancel(news: Awaitable[None], scope: anyio.CancelScope) -> None:
-    await news
+async def _cancelled_by_a_call(scope: anyio.CancelScope, calls: ParkedCalls, episode_id: str) -> None:
+    await calls.parked(episode_id)
     scope.cancel()
 
 
