@@ -12,11 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 SMOOTHED = 3
 """Steps that a point of the reward's curve is the mean of."""
+
+TOLERANCE = 1e-4
+"""Nats by which an audit lets two log-probabilities differ; drawn for comparison."""
 
 Entries = list[dict[str, Any]]
 
@@ -44,24 +48,23 @@ def summary(runs: list[Path]) -> str:
 
 
 def draw(runs: list[Path], out: Path) -> None:
-    pyplot.rcParams.update({"svg.hashsalt": "turnstile", "font.size": 9, "axes.spines.top": False})
-    pyplot.rcParams["axes.spines.right"] = False
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for number, run in enumerate(runs):
-        color = pyplot.cm.viridis(0.1 + 0.7 * number / max(1, len(runs) - 1))
-        _success(left, run, color)
-        steps = entries(run, "step")
-        right.plot([e["version"] for e in steps], [e["drift"] for e in steps], color=color, label=run.name)
-        fresh = [e for e in steps if e["fresh_gap"] is not None]
-        gaps = [e["fresh_gap"] for e in fresh]
-        right.plot([e["version"] for e in fresh], gaps, ".", color=color, markersize=3)
-    left.set(xlabel="weights (step)", ylabel="success", ylim=(0, 1), title="Success")
-    left.legend(frameon=False, fontsize=8, loc="lower right")
-    right.set(xlabel="weights (step)", ylabel="nats", title="Recorded − recomputed log-probability")
-    right.set_yscale("symlog", linthresh=1e-6)
-    right.annotate(
-        "lines: mean over all rows; dots: largest on fresh weights", (0.02, 0.03), xycoords="axes fraction"
+    pyplot.rcParams.update(
+        {"svg.hashsalt": "turnstile", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     )
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for color, run in zip(pyplot.cm.viridis(np.linspace(0.1, 0.8, len(runs))), runs, strict=True):
+        _success(left, run, color)
+        fresh = [(entry["version"], entry["fresh_gap"]) for entry in entries(run, "step") if entry["fresh_gap"]]
+        right.plot(*zip(*fresh, strict=True), ".", color=color, label=run.name)
+    left.set(xlabel="step", ylabel="solved", ylim=(0.3, 1), title="Errands solved at temperature 1")
+    left.plot([], [], "-", color="grey", linewidth=1, label="training episodes")
+    left.plot([], [], "o", color="grey", markersize=3, label="200 held-out errands")
+    left.plot([], [], "D", color="grey", label="1000 others, looked at once")
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    right.axhline(TOLERANCE, color="grey", linewidth=1, linestyle="--")
+    right.set(xlabel="step", ylabel="nats", ylim=(1e-7, 1e-3), yscale="log")
+    right.set_title("Largest |recorded − recomputed| logprob on fresh weights", fontsize=9)
+    right.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(out, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -70,17 +73,11 @@ def _success(axes: Axes, run: Path, color: Any) -> None:
     steps, monitor, held_out = (entries(run, kind) for kind in ("step", "monitor", "held out"))
     rewards = [entry["reward"] for entry in steps]
     smooth = [statistics.mean(rewards[max(0, at + 1 - SMOOTHED) : at + 1]) for at in range(len(rewards))]
-    axes.plot([e["version"] for e in steps], smooth, color=color, alpha=0.5, linewidth=1)
+    axes.plot([e["version"] for e in steps], smooth, color=color, alpha=0.6, linewidth=1)
     axes.plot([e["version"] for e in monitor], [e["rate"] for e in monitor], "o", color=color, markersize=3)
-    axes.errorbar(
-        [e["version"] for e in held_out],
-        [e["rate"] for e in held_out],
-        [e["standard_error"] for e in held_out],
-        fmt="D-",
-        color=color,
-        capsize=3,
-        label=f"{run.name}: held out",
-    )
+    versions, rates = [e["version"] for e in held_out], [e["rate"] for e in held_out]
+    errors = [e["standard_error"] for e in held_out]
+    axes.errorbar(versions, rates, errors, fmt="D", color=color, capsize=3, markersize=5)
 
 
 def main() -> int:
