@@ -77,7 +77,7 @@ class Collector:
         self._client = client
         self._settings = settings
         # Bounded, so that collection waits for the learner, not the staleness bound for its harvest.
-        self._finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
+        self.finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
 
     async def run(self) -> None:
         settings = self._settings
@@ -90,7 +90,7 @@ class Collector:
                 group = open_groups.setdefault(rollout.group_id, [])
                 group.append(rollout)
                 if len(group) == settings.group_size:
-                    await self._finished.put(open_groups.pop(rollout.group_id))
+                    await self.finished.put(open_groups.pop(rollout.group_id))
 
     async def groups(self, version: int) -> Collected:
         """The groups of one step, for a learner at ``version``."""
@@ -100,7 +100,7 @@ class Collector:
             collected.used and taken >= self._settings.most_groups
         ):
             taken += 1
-            group = await self._finished.get()
+            group = await self.finished.get()
             for rollout in group:
                 if rollout.samples is not None and rollout.reward is not None:
                     collected.rewards.append(rollout.reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,12 +16,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo.grpo import rows_of
+from grpo.grpo import Collected, Collector, RunSettings, rows_of
 from grpo.learner import GrpoSettings, Learner, Padded, Row, logprobs_of
 from grpo.plot import draw, summary
 from local import ROOT, descendants, running
 from tiny_policy import CHECKPOINT
-from turnstile import Rollout
+from turnstile import AsyncClient, Rollout
 from turnstile.models import Episode, Sample, SampleSet, TaskRef
 from turnstile.models.episode import EpisodeStats
 
@@ -138,6 +139,33 @@ def test_every_row_of_a_rollout_has_its_whole_advantage_and_its_oldest_version(n
     assert [row.advantage for row in rows] == pytest.approx([0.7071, 0.7071, 0.7071, -0.7071], abs=1e-3)
     assert [row.version for row in rows] == [0, 3, 0, 0]
     assert rows_of([[rollout("a", None, [sample]), rollout("b", 0.0, [sample])]])[0].advantage == 0.0
+
+
+async def collected(played: list[list[Rollout]], version: int) -> Collected:
+    """What a collector makes of groups that have been played."""
+    async with AsyncClient("http://127.0.0.1:9", key="x" * 16) as client:
+        collector = Collector(client, RunSettings(groups=2, most_groups=4))
+        collector.finished = asyncio.Queue()
+        for group in played:
+            collector.finished.put_nowait(group)
+        return await asyncio.wait_for(collector.groups(version), 5)
+
+
+@pytest.mark.anyio
+async def test_groups_that_teach_nothing_or_are_too_old_are_left_out_and_counted(network: PreTrainedModel) -> None:
+    def group(versions: tuple[str, ...], *rewards: float | None) -> list[Rollout]:
+        sample = row(network, IDS, LATE, 0.0).sample.model_copy(update={"weight_version_names": versions})
+        return [rollout(f"r{at}", reward, [sample]) for at, reward in enumerate(rewards)]
+
+    flat, ungraded = group(("5",), 1.0, 1.0), group(("5",), None, 1.0)
+    old, fresh = group(("5", "2"), 1.0, 0.0), group(("5", "3"), 1.0, 0.0)
+    found = await collected([flat, ungraded, old, fresh], version=5)
+    assert found.used == [fresh]
+    assert found.played["groups without signal"] == 2
+    assert found.played["groups too old"] == 1
+    assert found.rewards == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+    enough = await collected([fresh, fresh, fresh], version=5)
+    assert len(enough.used) == 2
 
 
 @pytest.fixture(scope="module")
