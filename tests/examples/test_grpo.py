@@ -22,7 +22,7 @@ from grpo.plot import draw, summary
 from local import ROOT, descendants, running
 from tiny_policy import CHECKPOINT
 from turnstile import AsyncClient, Rollout
-from turnstile.models import Episode, Sample, SampleSet, TaskRef
+from turnstile.models import Episode, EpisodeStatus, Sample, SampleSet, TaskRef
 from turnstile.models.episode import EpisodeStats
 
 ONE_UPDATE = GrpoSettings(rate=1e-3, passes=1, minibatches=1)
@@ -127,7 +127,7 @@ def test_the_gap_is_that_of_fresh_rows_and_the_drift_that_of_all(network: PreTra
 
 
 def rollout(name: str, reward: float | None, samples: list[Sample]) -> Rollout:
-    episode = Episode.model_construct(episode_id=name, status="completed", reward=reward)
+    episode = Episode.model_construct(episode_id=name, status=EpisodeStatus.COMPLETED, reward=reward)
     found = SampleSet(samples=tuple(samples), untrained=(), stats=EpisodeStats())
     return Rollout(TaskRef(id="t"), "group-1", 0, name, episode, found, None, 1, 1.0)
 
