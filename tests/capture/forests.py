@@ -30,6 +30,7 @@ def forests(draw: st.DrawFn, max_turns: int = 12) -> TokenTree:
             finish_reason=draw(st.sampled_from(["stop", "stop", "stop", "length", "abort"])),
             temperature=draw(st.sampled_from([1.0, 1.0, 1.0, 0.0])),
             constrained=draw(st.sampled_from([False, False, False, True])),
+            given=draw(st.sampled_from([False, False, False, True])),
             started_at=float(seq),
         )
         nodes.append(tree.add(turn))

@@ -164,6 +164,18 @@ def test_a_forest_that_does_not_add_up_is_refused(change: dict[str, Any], says: 
 
 
 @given(tree=forests())
+def test_a_given_turn_is_trained_nowhere_and_no_weights_sampled_it(tree: TokenTree) -> None:
+    found = export_samples(tree, FACTS, include_untrained=True)
+    given_turns = {node.turn.turn_id for node in tree if node.turn.sampling.given}
+    reasons = {entry.turn_id: entry.reason for entry in found.untrained}
+    assert {reasons[turn_id] for turn_id in given_turns} <= {"given", "interrupted"}
+    for sample in found.samples:
+        for span in sample.turn_spans:
+            versions = sample.weight_version[span.start : span.end]
+            assert (versions == -1).all() if span.turn_id in given_turns else (versions >= 0).all()
+
+
+@given(tree=forests())
 def test_a_completion_is_trained_in_a_row_that_passes_through_it_or_the_forest_is_refused(
     tree: TokenTree,
 ) -> None:

@@ -31,6 +31,7 @@ def make_turn(
     finish_reason: str = "stop",
     temperature: float = 1.0,
     constrained: bool = False,
+    given: bool = False,
     turn_id: str | None = None,
     started_at: float = 0.0,
 ) -> Turn:
@@ -55,7 +56,9 @@ def make_turn(
                 if end > start
             ],
             "finish_reason": finish_reason,
-            "sampling": SamplingUsed(max_new_tokens=64, temperature=temperature, constrained=constrained),
+            "sampling": SamplingUsed(
+                max_new_tokens=64, temperature=temperature, constrained=constrained, given=given
+            ),
             "asked_sampling": asked or {},
             "template_hash": "template",
             "tools_key": tools_key,

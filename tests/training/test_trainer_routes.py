@@ -18,7 +18,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from control_support import Door, OpenDoor, engine, open_door
+from control_support import KEY, Door, OpenDoor, engine, open_door
 from local import LocalServerError, serve
 from training_support import GO, SLOW_S, TrainerServer, trainer_server
 
@@ -248,6 +248,28 @@ async def test_the_trainer_is_told_what_is_wrong_and_nothing_is_lost(
         await complete(http, created, call_id=call["call_id"], text="ok")
     assert len((await told(http, created, "/turns"))["turns"]) == 1
     await http.post(f"/episodes/{created['episode_id']}/cancel")
+
+
+async def test_a_call_is_told_as_soon_as_it_is_made(tiny_model: Path, tmp_path: Path) -> None:
+    """Not at the end of the wait, which is far longer than this test."""
+    wait_s = 10 * SLOW_S
+    control = {"port": 0, "key": KEY, "max_wait_s": wait_s}
+    shown: list[dict[str, Any]] = []
+    with trainer_server(tiny_model, tmp_path, control=control) as server:
+        async with server.http() as http:
+            created = await episode(http)
+
+            async def wait() -> None:
+                shown.append(await pending(http, created, wait_s))
+
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(wait)
+                await anyio.sleep(0.2)
+                async with asking(created):
+                    while not shown:  # noqa: ASYNC110 - the other task appends
+                        await anyio.sleep(0.02)
+                    await complete(http, created, call_id=shown[0]["calls"][0]["call_id"], text="Hi.")
+    assert len(shown[0]["calls"]) == 1
 
 
 async def test_a_logprob_that_is_no_number_is_no_json(server: TrainerServer, http: httpx.AsyncClient) -> None:
