@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agents.py examples/audited.py examples/bash_agent.py examples/demo.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py scripts/*.py
+	$(BIN)/mypy examples/agents.py examples/audited.py examples/bash_agent.py examples/demo.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/settings_doc.py --check
