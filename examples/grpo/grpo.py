@@ -106,7 +106,7 @@ class Collector:
                     collected.rewards.append(rollout.reward)
                     collected.trained_tokens += rollout.samples.stats.trained_tokens
                     collected.sampled_tokens += rollout.samples.stats.sampled_tokens
-            collected.played.update(rollout.status.value for rollout in group)
+            collected.played.update(map(outcome, group))
             rows = rows_of([group])
             if not rows or not has_signal(group):
                 collected.played["groups without signal"] += 1
@@ -115,6 +115,11 @@ class Collector:
             else:
                 collected.used.append(group)
         return collected
+
+
+def outcome(rollout: Rollout) -> str:
+    """How it ended, with the type of its error where it has one."""
+    return rollout.status.value if rollout.error is None else f"{rollout.status.value}: {rollout.error.type}"
 
 
 def rows_of(groups: list[list[Rollout]]) -> list[Row]:
