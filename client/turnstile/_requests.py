@@ -150,6 +150,7 @@ def pending(episode_id: str, wait_s: float = 0.0) -> Call[PendingCalls]:
 
 def complete(episode_id: str, fields: Mapping[str, Any]) -> Call[CompletionAccepted]:
     """The server knows a completion that it has taken, so it may be sent again."""
+    _check_finite(fields.get("logprobs"))
     body = _body(CompletionRequest, **fields)
     path = f"{_episode(episode_id)}/completions"
     return Call("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
@@ -270,6 +271,17 @@ def _json(model: BaseModel) -> bytes:
         return json.dumps(model.model_dump(exclude_none=True), allow_nan=False, default=_listed).encode()
     except (TypeError, ValueError) as error:
         raise errors.InvalidRequest(f"the request is not JSON: {error}", type="invalid_value") from error
+
+
+def _check_finite(logprobs: Any) -> None:
+    """Says which one is not, which JSON's refusal of it does not. What are no numbers at all, the model tells."""
+    try:
+        at = np.flatnonzero(~np.isfinite(np.asarray(() if logprobs is None else logprobs, np.float64)))
+    except (TypeError, ValueError):
+        return
+    if len(at):
+        found = np.asarray(logprobs).reshape(-1)[at[0]]
+        raise errors.InvalidRequest(f"logprobs: {found} at index {at[0]} is not finite", type="invalid_value")
 
 
 def _listed(value: object) -> list[Any]:

@@ -29,13 +29,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from audited import leaves
 from grpo.learner import GrpoSettings, Learner, Row, Update
-from local import serve
+from local import ROOT, LocalServerError, serve, stopped_at_exit
 from tiny_policy import CHECKPOINT
 from tiny_policy.errands import LEVELS, errands
-from tiny_policy.evaluate import Score, held_out, play, score
-from turnstile import AsyncClient, Rollout, advantages, by_group, has_signal
+from tiny_policy.evaluate import Score
+from turnstile import AsyncClient, Rollout, TurnstileError, advantages, by_group, has_signal
 
+EXAMPLES = ROOT / "examples"
 AGENT = "plain-loop"
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 120.0}
 MONITOR_SEED, FINAL_SEED = 7, 1009
@@ -49,6 +51,8 @@ class RunSettings:
     """Groups with a signal per step: those whose rewards are all equal teach nothing, and others are played."""
     most_groups: int = 20
     """Groups per step with the refills: a policy that is nearly always right gives few with a signal."""
+    hopeless_groups: int = 200
+    """After so many in a row that gave nothing the run fails, and says what became of them."""
     group_size: int = 8
     staleness: int = 2
     """A group is dropped when its oldest token is of weights more than so many versions back."""
@@ -57,6 +61,10 @@ class RunSettings:
     monitor_episodes: int = 200
     final_episodes: int = 1000
     seed: int = 1
+
+
+class RunError(Exception):
+    """The run cannot go on; the message says why."""
 
 
 @dataclass(slots=True)
@@ -93,12 +101,14 @@ class Collector:
                     await self.finished.put(open_groups.pop(rollout.group_id))
 
     async def groups(self, version: int) -> Collected:
-        """The groups of one step, for a learner at ``version``."""
+        """The groups of one step, for a learner at ``version``. Raises RunError where none can be used."""
         collected = Collected()
         taken = 0
         while len(collected.used) < self._settings.groups and not (
             collected.used and taken >= self._settings.most_groups
         ):
+            if taken == self._settings.hopeless_groups:
+                raise RunError(f"none of {taken} groups can be learned from: {dict(collected.played)}")
             taken += 1
             group = await self.finished.get()
             for rollout in group:
@@ -114,6 +124,10 @@ class Collector:
                 collected.played["groups too old"] += 1
             else:
                 collected.used.append(group)
+        if not collected.used:
+            raise RunError(
+                f"none of {self._settings.most_groups} groups can be learned from: {dict(collected.played)}"
+            )
         return collected
 
 
@@ -190,8 +204,20 @@ class Log:
 
 
 async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
-    """The success rate on held-out errands, played in memory (``tiny_policy.evaluate``)."""
-    return score(await asyncio.to_thread(play, checkpoint, held_out(episodes, seed), seed=seed))
+    """The success rate on held-out errands, played in memory by ``tiny_policy.evaluate``: in a process of its own,
+    which can be ended at once and takes nothing from the learner's interpreter."""
+    print(f"          {episodes} held-out errands are played in memory …", flush=True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tiny_policy.evaluate", checkpoint, "--json"),
+        *("--episodes", str(episodes), "--seed", str(seed)),
+        cwd=EXAMPLES,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with stopped_at_exit(process):
+        output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RunError(f"the evaluation of {checkpoint} failed with exit code {process.returncode}")
+    return Score.from_json(output)
 
 
 async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log) -> Path:
@@ -225,13 +251,14 @@ async def _unless_ended(collecting: asyncio.Task[None], wanted: Coroutine[Any, A
     if collecting.done():
         waiting.cancel()
         collecting.result()
-        raise RuntimeError("the collector ended")
+        raise RunError("the collector ended")
     return await waiting
 
 
 async def run(out: Path, settings: RunSettings, grpo: GrpoSettings, options: list[str]) -> None:
     log = Log(out)
     log.score("held out", 0, await judge(CHECKPOINT, settings.final_episodes, FINAL_SEED))
+    print("          the server starts …", flush=True)
     with tempfile.TemporaryDirectory(prefix="turnstile-grpo-") as work:
         async with (
             serve(CHECKPOINT, Path(work) / "data", options=options) as server,
@@ -251,18 +278,27 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=GrpoSettings().rate)
     arguments = parser.parse_args()
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    if arguments.out.exists():
+        parser.error(f"{arguments.out} exists: name a new folder, or remove it")
     arguments.out.mkdir(parents=True)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     names = ("steps", "seed", "groups", "group_size", "final_episodes")
     settings = RunSettings(**{name: vars(arguments)[name] for name in names})
     options = ["--sandbox", arguments.sandbox, "--durability", "process"]
-    asyncio.run(run(arguments.out, settings, GrpoSettings(rate=arguments.rate), options))
-    return 0
+    failed: list[BaseException] = []
+    try:
+        asyncio.run(run(arguments.out.resolve(), settings, GrpoSettings(rate=arguments.rate), options))
+    except* (RunError, LocalServerError, TurnstileError) as errors:
+        failed = leaves(errors)
+    for error in failed:
+        print(f"Failed: {error}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        print("Interrupted; everything was stopped.", file=sys.stderr)
         sys.exit(130)

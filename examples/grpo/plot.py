@@ -35,14 +35,17 @@ def summary(runs: list[Path]) -> str:
     rows = ["| run | held out, before | held out, after | steps | minutes |", "|---|---|---|---|---|"]
     gains, afters = [], []
     for run in runs:
-        before, after = entries(run, "held out")
-        steps = entries(run, "step")
+        steps, held_out = entries(run, "step"), entries(run, "held out")
+        if len(held_out) < 2:
+            rows.append(f"| {run.name} | unfinished | | {len(steps)} | |")
+            continue
+        before, after = held_out
         cells = [f"{found['rate']:.1%} ± {found['standard_error']:.1%}" for found in (before, after)]
         rows.append(f"| {run.name} | {' | '.join(cells)} | {len(steps)} | {steps[-1]['seconds'] / 60:.0f} |")
         gains.append(after["rate"] - before["rate"])
         afters.append(after["rate"])
-    for name, values in (("after", afters), ("gain", gains)):
-        spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    for name, values in (("after", afters), ("gain", gains)) if len(gains) > 1 else ():
+        spread = statistics.stdev(values) / len(values) ** 0.5
         rows.append(f"mean {name} over {len(values)} runs: {statistics.mean(values):.1%} ± {spread:.1%}")
     return "\n".join(rows)
 
@@ -55,7 +58,7 @@ def draw(runs: list[Path], out: Path) -> None:
     for color, run in zip(pyplot.cm.viridis(np.linspace(0.1, 0.8, len(runs))), runs, strict=True):
         _success(left, run, color)
         fresh = [(entry["version"], entry["fresh_gap"]) for entry in entries(run, "step") if entry["fresh_gap"]]
-        right.plot(*zip(*fresh, strict=True), ".", color=color, label=run.name)
+        right.plot([at for at, _ in fresh], [gap for _, gap in fresh], ".", color=color, label=run.name)
     left.set(xlabel="step", ylabel="solved", ylim=(0.3, 1), title="Errands solved at temperature 1")
     left.plot([], [], "-", color="grey", linewidth=1, label="training episodes")
     left.plot([], [], "o", color="grey", markersize=3, label="200 held-out errands")

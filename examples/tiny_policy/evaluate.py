@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import queue
 import sys
@@ -44,6 +45,15 @@ class Score:
 
     episodes: Counter[int]
     solved: Counter[int]
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Score:
+        """Of what ``--json`` prints."""
+        found = json.loads(text)
+        episodes, solved = (
+            Counter({int(level): count for level, count in found[name].items()}) for name in ("episodes", "solved")
+        )
+        return cls(episodes, solved)
 
     @property
     def rate(self) -> float:
@@ -129,12 +139,14 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=600)
     parser.add_argument("--seed", type=int, default=991, help="of the errands and of the sampling")
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--json", action="store_true", help="episodes and successes by level, as JSON")
     arguments = parser.parse_args()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     tasks = held_out(arguments.episodes, arguments.seed)
     ended = play(arguments.checkpoint, tasks, seed=arguments.seed, temperature=arguments.temperature)
-    print(score(ended))
+    found = score(ended)
+    print(json.dumps({"episodes": found.episodes, "solved": found.solved}) if arguments.json else found)
     return 0
 
 

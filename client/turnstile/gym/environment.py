@@ -101,6 +101,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             raise
         self._spaces = Spaces(info.vocab_size, max_prompt_tokens, max_completion_tokens)
         self.observation_space = self._spaces.observation
+        self._action: ActionKind = action
         self.action_space = self._spaces.action(action)
 
     def reset(
@@ -140,7 +141,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             raise gymnasium.error.ResetNeeded("there is no pending model call: call reset first")
         answered = True
         try:
-            fields = completion_of(action, self._call)
+            fields = completion_of(action, self._call, self._action)
             self._episode.complete(self._call.call_id, weight_version=self.weight_version, **fields)
         except (errors.Gone, errors.NotFound):
             answered = False  # the agent gave the call up meanwhile, or the server was started anew

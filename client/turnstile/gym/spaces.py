@@ -90,15 +90,19 @@ def pack(completion_ids: Any, logprobs: Any, max_completion_tokens: int) -> dict
     }
 
 
-def completion_of(action: Any, call: PendingCall) -> dict[str, Any]:
+def completion_of(action: Any, call: PendingCall, kind: ActionKind) -> dict[str, Any]:
     """The fields of ``EpisodeHandle.complete`` in an action. ``length`` may be absent where nothing is padded.
 
-    Raises InvalidRequest for what is neither a string nor a mapping with ids and logprobs.
+    Raises InvalidRequest for what is no action of this ``kind``.
     """
-    if isinstance(action, str):
+    if kind == "text":
+        if not isinstance(action, str):
+            raise errors.InvalidRequest("an action is a string in this environment (action='text')")
         return {"text": action}
     if not isinstance(action, Mapping) or not {"completion_ids", "logprobs"} <= action.keys():
-        raise errors.InvalidRequest("an action is a text, or a dict of completion_ids and logprobs (and length)")
+        raise errors.InvalidRequest(
+            "an action is a dict of completion_ids and logprobs (and length) in this environment (action='ids')"
+        )
     ids = np.asarray(action["completion_ids"]).reshape(-1)
     length = int(action.get("length", len(ids)))
     if length < 0:
