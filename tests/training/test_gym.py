@@ -174,6 +174,7 @@ def test_an_action_that_cannot_be_a_turn_leaves_the_call_pending(playing_server:
             {"completion_ids": [5]},
             {"completion_ids": [5, 6], "logprobs": [-0.5, -0.5], "length": -1},
             [5, 6],
+            "A text, where the action is ids.",
         ):
             with pytest.raises(InvalidRequest):
                 env.unwrapped.step(wrong)
