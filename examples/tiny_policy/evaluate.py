@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tiny_policy.conversation import Conversation
 from tiny_policy.errands import LEVELS, Errand, errands
+from tiny_policy.network import MAX_COMPLETION
 from tiny_policy.world import offered_tools
 from turnstile_server.engines.embedded.model import LoadedModel
 from turnstile_server.engines.embedded.sampling import SamplingParameters
@@ -32,8 +33,6 @@ from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.settings import RenderingSettings
 
-MAX_COMPLETION = 96
-"""Twice what a reply of the family takes."""
 WINDOW = 1024
 SILENCE_S = 60.0
 """An engine that says nothing for so long has crashed."""

@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 HIDDEN, LAYERS, HEADS, HEAD_DIM, MLP = 128, 4, 4, 32, 384
 THETA = 1e6
 WINDOW = 4096
+MAX_COMPLETION = 96
+"""Twice what a reply of the family takes."""
 
 
 def make_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
@@ -38,7 +40,9 @@ def make_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausa
         pad_token_id=tokenizer.pad_token_id,
     )
     network: Qwen3ForCausalLM = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
-    network.generation_config.eos_token_id = tokenizer.eos_token_id
+    network.generation_config.update(  # type: ignore[no-untyped-call]
+        eos_token_id=tokenizer.eos_token_id, do_sample=True, top_k=0, max_new_tokens=MAX_COMPLETION
+    )
     with torch.no_grad():
         _set_copying_heads(network)
     return network
