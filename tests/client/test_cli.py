@@ -94,6 +94,10 @@ def test_list_is_a_table_for_people_and_json_lines_for_scripts(door: Door, recor
     shown = turnstile("episodes", "list", "--group-id", "cli", **on(door))
     assert shown.returncode == DONE
     assert all(episode_id in shown.stdout for episode_id in recorded)
+    header, *lines = [line for line in shown.stdout.splitlines() if line.strip(" ─")]
+    assert header.split() == ["episode", "status", "group", "reward", "turns", "trained"]
+    assert len(lines) == len(recorded)  # an episode is one line, also of 80 characters
+    assert max(map(len, shown.stdout.splitlines())) <= 80
     rows = rows_of(turnstile("episodes", "list", "--group-id", "cli", "--json", **on(door)))
     assert [row["episode_id"] for row in rows] == [*recorded][::-1]
 

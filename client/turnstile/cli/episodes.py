@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -53,7 +52,7 @@ def list_episodes(
             for episode in found:
                 typer.echo(episode.model_dump_json())
             return
-        rows = table("episode", "status", "group", "#reward", "#turns", "#sampled", "#trained", "created")
+        rows = table("episode", "status", "group", "#reward", "#turns", "#trained")
         for episode in found:
             rows.add_row(*_row(episode))
         show_table(rows)
@@ -184,18 +183,25 @@ def _text_output(out: Path | None) -> Iterator[TextIO]:
         yield file
 
 
+_GROUP = 8
+"""Characters of a group's name in the list, which then fits 80 columns."""
+
+
 def _row(episode: Episode) -> tuple[str, ...]:
     stats = episode.stats
     return (
         episode.episode_id,
         episode.status.value,
-        episode.group_id or "",
+        _tail(episode.group_id or ""),
         "" if episode.reward is None else f"{episode.reward:.3g}",
         str(stats.turns),
-        str(stats.sampled_tokens),
         f"{stats.trained_share:.0%}",
-        datetime.fromtimestamp(episode.timings.created_at).strftime("%m-%d %H:%M"),
     )
+
+
+def _tail(name: str) -> str:
+    """Enough of a long name to see which rows share it; ids that were made differ at their end."""
+    return name if len(name) <= _GROUP else f"…{name[1 - _GROUP :]}"
 
 
 def _turn_row(turn: Turn) -> tuple[str, ...]:

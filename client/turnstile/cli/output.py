@@ -56,7 +56,8 @@ def show_table(table: Table) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose cells fold rather than vanish; the first column stays whole, so that an id can be copied."""
+    """A table whose cells fold rather than vanish; numbers and the first column stay whole, so that an id can be
+    copied."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
         numeric = column.startswith("#")
@@ -64,6 +65,6 @@ def table(*columns: str, title: str | None = None) -> Table:
             column.removeprefix("#"),
             justify="right" if numeric else "left",
             overflow="fold",
-            no_wrap=index == 0,
+            no_wrap=index == 0 or numeric,
         )
     return made

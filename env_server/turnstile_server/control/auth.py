@@ -30,8 +30,10 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 _KEY = re.compile(r"[A-Za-z0-9._~+=-]{16,}")
 """What fits both a header and one segment of a path."""
 
+_MISSING = "The request has no control key."
+_WRONG = "The control key of the request is not this server's."
 _WHERE = (
-    "Send the control key as 'Authorization: Bearer KEY', or put '/k/KEY' before the path. "
+    "Send it as 'Authorization: Bearer KEY', or put '/k/KEY' before the path. "
     "It is the server's TURNSTILE_CONTROL_KEY or, where that is not set, the file "
     f"'{CONTROL_KEY_FILE}' in the server's data directory."
 )
@@ -122,7 +124,8 @@ class ControlKey:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "control key missing or wrong"})
         else:
-            raise Unauthorized(_WHERE)
+            given = offered is not None or "authorization" in Headers(scope=scope)
+            raise Unauthorized(f"{_WRONG if given else _MISSING} {_WHERE}")
 
     def _passes(self, scope: Scope, offered: str | None) -> bool:
         if self._key is None:
