@@ -294,6 +294,7 @@ async def test_without_the_key_everything_else_is_401_and_says_where_the_key_is(
     error = error_of(response, 401, "unauthorized")
     assert "control.key" in error["message"]
     assert "TURNSTILE_CONTROL_KEY" in error["message"]
+    assert ("not this server's" if headers else "has no control key") in error["message"]
     assert response.headers["www-authenticate"] == "Bearer"
 
 
