@@ -19,7 +19,7 @@ from turnstile.rollout import Rollout, RolloutProgress
 
 EPISODES_FILE = "episodes.jsonl"
 SAMPLES_FOLDER = "samples"
-_TITLE = 40
+_TITLE = 22
 _REASON = 400
 """Characters of a reason that are shown; all of it is in episodes.jsonl."""
 
@@ -84,7 +84,7 @@ def show_rollouts(rollouts: list[Rollout]) -> None:
     numbers: dict[str, int] = {}
     for rollout in rollouts:
         numbers.setdefault(rollout.group_id, len(numbers) + 1)
-    rows = table(*("task", "#group", "status", "#turns", "#sampled", "#trained", "breaks", "#reward", "#seconds"))
+    rows = table(*("task", "#group", "status", "#turns", "#tokens", "#trained", "breaks", "#reward", "#s"))
     for rollout in sorted(rollouts, key=lambda each: (numbers[each.group_id], each.index)):
         stats = _stats(rollout)
         rows.add_row(
