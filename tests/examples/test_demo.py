@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from interruption import leaves_nothing_when_interrupted
 
-from local import ROOT, descendants, running
+from local import ROOT
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -64,20 +63,4 @@ def test_what_cannot_work_ends_it_with_a_clear_line() -> None:
 
 
 def test_an_interrupted_demo_leaves_nothing_running() -> None:
-    process = subprocess.Popen([sys.executable, DEMO, "--sandbox", "local"], stdout=subprocess.DEVNULL)
-    family: set[tuple[int, str]] = set()
-    try:
-        deadline = time.monotonic() + 90
-        while len(family) < 5 and time.monotonic() < deadline:  # server, engine, a sandbox and who is in it
-            time.sleep(0.1)
-            family = descendants(process.pid)
-        assert len(family) >= 5
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    finally:
-        process.kill()
-        process.wait()
-    deadline = time.monotonic() + 10
-    while family & running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not family & running()
+    leaves_nothing_when_interrupted([sys.executable, str(DEMO), "--sandbox", "local"], ROOT)

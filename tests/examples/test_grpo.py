@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interruption import leaves_nothing_when_interrupted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo.grpo import Collected, Collector, RunSettings, rows_of
 from grpo.learner import GrpoSettings, Learner, Padded, Row, logprobs_of
 from grpo.plot import draw, summary
-from local import ROOT, descendants, running
+from local import ROOT
 from tiny_policy import CHECKPOINT
 from turnstile import AsyncClient, Rollout
 from turnstile.models import Episode, EpisodeStatus, Sample, SampleSet, TaskRef
@@ -227,25 +226,4 @@ def test_runs_are_drawn_and_summed_up(short_run: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "grpo.grpo", str(tmp_path / "run"), "--sandbox", "local"]
-    process = subprocess.Popen(
-        [*command, "--final-episodes", "8"],
-        cwd=ROOT / "examples",
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    family: set[tuple[int, str]] = set()
-    try:
-        deadline = time.monotonic() + 200
-        while len(family) < 5 and time.monotonic() < deadline:  # server, engine, a sandbox and who is in it
-            time.sleep(0.1)
-            family = descendants(process.pid)
-        assert len(family) >= 5
-        process.send_signal(signal.SIGINT)
-        assert process.wait(150) != 0
-    finally:
-        process.kill()
-        process.wait()
-    deadline = time.monotonic() + 20
-    while family & running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not family & running()
+    leaves_nothing_when_interrupted([*command, "--final-episodes", "8"], ROOT / "examples")

@@ -1,0 +1,48 @@
+"""An example that is interrupted, as by Ctrl-C, at its work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from local import descendants, running
+
+STARTED_S = 200.0
+ENDED_S = 60.0
+GONE_S = 20.0
+FAMILY = 5
+"""Server, engine, a sandbox and who is in it: then it is at work."""
+
+
+def _heed_interrupts() -> None:
+    """Without job control a shell has its background processes, and all below them, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leaves_nothing_when_interrupted(command: list[str], folder: Path) -> None:
+    """Interrupts ``command`` once it is at work: it must end, with an error, and all below it."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread of the tests holds a lock that it needs
+    )
+    family: set[tuple[int, str]] = set()
+    try:
+        deadline = time.monotonic() + STARTED_S
+        while len(family) < FAMILY and time.monotonic() < deadline:
+            time.sleep(0.1)
+            family = descendants(process.pid)
+        assert len(family) >= FAMILY
+        process.send_signal(signal.SIGINT)
+        assert process.wait(ENDED_S) != 0
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + GONE_S
+    while family & running() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not family & running()
