@@ -35,13 +35,13 @@ from transformers.utils import logging as hf_logging
 from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
-from local import LocalServer, serve
+from local import LocalServer, LocalServerError, serve
 from tiny_policy import CHECKPOINT
 from tiny_policy.errands import LEVELS, errands
 from tiny_policy.evaluate import held_out, play, score
 from trl_grpo.on_cpu import attend_on_cpu, no_cuda_device
 from trl_grpo.rescore import Rescored, rescore
-from turnstile import Client
+from turnstile import Client, TurnstileError
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers, TurnstileWeightTransfer, task_dataset
 from turnstile.models import Sample, TaskInfo
 
@@ -240,13 +240,15 @@ def main() -> int:
     parser.add_argument("--agent", default=AGENT, help="one that the server launches")
     parser.add_argument("--tasks", type=lambda ids: ids.split(","), help="ids, with commas; default: errands")
     arguments = parser.parse_args()
+    if arguments.out.exists():
+        parser.error(f"{arguments.out} exists: name a new folder, or remove it")
     arguments.out.mkdir(parents=True)
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="turnstile-trl-") as folder:
             example(arguments, Path(folder))
-    except ExampleError as error:
+    except (ExampleError, LocalServerError, TurnstileError) as error:
         print(f"Failed: {error}", file=sys.stderr)
         return 1
     return 0
