@@ -97,7 +97,8 @@ def test_samples_are_what_was_recorded_with_advantages_within_their_group(
 def test_each_row_of_a_rollout_has_its_full_advantage(servers: TurnstileServers) -> None:
     with working(servers, agent=trl_support.twice_in_two_contexts) as worker:
         rows = take(worker, 4)
-    assert {row.group_id for row in rows} == {0}
+    # Several groups are played at once, and the first to be complete comes first.
+    assert len({row.group_id for row in rows}) == 1
     assert sorted(round(row.advantage, 3) for row in rows) == [-0.707, -0.707, 0.707, 0.707]
 
 
