@@ -38,7 +38,7 @@ from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.plan import Planner
 from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
-from turnstile_server.gate.dialects.chat import ChatDialect
+from turnstile_server.gate.dialects.factory import make_dialects
 from turnstile_server.gate.routes import Gate
 from turnstile_server.gate.turn import Conductor
 from turnstile_server.journal.journal import FileJournal
@@ -187,16 +187,13 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
             )
         )
     )
-    chat = ChatDialect()
     gate = Gate(
         conductor,
         episodes,
-        dialects={"/v1/chat/completions": chat},
-        model_lists={"/v1/models": chat},
+        make_dialects(),
         model_name=engine.capabilities.model_name,
         settings=settings.gate,
         metrics=metrics,
-        fallback=chat,
     )
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
     closing = anyio.Event()

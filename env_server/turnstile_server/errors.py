@@ -56,6 +56,13 @@ class MethodNotAllowed(TurnstileError):
         self.allowed = tuple(allowed)
 
 
+class UpgradeRequired(TurnstileError):
+    """A client that wants a WebSocket where only HTTP is served; it falls back to HTTP on this status."""
+
+    status = 426
+    type = "no_websocket"
+
+
 class RequestTimeout(TurnstileError):
     """The caller did not send its body in time."""
 

@@ -24,6 +24,8 @@ from turnstile_server.gate.dialects.protocol import (
     CallEvent,
     Dialect,
     Event,
+    Head,
+    ModelCall,
     ReasoningEvent,
     Reply,
     TextEvent,
@@ -41,6 +43,10 @@ NEXT = "Go on."
 """The user messages before and after the reply: bodies must hold exactly these."""
 
 _TEMPLATE = "template"
+
+HEAD = Head(turn_id="turn_reply", model="policy", created=1_700_000_000, prompt_tokens=5)
+CALL = ModelCall(messages=(Message("user", ASK),), tools=TOOLS, stream_usage=True)
+"""The call that the replies answer, as far as a writer must know it."""
 
 # Surrogates cannot come out of a tokenizer; everything else can, control characters and markup included.
 _text = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -98,19 +104,19 @@ def replies(draw: st.DrawFn) -> Message:
 
 def finished(message: Message) -> Reply:
     usage = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=0)
-    return Reply(
-        reply_id="call_reply", model="policy", created=1_700_000_000, message=message, finish="stop", usage=usage
-    )
+    return Reply(head=HEAD, message=message, finish="stop", usage=usage)
 
 
-def written(dialect: Dialect, message: Message) -> bytes:
+def written(dialect: Dialect, message: Message, call: ModelCall = CALL) -> bytes:
     """The reply as one body."""
-    return dialect.reply(finished(message))
+    return dialect.reply(finished(message), call)
 
 
-def streamed(dialect: Dialect, message: Message, piece: int, *, keepalives: bool = False) -> bytes:
+def streamed(
+    dialect: Dialect, message: Message, piece: int, *, keepalives: bool = False, call: ModelCall = CALL
+) -> bytes:
     """The reply as a whole stream, text and reasoning in pieces of ``piece`` characters."""
-    writer = dialect.stream("call_reply", "policy", 1_700_000_000, usage=True)
+    writer = dialect.stream(HEAD, call)
     out = [writer.start()]
     for event in _events(message, piece):
         out.append(writer.event(event))

@@ -109,6 +109,16 @@ class TurnTimings(Model):
     """From the call's arrival to the turn being ready for the journal."""
 
 
+class Thread(Model):
+    """A conversation by the agent's own word for it: sub-agents are threads of their own in many agents.
+
+    ``name`` and ``parent``: the agent's ids of this conversation and of the one that started it.
+    """
+
+    name: str | None = None
+    parent: str | None = None
+
+
 class Turn(Model):
     """One successful model call.
 
@@ -127,6 +137,8 @@ class Turn(Model):
     logprobs: Floats
     weight_spans: tuple[WeightSpan, ...]
     finish_reason: FinishReason
+    stop_string: str | None = None
+    """The agent's own stop string that ended the completion; None where something else did."""
     sampling: SamplingUsed
     asked_sampling: dict[str, object] = Field(default_factory=dict)
     template_hash: str
@@ -138,6 +150,8 @@ class Turn(Model):
     reply: Message
     break_: Break | None = Field(default=None, alias="break")
     parse_status: tuple[ParseStatus, ...] = ()
+    thread: Thread | None = None
+    """What the agent's own headers say of the conversation this call belongs to."""
     echo: tuple[str, ...] = ()
     """Cosmetic differences in how the agent sent the parent's reply back, by name."""
     rerendered_tokens: int = 0

@@ -26,12 +26,20 @@ class Install(Part):
     tree: str | None = Field(None, description="Folder, relative to the spec, copied to `{install}/files`.")
 
 
+class Threads(Part):
+    """Request headers in which the agent names the conversation that a call belongs to."""
+
+    name: str | None = Field(None, description="Header with the agent's id of the conversation.")
+    parent: str | None = Field(None, description="Header with its id of the conversation that started this one.")
+
+
 class AgentSpec(Part):
     name: ClientId
     version: str = Field(description="The version that was tried.")
     summary: str
     install: Install = Install()
-    dialect: Literal["chat"] = "chat"
+    dialect: Literal["chat", "anthropic", "responses", "gemini"] = "chat"
+    threads: Threads = Threads()
     command: tuple[str, ...] = Field(description="argv; `python3` is the sandbox's.")
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="Text by absolute path, written before start.")

@@ -53,7 +53,7 @@ from turnstile_server.errors import (
     TurnstileError,
     Unauthorized,
 )
-from turnstile_server.gate.episode_calls import EpisodeCalls
+from turnstile_server.gate.episode_calls import EpisodeCalls, ThreadHeaders
 from turnstile_server.gate.turn import Conductor
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.journal.protocol import Journal
@@ -190,7 +190,8 @@ class Episodes:
             self._tasks.start_soon(self._director.end_unasked, running, Outcome(EpisodeStatus.TRUNCATED, error))
 
         limits = call_limits(episode.limits, parts.settings.gate)
-        calls = EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted)
+        threads = ThreadHeaders() if plan.agent is None else ThreadHeaders(**plan.agent.threads.model_dump())
+        calls = EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted, threads)
         stage = None
         if plan.sandbox is not None:
             key = self._keys.key(episode.episode_id, stored.key_nonce)

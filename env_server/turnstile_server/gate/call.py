@@ -13,7 +13,7 @@ import anyio
 from turnstile.models import Message
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.protocol import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.protocol import CallEvent, Event, Head, ReasoningEvent, Reply, TextEvent, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Call:
         self.turn_id = turn_id
         self.request_key = request_key
         self.created = int(created)
+        self.prompt_tokens = 0
+        """Tokens of the prompt; 0 until it is rendered."""
         self.events: list[Event] = []
         self.answer: Answer | None = None
         self.error: TurnstileError | None = None
@@ -98,6 +100,7 @@ def replayed(answer: Answer, call_id: str) -> Call:
     call = Call(call_id, turn.turn_id, turn.request_key, turn.timings.started_at)
     call.events = events_of(turn.reply)
     call.engine_spoke = True
+    call.prompt_tokens = answer.node.prompt_count
     call.answer = answer
     return call
 
@@ -133,18 +136,18 @@ def message_of(events: list[Event]) -> Message:
     )
 
 
-def reply_of(answer: Answer, model: str, created: int) -> Reply:
+def head_of(call: Call, model: str) -> Head:
+    """What a dialect is told of a reply before it is there; every follower is told the same."""
+    return Head(call.turn_id, model, call.created, call.prompt_tokens)
+
+
+def reply_of(answer: Answer, head: Head) -> Reply:
     """What a dialect writes for a committed turn."""
     turn = answer.node.turn
     return Reply(
-        reply_id=reply_id(turn.turn_id),
-        model=model,
-        created=created,
+        head=head,
         message=turn.reply,
         finish="length" if turn.finish_reason == "length" else "stop",
         usage=Usage(answer.node.prompt_count, len(turn.completion_ids), answer.cached_tokens),
+        stop_string=turn.stop_string,
     )
-
-
-def reply_id(turn_id: str) -> str:
-    return turn_id.replace("turn_", "chatcmpl-", 1)

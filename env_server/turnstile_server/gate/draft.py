@@ -18,6 +18,7 @@ from turnstile.models import (
     ParseStatus,
     Sampling,
     SamplingUsed,
+    Thread,
     Turn,
     TurnTimings,
     WeightSpan,
@@ -89,20 +90,28 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Everything of a turn that is known before it is sampled."""
+class Asked:
+    """A call as it came, and its place in the tree."""
 
-    turn_id: str
-    episode_id: str
     dialect: str
     request: ModelCall
     match: Match
     tools_key: str
+    thread: Thread | None
+    stopwatch: Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Everything of a turn that is known before it is sampled."""
+
+    asked: Asked
+    turn_id: str
+    episode_id: str
     request_key: str
     template_hash: str
     prompt: Prompt
     sampling: SamplingUsed
-    stopwatch: Stopwatch
 
     def turn(
         self,
@@ -113,29 +122,31 @@ class Draft:
         parse_status: Sequence[ParseStatus] = (),
     ) -> Turn:
         """The turn, frozen. Raises EngineProtocolError when what the engine said contradicts itself."""
-        prompt, watch = self.prompt, self.stopwatch
+        asked, prompt, watch = self.asked, self.prompt, self.asked.stopwatch
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
             "parent_id": prompt.parent.turn.turn_id if prompt.parent is not None else None,
             "seq": seq,
-            "dialect": self.dialect,
+            "dialect": asked.dialect,
             "context_ids": prompt.context_ids,
             "completion_ids": np.concatenate(sampled.ids, dtype=np.int32),
             "logprobs": np.concatenate(sampled.logprobs, dtype=np.float32),
             "weight_spans": sampled.weight_spans,
             "finish_reason": finish_reason,
+            "stop_string": _stop_string(sampled),
             "sampling": self._sampling_of(sampled),
-            "asked_sampling": dict(self.request.asked),
+            "asked_sampling": dict(asked.request.asked),
             "template_hash": self.template_hash,
-            "tools_key": self.tools_key,
+            "tools_key": asked.tools_key,
             "request_key": self.request_key,
             # A new root was fed the whole conversation, so the whole conversation is its new messages.
-            "new_messages": self.request.messages if prompt.parent is None else self.match.new_messages,
+            "new_messages": asked.request.messages if prompt.parent is None else asked.match.new_messages,
             "reply": reply,
             "break": prompt.broken,
             "parse_status": tuple(parse_status),
-            "echo": self.match.echo,
+            "thread": asked.thread,
+            "echo": asked.match.echo,
             "rerendered_tokens": prompt.rerendered_tokens,
             "timings": TurnTimings(
                 started_at=watch.started_at,
@@ -154,6 +165,11 @@ class Draft:
     def _sampling_of(self, sampled: Sampled) -> SamplingUsed:
         given = sampled.finish is not None and sampled.finish.given
         return self.sampling.model_copy(update={"given": True}) if given else self.sampling
+
+
+def _stop_string(sampled: Sampled) -> str | None:
+    matched = sampled.finish.matched if sampled.finish is not None else None
+    return matched if isinstance(matched, str) else None
 
 
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:

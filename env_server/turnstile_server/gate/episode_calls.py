@@ -7,10 +7,10 @@ belongs to ``episodes/``, which is told through ``on_exhausted`` when the agent 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from turnstile.models import Sampling
+from turnstile.models import Sampling, Thread
 from turnstile_server.capture import EarlierCall, TokenTree
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TurnstileError
 from turnstile_server.gate.call import Call
@@ -29,6 +29,19 @@ class CallLimits:
     max_refusals: int
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadHeaders:
+    """Names of the headers in which the episode's agent tells its conversations apart; None where it does not."""
+
+    name: str | None = None
+    parent: str | None = None
+
+    def read(self, headers: Mapping[str, str]) -> Thread | None:
+        name = headers.get(self.name) if self.name is not None else None
+        parent = headers.get(self.parent) if self.parent is not None else None
+        return Thread(name=name, parent=parent) if name or parent else None
+
+
 class EpisodeCalls:
     def __init__(
         self,
@@ -36,8 +49,10 @@ class EpisodeCalls:
         sampling: Sampling,
         limits: CallLimits,
         on_exhausted: Callable[[TurnstileError], None],
+        thread_headers: ThreadHeaders = ThreadHeaders(),
     ) -> None:
         self.episode_id = episode_id
+        self.thread_headers = thread_headers
         self.sampling = sampling
         self.limits = limits
         self.tree = TokenTree()

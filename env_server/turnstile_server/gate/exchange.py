@@ -16,16 +16,21 @@ from turnstile_server.settings import GateSettings
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
-EVENT_STREAM: list[Header] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+
+
+def unbuffered(content_type: str) -> list[Header]:
+    """Headers of a response whose parts proxies must pass on as they come."""
+    return [
+        (b"content-type", content_type.encode()),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
 
 
 class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GateSettings) -> None:
         self.method: str = scope["method"]
+        self.query: bytes = scope["query_string"]
         self.headers = Headers(scope=scope)
         self.status: int | None = None
         self.gone = False

@@ -1,6 +1,6 @@
 """The model door as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
 
-Order: episode and key, then the route, then the body, then the conductor. Every error leaves in the caller's
+Order: episode and key, then the endpoint, then the body, then the conductor. Every error leaves in the caller's
 dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says it outright).
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 import anyio
@@ -21,9 +20,11 @@ from turnstile_server.errors import (
     NotFound,
     TooManyCalls,
     TurnstileError,
+    UpgradeRequired,
 )
 from turnstile_server.gate.call import Call
-from turnstile_server.gate.dialects.protocol import Dialect, ModelCall
+from turnstile_server.gate.dialects.directory import DialectDirectory, Route
+from turnstile_server.gate.dialects.protocol import Dialect, ModelCall, Purpose
 from turnstile_server.gate.episode_calls import EpisodeCalls
 from turnstile_server.gate.exchange import Exchange, Header
 from turnstile_server.gate.streaming import answer_stream, answer_whole
@@ -44,27 +45,21 @@ class EpisodeDirectory(Protocol):
 
 
 class Gate:
-    """``dialects``: the path below ``/e/{episode_id}`` to the dialect spoken there."""
-
     def __init__(
         self,
         conductor: Conductor,
         episodes: EpisodeDirectory,
-        dialects: Mapping[str, Dialect],
-        model_lists: Mapping[str, Dialect],
+        dialects: DialectDirectory,
         model_name: str,
         settings: GateSettings,
         metrics: Metrics,
-        fallback: Dialect,
     ) -> None:
         self._conductor = conductor
         self._episodes = episodes
         self._dialects = dialects
-        self._model_lists = model_lists
         self._model_name = model_name
         self._settings = settings
         self._metrics = metrics
-        self._fallback = fallback
         self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,10 +67,11 @@ class Gate:
             return
         exchange = Exchange(scope, receive, send, self._settings)
         episode_id, path = split_path(scope["path"])
-        dialect = self._dialects.get(path) or self._model_lists.get(path) or self._fallback
+        route = self._dialects.find(path, exchange.query, exchange.headers)
+        dialect = route.dialect if route is not None else self._dialects.fallback
         try:
             try:
-                await self._serve(exchange, episode_id, path)
+                await self._serve(exchange, episode_id, path, route)
             except TurnstileError as error:
                 await _refuse(exchange, dialect, error)
             except Exception:  # noqa: BLE001 - the boundary: an agent gets an answer whatever we broke
@@ -84,23 +80,40 @@ class Gate:
         except CallerGone:
             return
 
-    async def _serve(self, exchange: Exchange, episode_id: str, path: str) -> None:
+    async def _serve(self, exchange: Exchange, episode_id: str, path: str, route: Route | None) -> None:
         if not episode_id:
             raise NotFound("model calls go to /e/{episode_id}/v1/…; this address names no episode")
-        episode = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
-        models = self._model_lists.get(path)
-        if models is not None:
-            _allow(exchange, "GET", "HEAD")
-            await exchange.respond(200, models.models(self._model_name, self._conductor.context_length))
+        if route is not None and route.endpoint.purpose is Purpose.PROBE:
+            # Clients that only ask whether anybody is there send no key; nothing is told but that.
+            _allow(exchange, *route.endpoint.methods)
+            await exchange.respond(200, b"{}")
             return
-        dialect = self._dialects.get(path)
-        if dialect is None:
-            known = ", ".join(sorted({*self._dialects, *self._model_lists}))
-            raise NotFound(f"nothing is served at {path or '/'}; the model door serves {known}")
-        _allow(exchange, "POST")
-        await self._counted(exchange, episode, dialect)
+        episode = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
+        if route is None:
+            raise NotFound(f"nothing is served at {path or '/'}; the model door serves {self._dialects.shown}")
+        if "websocket" in exchange.headers.get("upgrade", "").lower():
+            raise UpgradeRequired(f"{path} is served over plain HTTP; this server speaks no WebSocket")
+        _allow(exchange, *route.endpoint.methods)
+        dialect = route.dialect
+        match route.endpoint.purpose:
+            case Purpose.MODELS:
+                await exchange.respond(200, dialect.models(self._model_name, self._conductor.context_length))
+            case Purpose.MODEL:
+                name = route.params["model"]
+                await exchange.respond(200, dialect.model(name, self._conductor.context_length))
+            case Purpose.COUNT:
+                await self._count(exchange, episode, route)
+            case _:
+                await self._counted(exchange, episode, route)
 
-    async def _counted(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> None:
+    async def _count(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
+        """How long a call's prompt would be; no turn, no generation."""
+        episode.check_open()
+        call = route.dialect.parse(await exchange.body(), None, route.params)
+        tokens = await self._conductor.count(episode, call)
+        await exchange.respond(200, route.dialect.count(tokens))
+
+    async def _counted(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
         """One model call, within the server's bound, counted whatever becomes of it."""
         if self._calls >= self._settings.max_calls:
             raise TooManyCalls(
@@ -113,7 +126,7 @@ class Gate:
         call: Call | None = None
         status = 500
         try:
-            call = await self._call(exchange, episode, dialect)
+            call = await self._call(exchange, episode, route)
             status = exchange.status or 499
         except TurnstileError as error:
             status = error.status
@@ -121,18 +134,20 @@ class Gate:
         finally:
             self._calls -= 1
             engine_s = call.answer.node.turn.timings.engine_s if call is not None and call.answer else None
-            self._metrics.call_ended(dialect.name, status, time.perf_counter() - started, engine_s)
+            self._metrics.call_ended(route.dialect.name, status, time.perf_counter() - started, engine_s)
 
-    async def _call(self, exchange: Exchange, episode: EpisodeCalls, dialect: Dialect) -> Call:
+    async def _call(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> Call:
+        dialect = route.dialect
         try:
             episode.check_open()  # before a body is read that nothing will come of
-            request = dialect.parse(await exchange.body(), episode.parsed[dialect.name])
+            request = dialect.parse(await exchange.body(), episode.parsed[dialect.name], route.params)
             call = self._conductor.open(
                 episode,
                 dialect.name,
                 request,
                 retried=_retried(exchange),
                 idempotency_key=exchange.headers.get("idempotency-key"),
+                thread=episode.thread_headers.read(exchange.headers),
             )
         except TurnstileError as error:
             episode.refused(error)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import anyio
 
-from turnstile_server.gate.call import Call, reply_id, reply_of
+from turnstile_server.gate.call import Call, head_of, reply_of
 from turnstile_server.gate.dialects.protocol import Dialect, ModelCall
-from turnstile_server.gate.exchange import EVENT_STREAM, Exchange
+from turnstile_server.gate.exchange import Exchange, unbuffered
 from turnstile_server.settings import GateSettings
 
 
 async def answer_whole(exchange: Exchange, call: Call, request: ModelCall, dialect: Dialect) -> None:
     """Raises the call's error (nothing is sent then) and CallerGone."""
     answer = await call.outcome()
-    reply = reply_of(answer, request.model, call.created)
+    reply = reply_of(answer, head_of(call, request.model))
     turn = (b"x-turnstile-turn", answer.node.turn.turn_id.encode())
-    await exchange.respond(200, dialect.reply(reply), [turn])
+    await exchange.respond(200, dialect.reply(reply, request), [turn])
 
 
 async def answer_stream(
@@ -30,8 +30,9 @@ async def answer_stream(
         await call.spoke()
     if call.error is not None and not call.shown:
         raise call.error
-    writer = dialect.stream(reply_id(call.turn_id), request.model, call.created, usage=request.stream_usage)
-    await exchange.start(200, EVENT_STREAM)
+    head = head_of(call, request.model)
+    writer = dialect.stream(head, request)
+    await exchange.start(200, unbuffered(writer.content_type))
     await exchange.write(writer.start())
     sent = 0
     while True:
@@ -50,4 +51,4 @@ async def answer_stream(
     if call.error is not None:
         await exchange.end(writer.error(call.error))
     elif call.answer is not None:
-        await exchange.end(writer.end(reply_of(call.answer, request.model, call.created)))
+        await exchange.end(writer.end(reply_of(call.answer, head)))

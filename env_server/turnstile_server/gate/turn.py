@@ -18,8 +18,8 @@ from contextlib import aclosing
 import anyio
 import anyio.abc
 
-from turnstile.models import Delivery, Discard, ToolCall, Turn, new_id
-from turnstile_server.capture import Action, Match, Node, decide
+from turnstile.models import Delivery, Discard, Thread, ToolCall, Turn, new_id
+from turnstile_server.capture import Action, Node, decide
 from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
 from turnstile_server.errors import (
@@ -32,7 +32,7 @@ from turnstile_server.errors import (
 )
 from turnstile_server.gate.call import Answer, Call, message_of, replayed
 from turnstile_server.gate.dialects.protocol import CallEvent, Event, ModelCall, ReasoningEvent, TextEvent
-from turnstile_server.gate.draft import Draft, Sampled, Stopwatch, sampling_used
+from turnstile_server.gate.draft import Asked, Draft, Sampled, Stopwatch, sampling_used
 from turnstile_server.gate.episode_calls import EpisodeCalls
 from turnstile_server.gate.prompt import PROMPT_TAIL, Prompter
 from turnstile_server.journal.protocol import Journal
@@ -81,10 +81,12 @@ class Conductor:
         *,
         retried: bool = False,
         idempotency_key: str | None = None,
+        thread: Thread | None = None,
     ) -> Call:
         """Finds out what the call is and starts, joins or replays it. Never waits.
 
-        ``retried``: the client says that this is a retry. Raises what refuses the call before it starts.
+        ``retried``: the client says that this is a retry. ``thread``: what it says of its conversation.
+        Raises what refuses the call before it starts.
         """
         watch = Stopwatch()
         episode.check_open()
@@ -107,7 +109,8 @@ class Conductor:
         episode.admit()
         call = Call(new_id("call"), new_id("turn"), key, watch.started_at)
         episode.in_flight[call.call_id] = call
-        self._tasks.start_soon(self._generate, episode, call, dialect, request, match, tools, watch)
+        asked = Asked(dialect, request, match, tools, thread, watch)
+        self._tasks.start_soon(self._generate, episode, call, asked)
         return call
 
     def abandon(self, call: Call, reason: str) -> None:
@@ -135,34 +138,32 @@ class Conductor:
         delivery = Delivery(turn_id=node.turn.turn_id, state=node.delivery)
         self._journal.append_soon(delivery_record(episode.episode_id, delivery))
 
-    async def _generate(
-        self,
-        episode: EpisodeCalls,
-        call: Call,
-        dialect: str,
-        request: ModelCall,
-        match: Match,
-        tools: str,
-        watch: Stopwatch,
-    ) -> None:
+    async def count(self, episode: EpisodeCalls, request: ModelCall) -> int:
+        """Tokens of the prompt that the call would have. Raises what would refuse to render it."""
+        self._renderer.check_tools(request.tools)
+        tools = tools_key(request.tools, self._renderer.template_hash)
+        match = episode.tree.match(request.messages, request.tools, tools)
+        prompt = await self._prompter.prompt(match, request.tools, None)
+        return len(prompt.input_ids)
+
+    async def _generate(self, episode: EpisodeCalls, call: Call, asked: Asked) -> None:
         """One generation, to its outcome."""
+        request, watch = asked.request, asked.stopwatch
         try:
             with call.scope:
-                prompt = await self._prompter.prompt(match, request.tools, episode.tree.latest(call.request_key))
+                identical = episode.tree.latest(call.request_key)
+                prompt = await self._prompter.prompt(asked.match, request.tools, identical)
                 watch.rendered()
+                call.prompt_tokens = len(prompt.input_ids)
                 sampling = self._sampling(episode, request, len(prompt.input_ids))
                 draft = Draft(
+                    asked=asked,
                     turn_id=call.turn_id,
                     episode_id=episode.episode_id,
-                    dialect=dialect,
-                    request=request,
-                    match=match,
-                    tools_key=tools,
                     request_key=call.request_key,
                     template_hash=self._renderer.template_hash,
                     prompt=prompt,
                     sampling=sampling_used(episode.sampling, sampling),
-                    stopwatch=watch,
                 )
                 call.finish(await self._sample(episode, call, draft, sampling))
         except TurnstileError as error:
@@ -193,7 +194,7 @@ class Conductor:
 
     async def _sample(self, episode: EpisodeCalls, call: Call, draft: Draft, sampling: EngineSampling) -> Answer:
         """Engine to commit. Whatever goes wrong, the tokens sampled so far are accounted for."""
-        request, input_ids = draft.request, draft.prompt.input_ids
+        request, input_ids = draft.asked.request, draft.prompt.input_ids
         sampled = Sampled()
         try:
             parser = self._renderer.parser(
@@ -209,10 +210,10 @@ class Conductor:
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    draft.stopwatch.sampled()
+                    draft.asked.stopwatch.sampled()
                     sampled.add(chunk)
                     call.emit(_events(parser.feed(chunk.ids)))
-            draft.stopwatch.engine_done()
+            draft.asked.stopwatch.engine_done()
             finish = _whole(call, sampled)
             final, parsed = parser.finish()
             call.emit(_events(final))
@@ -241,7 +242,7 @@ class Conductor:
         from partial text, so it can be a parent), else discarded (invariant 5)."""
         if sampled.count == 0:
             return
-        draft.stopwatch.engine_done()
+        draft.asked.stopwatch.engine_done()
         if call.streaming_followers and call.abandoned is None:
             call.shown = len(call.events)  # whoever follows the stream is given these before the error
         lost = sampled.count

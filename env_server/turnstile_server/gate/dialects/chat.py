@@ -7,6 +7,7 @@ name SGLang, vLLM and DeepSeek use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -15,14 +16,19 @@ from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.chat_request import parse_chat
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import (
+    EVENT_STREAM,
+    NO_PARAMS,
     CallEvent,
     Event,
+    Head,
     ModelCall,
+    Purpose,
     ReasoningEvent,
     Reply,
     StreamWriter,
     TextEvent,
     Usage,
+    endpoint,
 )
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -30,11 +36,21 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 class ChatDialect:
     name = "chat"
+    endpoints = (
+        endpoint("/v1/chat/completions", Purpose.TURN),
+        endpoint("/v1/models", Purpose.MODELS),
+        endpoint("/v1/models/{model}", Purpose.MODEL),
+    )
 
-    def parse(self, body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+    def parse(
+        self, body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+    ) -> ModelCall:
         return parse_chat(body, before)
 
-    def reply(self, reply: Reply) -> bytes:
+    def count(self, tokens: int) -> bytes:
+        raise NotImplementedError("Chat Completions has no endpoint that counts")
+
+    def reply(self, reply: Reply, call: ModelCall) -> bytes:
         message = reply.message
         written: dict[str, Any] = {
             "role": "assistant",
@@ -54,17 +70,17 @@ class ChatDialect:
             ]
         return orjson.dumps(
             {
-                "id": reply.reply_id,
+                "id": reply.head.named("chatcmpl-"),
                 "object": "chat.completion",
-                "created": reply.created,
-                "model": reply.model,
+                "created": reply.head.created,
+                "model": reply.head.model,
                 "choices": [{"index": 0, "message": written, "logprobs": None, "finish_reason": _finish(reply)}],
                 "usage": _usage(reply.usage),
             }
         )
 
-    def stream(self, reply_id: str, model: str, created: int, *, usage: bool) -> StreamWriter:
-        return _ChatStream(reply_id, model, created, usage)
+    def stream(self, head: Head, call: ModelCall) -> StreamWriter:
+        return _ChatStream(head, call.stream_usage)
 
     def error(self, error: TurnstileError) -> bytes:
         """``code`` is our stable type; ``type`` is the nearest of OpenAI's."""
@@ -80,23 +96,31 @@ class ChatDialect:
         return orjson.dumps({"error": body})
 
     def models(self, name: str, context_length: int) -> bytes:
-        entry = {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "turnstile",
-            "max_model_len": context_length,
-        }
-        return orjson.dumps({"object": "list", "data": [entry]})
+        return orjson.dumps({"object": "list", "data": [_model(name, context_length)]})
+
+    def model(self, name: str, context_length: int) -> bytes:
+        return orjson.dumps(_model(name, context_length))
+
+
+def _model(name: str, context_length: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "turnstile",
+        "max_model_len": context_length,
+    }
 
 
 class _ChatStream:
-    def __init__(self, reply_id: str, model: str, created: int, usage: bool) -> None:
+    content_type = EVENT_STREAM
+
+    def __init__(self, head: Head, usage: bool) -> None:
         self._head: dict[str, Any] = {
-            "id": reply_id,
+            "id": head.named("chatcmpl-"),
             "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
+            "created": head.created,
+            "model": head.model,
         }
         self._usage = usage
 

@@ -55,7 +55,7 @@ def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
     source = read_object(body)
     _refuse_unsupported(source)
     messages = (before or ParsedBefore()).parse(
-        objects(source, "messages"), lambda item, index: _message(item, f"messages[{index}]")
+        objects(source, "messages"), lambda item, index: (_message(item, f"messages[{index}]"),), _exact
     )
     if not messages:
         raise InvalidRequest("messages must have at least one message")
@@ -111,6 +111,12 @@ def _message(source: dict[str, Any], where: str) -> Message:
     if role == "tool":
         return Message(role=role, content=content, tool_call_id=text(source, "tool_call_id", f"{where}."))
     return Message(role=role, content=content, name=text(source, "name", f"{where}."))
+
+
+def _exact(item: dict[str, Any]) -> bool:
+    """Arguments may come as an object; nothing else of a message is a number."""
+    calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
+    return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
 
 
 def _content(value: Any, where: str) -> str:

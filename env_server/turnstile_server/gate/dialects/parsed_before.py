@@ -19,10 +19,10 @@ CONVERSATIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """The first ``len(items)`` messages of a call, as they came and as they were parsed."""
+    """The first ``len(items)`` items of a call, as they came and as they were parsed: some messages each."""
 
     items: Sequence[dict[str, Any]]
-    messages: Sequence[Message]
+    messages: Sequence[tuple[Message, ...]]
 
     def common(self, items: Sequence[dict[str, Any]]) -> int:
         """How many messages ``items`` begins with that this history begins with."""
@@ -44,12 +44,20 @@ class ParsedBefore:
         self._histories: list[_History] = []
 
     def parse(
-        self, items: Sequence[dict[str, Any]], parse: Callable[[dict[str, Any], int], Message]
+        self,
+        items: Sequence[dict[str, Any]],
+        parse: Callable[[dict[str, Any], int], tuple[Message, ...]],
+        exact: Callable[[dict[str, Any]], bool],
     ) -> tuple[Message, ...]:
-        """``parse(item, index)`` for every item, but for those known from before."""
+        """``parse(item, index)`` of every item joined, but for those known from before; each must depend on its
+        own item alone.
+
+        ``exact``: whether Python's equality of such items is equality of their JSON. It takes 1 for 1.0 and for
+        true, which matters where an item carries a call's arguments as an object.
+        """
         lengths = [history.common(items) for history in self._histories]
         count = max(lengths, default=0)
-        known: Sequence[Message] = ()
+        known: Sequence[tuple[Message, ...]] = ()
         if count:
             found = self._histories[lengths.index(count)]
             known = found.messages[:count]
@@ -57,13 +65,6 @@ class ParsedBefore:
                 self._histories.remove(found)  # this call goes on where that one was
         new = [parse(item, index) for index, item in enumerate(items[count:], count)]
         messages = (*known, *new)
-        exact = next((at for at in range(count, len(items)) if not _exact(items[at])), len(items))
-        self._histories = [*self._histories[-CONVERSATIONS + 1 :], _History(items[:exact], messages[:exact])]
-        return messages
-
-
-def _exact(item: dict[str, Any]) -> bool:
-    """Whether Python's equality of such messages is equality of their JSON: it takes 1 for 1.0 and for true, which
-    matters where a client sends a call's arguments as an object."""
-    calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
-    return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
+        kept = next((at for at in range(count, len(items)) if not exact(items[at])), len(items))
+        self._histories = [*self._histories[-CONVERSATIONS + 1 :], _History(items[:kept], messages[:kept])]
+        return tuple(message for some in messages for message in some)
