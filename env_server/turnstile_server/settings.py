@@ -157,9 +157,13 @@ class SandboxSettings(Section):
     run_dir: Path | None = Field(
         None, description="Folder of the sandboxes' sockets; short (Unix sockets); None: one in the temp folder."
     )
-    memory_mb: int = Field(1024, ge=16, description="Memory of a sandbox: default and ceiling.")
+    memory_mb: int = Field(
+        1024, ge=16, description="Memory of a sandbox: default and ceiling; an agent's spec may need more."
+    )
     cpus: float = Field(1.0, gt=0, description="CPUs of a sandbox: default and ceiling.")
-    pids: int = Field(256, ge=8, description="Processes of a sandbox: default and ceiling.")
+    pids: int = Field(
+        256, ge=8, description="Processes of a sandbox: default and ceiling; an agent's spec may need more."
+    )
     disk_mb: int = Field(512, ge=1, description="Size of a sandbox's work folder, and of its /tmp.")
     agent_uid: int = Field(61001, ge=1, description="User id of the agent and its tools.")
     tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")

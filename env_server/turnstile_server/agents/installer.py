@@ -1,34 +1,33 @@
 """Installs agents, once per version, into folders that sandboxes mount read-only.
 
 A folder appears whole or not at all, and is named by everything that decides its content, so a changed spec is
-installed anew beside the old. Packages are those of this interpreter's minor version: images must have the same.
+installed anew beside the old. Python packages are those of this interpreter's minor version, npm packages those of
+this machine's architecture: images must have the same. Node.js has a folder of its own, for all agents.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
+from turnstile_server.agents.install_run import run_install
+from turnstile_server.agents.npm import ARCH, NODE, NODE_VERSION, install_node, install_packages
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.settings import AgentSettings
 
 _LOG = logging.getLogger(__name__)
-_ERROR_TAIL = 2000
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -49,14 +48,31 @@ class Installer:
         return f"{spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
 
     def installed(self, spec: AgentSpec) -> bool:
-        return (self.folder / self.name_of(spec)).is_dir()
+        return self._there(self.name_of(spec)) and not (spec.install.npm and not self._there(NODE))
 
     async def install(self, spec: AgentSpec) -> None:
         """Installs the agent unless it is there; whoever asks meanwhile waits. Raises AgentNotInstalled."""
-        async with self._locks[spec.name]:
-            if self.installed(spec):
+        if self.installed(spec):
+            return
+        try:
+            with anyio.fail_after(self._timeout_s):
+                if spec.install.npm:
+                    await self._whole(NODE, install_node)
+                await self._whole(self.name_of(spec), lambda partial: self._fill(spec, partial))
+        except TimeoutError as error:
+            raise AgentNotInstalled(
+                f"agent {spec.name} was not installed within agents.install_timeout_s ({self._timeout_s:g} s)"
+            ) from error
+
+    def _there(self, name: str) -> bool:
+        return (self.folder / name).is_dir()
+
+    async def _whole(self, name: str, fill: Callable[[Path], Awaitable[None]]) -> None:
+        """The folder ``name``, filled elsewhere and then put there, by one caller at a time."""
+        async with self._locks[name]:
+            if self._there(name):
                 return
-            _LOG.info("installing agent %s %s", spec.name, spec.version)
+            _LOG.info("installing %s", name)
             try:
                 await anyio.to_thread.run_sync(lambda: self.folder.mkdir(parents=True, exist_ok=True))
                 partial = Path(
@@ -65,62 +81,40 @@ class Installer:
             except OSError as error:
                 raise AgentNotInstalled(f"agents cannot be installed into {self.folder}: {error}") from error
             try:
-                await self._fill(spec, partial)
+                await fill(partial)
+                await anyio.to_thread.run_sync(self._publish, name, partial)
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(lambda: shutil.rmtree(partial, ignore_errors=True))
 
     async def _fill(self, spec: AgentSpec, partial: Path) -> None:
-        if spec.install.pip:
-            target = ("--target", str(partial / "python"))
-            await self._pip(spec, ("install", "--quiet", "--no-input", "--disable-pip-version-check", *target))
-        if spec.install.tree is not None:
-            tree = spec.install.tree
+        install = spec.install
+        if install.pip:
+            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+            what = f"agent {spec.name} could not be installed: pip"
+            await run_install(what, (*pip, "--target", str(partial / "python"), *install.pip))
+        if install.npm:
+            await install_packages(spec.name, install.npm, partial / "node", self.folder / NODE)
+        if install.tree is not None:
+            tree = install.tree
             await anyio.to_thread.run_sync(
                 lambda: shutil.copytree(tree, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
             )
-        await anyio.to_thread.run_sync(self._publish, spec, partial)
 
-    def _publish(self, spec: AgentSpec, partial: Path) -> None:
+    def _publish(self, name: str, partial: Path) -> None:
         partial.chmod(0o755)  # other users read it, through a read-only mount
         try:
-            partial.rename(self.folder / self.name_of(spec))
+            partial.rename(self.folder / name)
         except OSError as error:
-            if not self.installed(spec):  # else another server was faster
-                raise AgentNotInstalled(f"agent {spec.name} cannot be put into {self.folder}: {error}") from error
-
-    async def _pip(self, spec: AgentSpec, arguments: tuple[str, ...]) -> None:
-        command = (sys.executable, "-m", "pip", *arguments, *spec.install.pip)
-        try:
-            code, output = await _run(command, self._timeout_s)
-        except TimeoutError as error:
-            raise AgentNotInstalled(
-                f"agent {spec.name} was not installed within agents.install_timeout_s ({self._timeout_s:g} s)"
-            ) from error
-        if code != 0:
-            tail = output[-_ERROR_TAIL:].decode(errors="replace").strip()
-            raise AgentNotInstalled(f"agent {spec.name} could not be installed: pip ended with {code}: {tail}")
-
-
-async def _run(command: tuple[str, ...], timeout_s: float) -> tuple[int, bytes]:
-    """Exit code and output; the whole process group is gone when this returns."""
-    with tempfile.TemporaryFile() as output:
-        async with await anyio.open_process(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        ) as process:
-            try:
-                with anyio.fail_after(timeout_s):
-                    code = await process.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        output.seek(0)
-        return code, output.read()
+            if not self._there(name):  # else another server was faster
+                raise AgentNotInstalled(f"{name} cannot be put into {self.folder}: {error}") from error
 
 
 def _digest(spec: AgentSpec) -> str:
-    """Of what is installed: requirements and files."""
+    """Of what is installed: requirements, packages and files."""
     content = hashlib.sha256(json.dumps(spec.install.pip).encode())
+    if spec.install.npm:
+        content.update(json.dumps([NODE_VERSION, ARCH, *spec.install.npm]).encode())
     if spec.install.tree is not None:
         tree = Path(spec.install.tree)
         for path in sorted(tree.rglob("*")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from turnstile_server.agents.npm import ARCH, MACHINE, NODE
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.protocol import Command, User
@@ -50,6 +51,9 @@ def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
         "workdir": occasion.workdir,
         "home": occasion.home,
         "install": f"{INSTALLS}/{occasion.install}",
+        "node": f"{INSTALLS}/{NODE}/bin/node",
+        "arch": ARCH,
+        "machine": MACHINE,
         "max_turns": str(occasion.max_turns),
     }
 
@@ -66,5 +70,6 @@ def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
         env=env,
         user=User.AGENT,
         max_output_bytes=occasion.max_output_bytes,
+        stdin=fill(spec.stdin).encode(),
     )
     return Launch(command, {instruction_file: occasion.instruction, **files})

@@ -2,17 +2,30 @@
 
 Strings may hold placeholders, filled per episode: ``{model_url}`` (with the dialect's base path, e.g. ``/v1``,
 added by the spec), ``{tool_url}``, ``{episode_key}``, ``{instruction}``, ``{instruction_file}``, ``{workdir}``,
-``{home}`` (writable, empty), ``{install}`` (the agent's read-only install folder), ``{max_turns}``. A doubled
-brace is a brace.
+``{home}`` (writable, empty), ``{install}`` (the agent's read-only install folder), ``{node}`` (the binary of
+Node.js, there where ``install.npm`` is used), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
+``aarch64``), ``{max_turns}``. A doubled brace is a brace.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from turnstile.models.ids import ClientId
+
+_PIN = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
+
+
+def _pinned(package: str) -> str:
+    if not _PIN.fullmatch(package.replace("{arch}", "x64")):
+        raise ValueError(f"{package!r} is not a package at one version, as in @scope/name@1.2.3")
+    return package
+
+
+NpmPackage = Annotated[str, AfterValidator(_pinned)]
 
 
 class Part(BaseModel):
@@ -23,6 +36,11 @@ class Install(Part):
     """Packages put once into a folder that every sandbox mounts read-only."""
 
     pip: tuple[str, ...] = Field((), description="Pinned requirements, installed into `{install}/python`.")
+    npm: tuple[NpmPackage, ...] = Field(
+        (),
+        description="Packages of the npm registry, `name@1.2.3`, into `{install}/node/node_modules`; their "
+        "scripts are not run. `{arch}` in a name is filled.",
+    )
     tree: str | None = Field(None, description="Folder, relative to the spec, copied to `{install}/files`.")
 
 
@@ -33,6 +51,30 @@ class Threads(Part):
     parent: str | None = Field(None, description="Header with its id of the conversation that started this one.")
 
 
+class Resources(Part):
+    """What the agent itself needs of its sandbox; the sandbox gets at least this, whatever its task asks."""
+
+    memory_mb: int | None = Field(None, ge=16)
+    pids: int | None = Field(None, ge=8, description="Processes and threads.")
+
+
+Scalar = str | int | float | bool | None
+
+
+class EndRule(Part):
+    """What an event of the agent's own log says about its end: where its exit code does not."""
+
+    last: dict[str, Scalar] = Field(
+        min_length=1,
+        description="Fields (`a.b`: b in a) and values by which the event is known; the last such event counts.",
+    )
+    when: dict[str, Scalar] = Field(
+        default_factory=dict, description="Fields and values that it must have for the rule to apply."
+    )
+    means: Literal["failed", "done"] = Field(description="`done`: graded, whatever the exit code.")
+    reason: str | None = Field(None, description="The field that says why.")
+
+
 class AgentSpec(Part):
     name: ClientId
     version: str = Field(description="The version that was tried.")
@@ -40,9 +82,15 @@ class AgentSpec(Part):
     install: Install = Install()
     dialect: Literal["chat", "anthropic", "responses", "gemini"] = "chat"
     threads: Threads = Threads()
+    resources: Resources = Resources()
+    needs: tuple[str, ...] = Field((), description="What the image must have, as Debian packages; told in errors.")
     command: tuple[str, ...] = Field(description="argv; `python3` is the sandbox's.")
+    stdin: str = Field("", description="Its standard input.")
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="Text by absolute path, written before start.")
     success: tuple[int, ...] = Field((0,), description="Exit codes of an agent that did what it could.")
+    end: tuple[EndRule, ...] = Field(
+        (), description="Rules on the JSON lines of its standard output; the first that applies beats `success`."
+    )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
     uses_tools: bool = Field(False, description="Whether it speaks to the tool door.")

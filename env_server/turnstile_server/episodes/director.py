@@ -88,7 +88,7 @@ class Director:
             _LOG.exception("an episode failed", extra={"episode_id": running.episode.episode_id})
             return Outcome(EpisodeStatus.FAILED, TurnstileError("the server failed; its log says why"))
         calls = running.calls
-        return judged(end, success=agent.success, turns=len(calls.tree), last_refusal=calls.last_refusal)
+        return judged(end, agent, turns=len(calls.tree), last_refusal=calls.last_refusal)
 
     async def end(self, running: RunningEpisode, outcome: Outcome) -> None:
         """Ends the episode once; whoever comes later finds it ended. A caller that goes away does not stop it;

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+from turnstile_server.agents.ending import Ending
+from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
 
@@ -18,10 +20,12 @@ TAIL = 2000
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent's process ended. ``output``: the last of what it wrote, bounded."""
+    """How an agent's process ended. ``output``: the last of what it wrote, bounded. ``told``: what its own log
+    says, where its spec knows how to read it."""
 
     exit_code: int
     output: str
+    told: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,22 @@ class Outcome:
         return ErrorInfo(type=self.error.type, message=self.error.message, fault=fault, detail=self.error.detail)
 
 
-def judged(end: AgentEnd, *, success: tuple[int, ...], turns: int, last_refusal: TurnstileError | None) -> Outcome:
+def judged(end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: TurnstileError | None) -> Outcome:
     """What an agent's exit means. Many agents exit 0 after a refusal that they could not get over, so that comes
-    first: of the infrastructure, or the end of the context."""
+    first: of the infrastructure, or the end of the context. Then what its own log tells; last its exit code."""
     if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
     said = f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
     if turns == 0:
-        error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{said}")
+        needs = f" (of an image it needs {', '.join(agent.needs)})" if agent.needs else ""
+        error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{said}")
         return Outcome(EpisodeStatus.FAILED, error, end)
     if isinstance(last_refusal, ContextOverflow):
         return Outcome(EpisodeStatus.TRUNCATED, last_refusal, end)
-    if end.exit_code not in success:
+    if end.told is not None and end.told.failed:
+        why = f": {end.told.reason[-TAIL:]}" if end.told.reason else said
+        return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{why}"), end)
+    if end.told is None and end.exit_code not in agent.success:
         return Outcome(
             EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{said}"), end
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from turnstile.models import EpisodeRequest, Limits, TaskRef
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
-from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.agents.spec import AgentSpec, Resources
 from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
@@ -59,7 +59,7 @@ class Planner:
             if missing is not None:
                 raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
             mounts = (self._installs,) if agent is not None else ()
-            spec = sandbox_spec(task, self._settings, mounts)
+            spec = sandbox_spec(task, self._settings, mounts, Resources() if agent is None else agent.resources)
         return Plan(task, agent, spec, merged(request.limits, task.limits))
 
 
@@ -69,13 +69,19 @@ def merged(first: Limits, then: Limits) -> Limits:
     return Limits(**{**then.model_dump(exclude_none=True), **asked})
 
 
-def sandbox_spec(task: Task, settings: SandboxSettings, mounts: tuple[Mount, ...] = ()) -> SandboxSpec:
-    """The sandbox for a task, for its agent and for its grading. Raises Unprocessable above a ceiling."""
+def sandbox_spec(
+    task: Task,
+    settings: SandboxSettings,
+    mounts: tuple[Mount, ...] = (),
+    agent: Resources = Resources(),  # noqa: B008 - frozen
+) -> SandboxSpec:
+    """The sandbox for a task, for its agent and for its grading. Raises Unprocessable where the task asks for more
+    than a ceiling. What its agent cannot do without it gets: specs are the operator's, as the ceilings are."""
     wish = _within(task.sandbox, settings)
     limits = SandboxLimits(
-        memory_bytes=(wish.memory_mb or settings.memory_mb) << 20,
+        memory_bytes=max(wish.memory_mb or settings.memory_mb, agent.memory_mb or 0) << 20,
         cpus=wish.cpus or settings.cpus,
-        pids=wish.pids or settings.pids,
+        pids=max(wish.pids or settings.pids, agent.pids or 0),
         disk_bytes=settings.disk_mb << 20,
     )
     return SandboxSpec(

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import anyio
 
+from turnstile_server.agents.ending import ending
 from turnstile_server.agents.installer import PYTHON_VERSION, Installer
 from turnstile_server.agents.launch import Launch, Occasion, launch
 from turnstile_server.agents.spec import AgentSpec
@@ -83,7 +84,9 @@ class Stage:
             with anyio.move_on_after(PROBE_S, shield=True):
                 await process.kill()
             raise
-        return AgentEnd(result.exit_code, (result.stdout + result.stderr).decode(errors="replace"))
+        output = (result.stdout + result.stderr).decode(errors="replace")
+        told = ending(agent.end, result.stdout.decode(errors="replace"))
+        return AgentEnd(result.exit_code, output, told)
 
     async def stand(self) -> NoReturn:
         """While somebody else runs the agent: lasts as long as the sandbox, then raises SandboxFailed."""
