@@ -14,6 +14,7 @@ import orjson
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.chat_request import parse_chat
+from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import (
     EVENT_STREAM,
@@ -30,8 +31,6 @@ from turnstile_server.gate.dialects.protocol import (
     Usage,
     endpoint,
 )
-
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ChatDialect:
@@ -83,33 +82,13 @@ class ChatDialect:
         return _ChatStream(head, call.stream_usage)
 
     def error(self, error: TurnstileError) -> bytes:
-        """``code`` is our stable type; ``type`` is the nearest of OpenAI's."""
-        fallback = "server_error" if error.status >= 500 else "invalid_request_error"
-        body: dict[str, Any] = {
-            "message": error.message,
-            "type": _TYPES.get(error.status, fallback),
-            "param": None,
-            "code": error.type,
-        }
-        if error.detail is not None:
-            body["detail"] = error.detail
-        return orjson.dumps({"error": body})
+        return error_body(error)
 
     def models(self, name: str, context_length: int) -> bytes:
-        return orjson.dumps({"object": "list", "data": [_model(name, context_length)]})
+        return models_body(name, context_length)
 
     def model(self, name: str, context_length: int) -> bytes:
-        return orjson.dumps(_model(name, context_length))
-
-
-def _model(name: str, context_length: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "turnstile",
-        "max_model_len": context_length,
-    }
+        return model_body(name, context_length)
 
 
 class _ChatStream:
@@ -154,7 +133,7 @@ class _ChatStream:
 
     def error(self, error: TurnstileError) -> bytes:
         """SDKs raise on a data event that carries ``error``; there is no ``[DONE]`` after it."""
-        return b"data: " + ChatDialect().error(error) + b"\n\n"
+        return b"data: " + error_body(error) + b"\n\n"
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
