@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from scripted.chat import ChatFormat
+from scripted.chat import chat_format
 from scripted.script import Policy, ScriptError, load_script
 from scripted.server import ScriptedServer
 from turnstile_server.engines.embedded.process import WorkerProcess
@@ -52,7 +52,7 @@ async def scripted_policy(
     vocab_size = read_vocab_size(model)
     if vocab_size is None:
         raise StartupError(f"{model} is no model folder: it has no config.json with a vocab_size")
-    chat = await asyncio.to_thread(ChatFormat, model)
+    chat = await asyncio.to_thread(chat_format, model)
     worker = WorkerProcess(model, settings or EngineSettings(), incremental=False)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(worker.close)

@@ -14,36 +14,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from turnstile_server.engines.scene import Scene, Step
+
+__all__ = ["THE_END", "Play", "Policy", "Scene", "Script", "ScriptError", "Step", "load_script"]
+
 
 class ScriptError(Exception):
     """The script cannot be read, or not be said in this model's format."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What a policy sees of one call: the whole prompt as text, how often the model has answered in it, and the
-    names of the tools it may call."""
-
-    prompt: str
-    turn: int
-    tools: frozenset[str]
-
-
-class Step(BaseModel):
-    """One completion: ``text``, then a call of ``tool``, either of which may be missing."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    text: str = ""
-    tool: str | None = None
-    arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class Play(BaseModel):
@@ -54,7 +36,7 @@ class Play(BaseModel):
 
     @property
     def tools(self) -> frozenset[str]:
-        return frozenset(step.tool for step in self.steps if step.tool is not None)
+        return frozenset(use.tool for step in self.steps for use in step.tool_uses)
 
 
 Policy = Callable[[Scene], Step | None]
@@ -73,7 +55,9 @@ class Script:
         self.plays = plays
 
     def __call__(self, scene: Scene) -> Step | None:
-        fitting = [play for play in self.plays if play.instruction in scene.prompt and play.tools <= scene.tools]
+        fitting = [
+            play for play in self.plays if play.instruction in scene.prompt and play.tools <= scene.tools.keys()
+        ]
         if not fitting:
             return None
         play = max(fitting, key=lambda one: len(one.instruction))

@@ -18,9 +18,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from scripted.chat import ChatFormat
 from scripted.script import Policy
 from turnstile_server.engines.embedded.stopping import StopRule
+from turnstile_server.engines.scene import ChatFormat
 
 MAX_BODY_BYTES = 1 << 30
 ABORTED: dict[str, object] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -121,10 +121,11 @@ class ScriptedServer:
             return None
         if most < 1 or len(ids) + most > self._window:
             return None
-        step = self._policy(self._chat.read(ids))
+        scene = self._chat.read(ids)
+        step = self._policy(scene)
         if step is None:
             return None
-        completion = self._chat.write(step)
+        completion = self._chat.write(step, scene)
         rule = StopRule(
             max_new_tokens=most,
             stop_ids=frozenset([*(parameters.get("stop_token_ids") or ()), completion[-1]]),
