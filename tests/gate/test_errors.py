@@ -168,7 +168,7 @@ async def test_tools_for_a_model_without_a_call_format_are_400(tiny_model: Path,
 async def test_addresses_that_do_not_exist_are_404(stage: Stage) -> None:
     episode = await stage.episode()
     async with raw(episode) as client:
-        for path in ("/v1/chat/completion", "/v1/embeddings", "/", ""):
+        for path in ("/v1/chat/completion", "/v1/embeddings", "/v1", ""):
             response = await client.post(f"{episode['model_url']}{path}", json=body())
             refused(response, 404, "not_found", retry=False, type_="not_found_error")
         for address in ("/", "/e", "/e/", "/v1/chat/completions", "/episodes"):

@@ -99,7 +99,8 @@ class EpisodeCalls:
         if room <= 0:
             raise ContextOverflow(
                 f"the prompt has {prompt_tokens} tokens and the model's context {context_length}: "
-                "shorten the history"
+                "shorten the history",
+                detail={"prompt_tokens": prompt_tokens, "context_length": context_length},
             )
         left = self.limits.max_sampled_tokens - self._sampled
         if left <= 0:

@@ -27,7 +27,7 @@ class DialectDirectory:
         self._plain = {
             endpoint.shown: (dialect, endpoint)
             for dialect, endpoint in reversed(self._pairs)
-            if endpoint.header is None and "{" not in endpoint.shown
+            if endpoint.header is None and not endpoint.pattern.groups
         }
         self._headers = {endpoint.shown for _, endpoint in pairs if endpoint.header is not None}
         self.fallback = fallback
