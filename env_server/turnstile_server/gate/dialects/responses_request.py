@@ -1,0 +1,258 @@
+"""OpenAI Responses, inbound (https://platform.openai.com/docs/api-reference/responses/create).
+
+Read: input, instructions, tools, tool_choice, stream, max_output_tokens, text.format. Recorded but not obeyed (the
+trainer pins sampling): temperature, top_p, reasoning, …. Refused, because obeying or ignoring it would make the
+record untrue: state that the server would have to keep (previous_response_id, conversation, item_reference, …),
+forced tools, logprobs, images, audio and files, and items that only OpenAI's own tools leave behind. Everything
+else is about storage, caching, billing or safety of another server, and is ignored
+(``docs/dialects/responses.md``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from turnstile.models import Message, Role, ToolCall
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.json_body import flag, kind, objects, positive_int, read_object, text
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
+from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.responses_reasoning import unsealed
+from turnstile_server.gate.dialects.responses_tools import custom_arguments, joined, offered
+
+ASKED = (
+    "temperature",
+    "top_p",
+    "max_output_tokens",
+    "max_tool_calls",
+    "parallel_tool_calls",
+    "tool_choice",
+    "reasoning",
+    "text",
+    "truncation",
+)
+"""Fields that say how to sample: recorded as asked, and part of the retry identity. The types of the hosted tools
+stand beside them as ``hosted_tools``."""
+
+ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "user",
+)
+"""Fields of the request that the response object repeats."""
+
+_STATE = {
+    "previous_response_id": "send the whole history in input",
+    "conversation": "send the whole history in input",
+    "prompt": "send the prompt's text in instructions or input",
+    "background": "leave it out and wait for the response, or stream it",
+}
+"""What needs a server that keeps responses, and what to send instead."""
+
+_ROLES: dict[str, Role] = {
+    "user": "user",
+    "system": "system",
+    "developer": "developer",
+    "assistant": "assistant",
+}
+_LOGPROBS = "message.output_text.logprobs"
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def parse_responses(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+    """The call in a Responses body. Raises InvalidRequest, naming the field."""
+    source = read_object(body)
+    _refuse_unsupported(source)
+    instructions = text(source, "instructions")
+    messages = (before or ParsedBefore()).parse(
+        _input(source), lambda item, index: _item(item, f"input[{index}]"), _exact
+    )
+    if instructions:
+        messages = (Message("system", instructions), *messages)
+    if not messages:
+        raise InvalidRequest("input must be a string or an array with at least one item")
+    offer = offered(source)
+    asked = {key: source[key] for key in ASKED if source.get(key) is not None}
+    if offer.hosted:
+        asked["hosted_tools"] = sorted(offer.hosted)
+    return ModelCall(
+        messages=messages,
+        tools=tuple(offer.tools.values()),
+        model=text(source, "model") or "",
+        stream=flag(source, "stream"),
+        stream_usage=True,
+        max_tokens=positive_int(source, "max_output_tokens"),
+        parse_calls=_parse_calls(source.get("tool_choice")),
+        json_schema=_json_schema(source.get("text")),
+        asked=asked,
+        wire_tools=offer.wire_tools,
+        wire={key: _dumped(source[key], key) for key in ECHOED if source.get(key) is not None},
+    )
+
+
+def _refuse_unsupported(source: dict[str, Any]) -> None:
+    for key, instead in _STATE.items():
+        if source.get(key):
+            raise InvalidRequest(f"{key} is not accepted, because no response is kept here: {instead}")
+    included = source.get("include")
+    if source.get("top_logprobs") or (isinstance(included, list) and _LOGPROBS in included):
+        raise InvalidRequest("logprobs go to the trainer, through the control door; leave them out")
+    if source.get("logit_bias"):
+        raise InvalidRequest("logit_bias is not accepted: recorded logprobs must be those of the policy")
+
+
+def _input(source: dict[str, Any]) -> list[dict[str, Any]]:
+    value = source.get("input")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if value is not None and not isinstance(value, list):
+        raise InvalidRequest(f"input must be a string or an array of items, not {kind(value)}")
+    return objects(source, "input")
+
+
+def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
+    """The item as messages; it is looked at alone, because it may be known from an earlier call."""
+    match item.get("type") or ("message" if "role" in item else "item_reference"):
+        case "message":
+            return (_message(item, where),)
+        case "function_call" | "custom_tool_call":
+            return (Message("assistant", tool_calls=(_call(item, where),)),)
+        case "function_call_output" | "custom_tool_call_output":
+            output = _content(item.get("output"), f"{where}.output")
+            return (Message("tool", output, tool_call_id=text(item, "call_id", f"{where}.")),)
+        case "reasoning":
+            reasoning = _reasoning(item, where)
+            return (Message("assistant", reasoning=reasoning),) if reasoning else ()
+        case "item_reference":
+            raise InvalidRequest(f"{where}: nothing is kept that an item could refer to; send the item itself")
+        case other:
+            raise InvalidRequest(
+                f"{where}: an item of type {other!r} is not accepted, the model here has only the tools"
+                " that the agent runs (function and custom)"
+            )
+
+
+def _message(item: dict[str, Any], where: str) -> Message:
+    name = item.get("role")
+    role = _ROLES.get(name) if isinstance(name, str) else None
+    if role is None:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}, not {name!r}")
+    return Message(role, _content(item.get("content"), f"{where}.content"))
+
+
+def _call(item: dict[str, Any], where: str) -> ToolCall:
+    name = text(item, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    if item["type"] == "custom_tool_call":
+        arguments = custom_arguments(text(item, "input", f"{where}.") or "")
+    else:
+        written = item.get("arguments")
+        if not isinstance(written, str):  # some clients send the object itself
+            written = "{}" if written is None else _dumped(written, f"{where}.arguments").decode()
+        arguments = written
+    namespace = text(item, "namespace", f"{where}.")
+    return ToolCall(joined(namespace, name), arguments, text(item, "call_id", f"{where}."))
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    """What we wrote ourselves, else the item's text, else its summary. What another server encrypted is lost."""
+    own = unsealed(text(item, "encrypted_content", f"{where}.") or "")
+    if own is not None:
+        return own
+    return _texts(item, "content", "reasoning_text", where) or _texts(item, "summary", "summary_text", where)
+
+
+def _texts(item: dict[str, Any], key: str, wanted: str, where: str) -> str:
+    found = []
+    for index, part in enumerate(objects(item, key, f"{where}.")):
+        at = f"{where}.{key}[{index}]"
+        if part.get("type", wanted) not in (wanted, "text"):
+            raise InvalidRequest(f"{at} must be of type {wanted}, not {part.get('type')!r}")
+        found.append(text(part, "text", f"{at}.") or "")
+    return "".join(found)
+
+
+def _exact(item: dict[str, Any]) -> bool:
+    """Arguments may come as an object; nothing else that is read of an item is a number."""
+    return isinstance(item.get("arguments", ""), str)
+
+
+def _content(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{where} must be a string or an array of parts, not {kind(value)}")
+    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidRequest(f"{where} must be an object, not {kind(part)}")
+    if part.get("type") in _TEXT_PARTS:
+        return text(part, "text", f"{where}.") or ""
+    if part.get("type") == "refusal":
+        return text(part, "refusal", f"{where}.") or ""
+    raise InvalidRequest(
+        f"{where}: a part of type {part.get('type')!r} is not accepted, the model reads text only"
+    )
+
+
+def _parse_calls(choice: Any) -> bool:
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise InvalidRequest(
+            "tool_choice allowed_tools is not accepted: the policy may call whatever it is offered; send in tools"
+            " only what it may call"
+        )
+    raise InvalidRequest(
+        f"tool_choice {choice!r} is not accepted: forcing a call would change what the policy samples; use auto"
+    )
+
+
+def _json_schema(value: Any) -> str | None:
+    if value is None:
+        return None
+    wanted = value.get("format") if isinstance(value, dict) else value
+    if wanted is None:
+        return None
+    if not isinstance(wanted, dict):
+        raise InvalidRequest(f"text.format must be an object, not {kind(wanted)}")
+    match wanted.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return '{"type":"object"}'
+        case "json_schema":
+            schema = wanted.get("schema")
+            if not isinstance(schema, dict):
+                raise InvalidRequest("text.format.schema must be an object")
+            return _dumped(schema, "text.format.schema").decode()
+    raise InvalidRequest(f"text.format.type {wanted.get('type')!r} is not known")
+
+
+def _dumped(value: Any, where: str) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise InvalidRequest(f"{where} is nested too deeply") from None

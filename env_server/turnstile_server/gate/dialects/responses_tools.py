@@ -1,0 +1,135 @@
+"""Tools of OpenAI Responses, and how a call's name, namespace and free text go to the model and back.
+
+The model is offered functions only: a tool in a namespace under the joined name, a custom tool as a function with
+the one string argument ``input``. What a call looks like on the wire follows from the call and the tool alone, so
+an item of a history reads the same whatever is offered beside it.
+(https://platform.openai.com/docs/api-reference/responses/create#responses-create-tools)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from turnstile.models import Tool
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.json_body import kind, objects, text
+from turnstile_server.gate.dialects.protocol import WireTool
+
+_JOINT = "__"
+_INPUT = "input"
+
+
+@dataclass
+class Offer:
+    """What a request offers. ``hosted``: types of the tools that only OpenAI runs; the model is not shown them."""
+
+    tools: dict[str, Tool] = field(default_factory=dict)
+    wire_tools: dict[str, WireTool] = field(default_factory=dict)
+    hosted: list[str] = field(default_factory=list)
+
+
+def offered(source: dict[str, Any]) -> Offer:
+    """The request's ``tools``. Raises InvalidRequest."""
+    offer = Offer()
+    for index, item in enumerate(objects(source, "tools")):
+        where = f"tools[{index}]"
+        if item.get("type") == "namespace":
+            namespace = _name(item, where)
+            for inner, tool in enumerate(objects(item, "tools", f"{where}.")):
+                _add(offer, tool, f"{where}.tools[{inner}]", namespace)
+        else:
+            _add(offer, item, where, None)
+    return offer
+
+
+def joined(namespace: str | None, name: str) -> str:
+    """The name that the model sees."""
+    return f"{namespace}{_JOINT}{name}" if namespace else name
+
+
+def custom_arguments(written: str) -> str:
+    """A custom call's input as the arguments of the function that the model sees."""
+    return orjson.dumps({_INPUT: written}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """The input in a call of a custom tool; the arguments as they are where they are not as asked for, so that
+    the agent's answer tells the model what it did."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:  # numbers and surrogates that a parser of calls may let through
+        return arguments
+    written = value.get(_INPUT) if isinstance(value, dict) and len(value) == 1 else None
+    return written if isinstance(written, str) else arguments
+
+
+def _add(offer: Offer, item: dict[str, Any], where: str, namespace: str | None) -> None:
+    match item.get("type"):
+        case "function":
+            function = _function(item, where)
+        case "custom":
+            function = _custom(item, where)
+        case str(hosted):
+            offer.hosted.append(hosted)
+            return
+        case other:
+            raise InvalidRequest(f"{where}.type must be a string, not {kind(other)}")
+    bare = function["name"]
+    name = function["name"] = joined(namespace, bare)
+    if name in offer.tools:
+        raise InvalidRequest(f"{where}: a tool named {name!r} is offered twice")
+    offer.tools[name] = Tool(name=name, spec={"type": "function", "function": function})
+    if namespace or item["type"] == "custom":
+        offer.wire_tools[name] = WireTool(bare, namespace, custom=item["type"] == "custom")
+
+
+def _function(item: dict[str, Any], where: str) -> dict[str, Any]:
+    """``strict`` stays out: nothing here enforces it, and clients of the same tool differ in it."""
+    function: dict[str, Any] = {"name": _name(item, where)}
+    description = text(item, "description", f"{where}.")
+    if description is not None:
+        function["description"] = description
+    parameters = item.get("parameters")
+    if parameters is not None:
+        if not isinstance(parameters, dict):
+            raise InvalidRequest(f"{where}.parameters must be an object, not {kind(parameters)}")
+        function["parameters"] = parameters
+    return function
+
+
+def _custom(item: dict[str, Any], where: str) -> dict[str, Any]:
+    description = "\n\n".join(filter(None, (text(item, "description", f"{where}."), _grammar(item, where))))
+    function: dict[str, Any] = {"name": _name(item, where)}
+    if description:
+        function["description"] = description
+    function["parameters"] = {
+        "type": "object",
+        "properties": {_INPUT: {"type": "string"}},
+        "required": [_INPUT],
+        "additionalProperties": False,
+    }
+    return function
+
+
+def _grammar(item: dict[str, Any], where: str) -> str | None:
+    """The format as words: the model is told of it, and nothing holds it to it."""
+    wanted = item.get("format")
+    if wanted is None:
+        return None
+    if not isinstance(wanted, dict):
+        raise InvalidRequest(f"{where}.format must be an object, not {kind(wanted)}")
+    definition = text(wanted, "definition", f"{where}.format.")
+    if not definition:
+        return None
+    syntax = text(wanted, "syntax", f"{where}.format.") or ""
+    return f"The input must match this {syntax} grammar:\n{definition}"
+
+
+def _name(item: dict[str, Any], where: str) -> str:
+    name = text(item, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    return name
