@@ -5,10 +5,10 @@ from __future__ import annotations
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.dialects.directory import DialectDirectory
-from turnstile_server.gate.dialects.responses import ResponsesDialect
 from turnstile_server.gate.dialects.gemini import GeminiDialect
+from turnstile_server.gate.dialects.responses import ResponsesDialect
 
 
 def make_dialects() -> DialectDirectory:
     chat = ChatDialect()
-    return DialectDirectory([chat, AnthropicDialect(), GeminiDialect()], fallback=chat)
+    return DialectDirectory([chat, AnthropicDialect(), GeminiDialect(), ResponsesDialect()], fallback=chat)
