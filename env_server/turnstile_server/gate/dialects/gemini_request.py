@@ -1,0 +1,289 @@
+"""Gemini generateContent, inbound (https://ai.google.dev/api/generate-content).
+
+Read: contents, systemInstruction, tools, toolConfig, generationConfig. Recorded but not obeyed (the trainer pins
+sampling): temperature, topP, topK, seed, …. Refused, because obeying or ignoring it would make the record untrue:
+candidateCount > 1, log probabilities, forced tools, cached content, everything that is not text. Ignored: what
+does not reach the model (safetySettings, labels, thought signatures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnstile.models import Message, ToolCall
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.gemini_json import camel, compact, item, items
+from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
+from turnstile_server.gate.dialects.json_body import kind, positive_int, read_object, text
+from turnstile_server.gate.dialects.parsed_before import ParsedBefore
+from turnstile_server.gate.dialects.protocol import ModelCall
+
+ASKED = (
+    "temperature",
+    "topP",
+    "topK",
+    "seed",
+    "presencePenalty",
+    "frequencyPenalty",
+    "maxOutputTokens",
+    "stopSequences",
+    "responseMimeType",
+    "responseSchema",
+    "responseJsonSchema",
+    "thinkingConfig",
+)
+"""Fields of generationConfig that say how to sample: recorded as asked, and part of the retry identity."""
+
+MAX_STOP_STRINGS = 16
+
+_DATA = ("text", "functionCall", "functionResponse")
+_ABOUT_A_PART = ("thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution", "callIndex")
+_WRAPPERS = ("output", "result", "content", "error")
+"""Keys that clients wrap a tool's text in, because the wire wants an object."""
+
+
+def parse_gemini(body: bytes, before: ParsedBefore | None, params: Mapping[str, str]) -> ModelCall:
+    """The call in a body. ``params``: ``model`` and ``method`` of the path (absent: a plain call), ``alt`` of the query.
+
+    Raises InvalidRequest, naming the field."""
+    source = camel(read_object(body))
+    if params.get("method") == "countTokens" and source.get("generateContentRequest") is not None:
+        source = item(source, "generateContentRequest")
+    try:
+        return _call(source, before or ParsedBefore(), params)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _call(source: dict[str, Any], before: ParsedBefore, params: Mapping[str, str]) -> ModelCall:
+    if source.get("cachedContent"):
+        raise InvalidRequest("cachedContent names a context that is not stored here; send its contents instead")
+    config = item(source, "generationConfig")
+    _refuse_unsupported(config)
+    contents = items(source, "contents")
+    if not contents:
+        raise InvalidRequest("contents must have at least one content")
+    messages = _answers_named(before.parse(contents, _content, _exact), contents)
+    offer = read_tools(source)
+    asked = {key: config[key] for key in ASKED if config.get(key) is not None}
+    if source.get("toolConfig"):
+        asked["toolConfig"] = source["toolConfig"]
+    if offer.hosted:
+        asked["hosted_tools"] = list(offer.hosted)
+    return ModelCall(
+        messages=(*_system(source.get("systemInstruction")), *messages),
+        tools=offer.tools,
+        model=params.get("model", ""),
+        stream=params.get("method") == "streamGenerateContent",
+        stream_usage=True,
+        max_tokens=positive_int(config, "maxOutputTokens"),
+        stop=_stop(config.get("stopSequences")),
+        parse_calls=may_call(source),
+        json_schema=_response_schema(config),
+        asked=asked,
+        show_reasoning=item(config, "thinkingConfig", "generationConfig.").get("includeThoughts") is True,
+        wire={"sse": "sse" in (params.get("alt"), params.get("$alt"))},
+    )
+
+
+def _refuse_unsupported(config: dict[str, Any]) -> None:
+    if config.get("candidateCount") not in (None, 1):
+        raise InvalidRequest(
+            "generationConfig.candidateCount must be 1: every candidate is one turn of the episode"
+        )
+    for key in ("responseLogprobs", "logprobs"):
+        if config.get(key):
+            raise InvalidRequest(f"generationConfig.{key}: log probabilities go to the trainer; leave it out")
+    modalities = config.get("responseModalities") or ["TEXT"]
+    if not isinstance(modalities, list) or any(one not in ("TEXT", "MODALITY_UNSPECIFIED") for one in modalities):
+        raise InvalidRequest("generationConfig.responseModalities: only TEXT is generated")
+    for key in ("speechConfig", "imageConfig"):
+        if config.get(key):
+            raise InvalidRequest(f"generationConfig.{key}: only text is generated")
+
+
+def _system(instruction: Any) -> tuple[Message, ...]:
+    """One leading system message; none where the instruction has no text."""
+    if isinstance(instruction, dict):
+        parts = _Parts(camel(instruction), "systemInstruction")
+        parts.refuse("functionCall", "functionResponse")
+        instruction = "".join(text(part, "text", f"{where}.") or "" for part, where in parts)
+    elif instruction is not None and not isinstance(instruction, str):
+        raise InvalidRequest(f"systemInstruction must be an object, not {kind(instruction)}")
+    return (Message("system", instruction),) if instruction else ()
+
+
+def _content(source: dict[str, Any], index: int) -> tuple[Message, ...]:
+    where = f"contents[{index}]"
+    content = camel(source)
+    role = content.get("role")
+    parts = _Parts(content, where)
+    if role == "model":
+        parts.refuse("functionResponse")
+        return (_reply(parts),)
+    if role in (None, "", "user", "function"):
+        parts.refuse("functionCall")
+        return tuple(_inputs(parts))
+    raise InvalidRequest(f"{where}.role must be user, model or function, not {role!r}")
+
+
+class _Parts:
+    """The parts of one content, each with its path; only those of text, calls and results.
+
+    Raises InvalidRequest for any other."""
+
+    def __init__(self, content: dict[str, Any], where: str) -> None:
+        self._found = [
+            (camel(part), f"{where}.parts[{index}]")
+            for index, part in enumerate(items(content, "parts", f"{where}."))
+        ]
+        for part, path in self._found:
+            known = any(part.get(key) is not None for key in _DATA)
+            other = next(
+                (key for key, value in part.items() if value is not None and key not in (*_DATA, *_ABOUT_A_PART)),
+                None,
+            )
+            if other is not None and not known:
+                raise InvalidRequest(f"{path}.{other} is not accepted, the model reads text only")
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
+        return iter(self._found)
+
+    def refuse(self, *keys: str) -> None:
+        for part, path in self._found:
+            for key in keys:
+                if part.get(key) is not None:
+                    raise InvalidRequest(f"{path}.{key} has no place in a content of this role")
+
+
+def _reply(parts: _Parts) -> Message:
+    """Thoughts and texts each joined, calls in order."""
+    said: list[str] = []
+    thought: list[str] = []
+    calls: list[ToolCall] = []
+    for part, where in parts:
+        (thought if part.get("thought") else said).append(text(part, "text", f"{where}.") or "")
+        if part.get("functionCall") is not None:
+            calls.append(_tool_call(item(part, "functionCall", f"{where}."), f"{where}.functionCall"))
+    return Message("assistant", "".join(said), reasoning="".join(thought) or None, tool_calls=tuple(calls))
+
+
+def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
+    name = text(source, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    arguments = source.get("args")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise InvalidRequest(f"{where}.args must be an object, not {kind(arguments)}")
+    return ToolCall(
+        name=name, arguments=compact(arguments or {}, f"{where}.args"), id=text(source, "id", f"{where}.") or None
+    )
+
+
+def _inputs(parts: _Parts) -> Iterator[Message]:
+    """Each result is a message; texts side by side are one user message, in wire order with the results."""
+    said: list[str] = []
+    answered = False
+    for part, where in parts:
+        said.append(text(part, "text", f"{where}.") or "")
+        if part.get("functionResponse") is None:
+            continue
+        if any(said):
+            yield Message("user", "".join(said))
+        said, answered = [], True
+        yield _result(item(part, "functionResponse", f"{where}."), f"{where}.functionResponse")
+    if any(said) or not answered:
+        yield Message("user", "".join(said))
+
+
+def _result(source: dict[str, Any], where: str) -> Message:
+    if source.get("parts"):
+        raise InvalidRequest(f"{where}.parts is not accepted, the model reads text only")
+    text(source, "name", f"{where}.")
+    response = source.get("response")
+    if response is not None and not isinstance(response, dict):
+        raise InvalidRequest(f"{where}.response must be an object, not {kind(response)}")
+    return Message("tool", _output(response or {}, where), tool_call_id=text(source, "id", f"{where}.") or None)
+
+
+def _output(response: Mapping[str, Any], where: str) -> str:
+    """A tool's output as the other dialects carry it: the lone text in its wrapper, nothing for nothing, else the
+    whole object as JSON."""
+    if len(response) == 1:
+        ((key, value),) = response.items()
+        if key in _WRAPPERS and isinstance(value, str):
+            return value
+    return compact(response, f"{where}.response") if response else ""
+
+
+def _exact(source: dict[str, Any]) -> bool:
+    """Arguments and results are objects, in which equal numbers may be of different types."""
+    parts = [camel(part) for part in items(camel(source), "parts")]
+    inside = [part.get(key) for part in parts for key in ("functionCall", "functionResponse")]
+    while inside:
+        value = inside.pop()
+        if isinstance(value, int | float):
+            return False
+        inside += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return True
+
+
+def _answers_named(messages: Sequence[Message], contents: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+    """``messages`` with the call id of each result that came without: of the first open call of its name."""
+    if all(message.role != "tool" or message.tool_call_id for message in messages):
+        return tuple(messages)
+    names = _answered_names(contents)
+    named: list[Message] = []
+    waiting: list[ToolCall] = []
+    for message in messages:
+        found = message
+        if message.role == "assistant":
+            if named and named[-1].role != "assistant":
+                waiting = []
+            waiting += message.tool_calls
+        elif message.role == "tool":
+            name, call_id = next(names), message.tool_call_id
+            same = (call for call in waiting if (call.id == call_id if call_id else call.name == name))
+            call = next(same, None)
+            if call is not None:
+                waiting.remove(call)
+                found = replace(message, tool_call_id=call.id)
+        named.append(found)
+    return tuple(named)
+
+
+def _answered_names(contents: Sequence[dict[str, Any]]) -> Iterator[str | None]:
+    """The names of all results, in order: one for each tool message."""
+    for content in contents:
+        for part in items(camel(content), "parts"):
+            if (response := camel(part).get("functionResponse")) is not None:
+                yield response.get("name")
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    where = "generationConfig.stopSequences"
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
+        raise InvalidRequest(f"{where} must be an array of non-empty strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"{where} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are accepted")
+    return tuple(strings)
+
+
+def _response_schema(config: dict[str, Any]) -> str | None:
+    mime = text(config, "responseMimeType", "generationConfig.") or "text/plain"
+    as_json, as_openapi = config.get("responseJsonSchema"), config.get("responseSchema")
+    schema = as_json if as_json is not None else json_schema(as_openapi)
+    if schema is not None and not isinstance(schema, dict):
+        raise InvalidRequest(f"generationConfig.responseSchema must be an object, not {kind(schema)}")
+    if mime == "text/plain":
+        if schema:
+            raise InvalidRequest("generationConfig.responseSchema needs responseMimeType application/json")
+        return None
+    if mime != "application/json":
+        raise InvalidRequest(f"generationConfig.responseMimeType {mime!r} is not known; use application/json")
+    return compact(schema or {"type": "object"}, "generationConfig.responseSchema")

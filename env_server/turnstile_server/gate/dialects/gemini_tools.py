@@ -1,0 +1,133 @@
+"""Gemini's tools, tool choice and schemas (https://ai.google.dev/api/caching#Tool), as the model is offered them.
+
+A schema in Gemini's subset of OpenAPI becomes JSON schema: types in lower case, ``nullable`` as a null type,
+counts that came as strings as numbers. A JSON schema stays as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile.models import Tool
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.gemini_json import camel, item, items
+from turnstile_server.gate.dialects.json_body import kind, text
+
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_SCHEMAS = ("items", "additionalProperties")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NOT_JSON_SCHEMA = ("nullable", "propertyOrdering")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """``tools``: what the model is offered; ``hosted``: names of Google's own tools that were asked for, which
+    do not exist here."""
+
+    tools: tuple[Tool, ...]
+    hosted: tuple[str, ...]
+
+
+def read_tools(source: Mapping[str, Any]) -> Offer:
+    """Raises InvalidRequest, naming the field."""
+    tools: dict[str, Tool] = {}
+    hosted: dict[str, None] = {}
+    for index, entry in enumerate(items(source, "tools")):
+        kinds = camel(entry)
+        hosted |= {
+            name: None for name, value in kinds.items() if name != "functionDeclarations" and value is not None
+        }
+        for at, declared in enumerate(items(kinds, "functionDeclarations", f"tools[{index}].")):
+            where = f"tools[{index}].functionDeclarations[{at}]"
+            tool = _tool(camel(declared), where)
+            if tool.name in tools:
+                raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
+            tools[tool.name] = tool
+    return Offer(tuple(tools.values()), tuple(hosted))
+
+
+def _tool(declared: dict[str, Any], where: str) -> Tool:
+    name = text(declared, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    function: dict[str, Any] = {"name": name}
+    description = text(declared, "description", f"{where}.")
+    if description is not None:
+        function["description"] = description
+    parameters = declared.get("parametersJsonSchema")
+    if parameters is None:
+        parameters = json_schema(declared.get("parameters"))
+    if parameters is not None:
+        if not isinstance(parameters, dict):
+            raise InvalidRequest(f"{where}.parameters must be an object, not {kind(parameters)}")
+        function["parameters"] = parameters
+    return Tool(name=name, spec={"type": "function", "function": function})
+
+
+def may_call(source: Mapping[str, Any]) -> bool:
+    """Whether the model may call tools. Raises InvalidRequest where the call asks to force or restrict calls.
+
+    ``VALIDATED`` lets the model choose between a call and text, as ``AUTO`` does, and is taken as that: its
+    promise that arguments fit their schema is not kept, because a grammar would change what the policy samples.
+    """
+    config = item(item(source, "toolConfig"), "functionCallingConfig", "toolConfig.")
+    where = "toolConfig.functionCallingConfig"
+    mode = (text(config, "mode", f"{where}.") or "AUTO").upper()
+    if mode not in ("AUTO", "VALIDATED", "NONE", "MODE_UNSPECIFIED"):
+        raise InvalidRequest(
+            f"{where}.mode {mode!r} is not accepted: forcing a call would change what the policy samples; use AUTO"
+        )
+    if mode != "NONE" and config.get("allowedFunctionNames"):
+        raise InvalidRequest(
+            f"{where}.allowedFunctionNames is not accepted: offer only the tools that may be called"
+        )
+    return mode != "NONE"
+
+
+def json_schema(schema: Any) -> Any:
+    """A schema of Gemini's as JSON schema. What is no object comes back as it is."""
+    if not isinstance(schema, dict):
+        return schema
+    source = camel(schema)
+    written = {
+        key: _keyword(key, value, source)
+        for key, value in source.items()
+        if key not in _NOT_JSON_SCHEMA and not (key == "type" and value == "TYPE_UNSPECIFIED")
+    }
+    return _nullable(written) if source.get("nullable") is True else written
+
+
+def _keyword(key: str, value: Any, source: Mapping[str, Any]) -> Any:
+    if key == "type":
+        return [_type(one) for one in value] if isinstance(value, list) else _type(value)
+    if key in _COUNTS and isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if key in _SCHEMAS:
+        return json_schema(value)
+    if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+        return [json_schema(one) for one in value]
+    if key == "properties" and isinstance(value, dict):
+        return {name: json_schema(value[name]) for name in _ordered(value, source.get("propertyOrdering"))}
+    return value
+
+
+def _type(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _ordered(properties: Mapping[str, Any], ordering: Any) -> list[str]:
+    """The names of ``properties``, those that ``ordering`` has first and in its order."""
+    first = [name for name in ordering if isinstance(name, str)] if isinstance(ordering, list) else []
+    return [name for name in dict.fromkeys([*first, *properties]) if name in properties]
+
+
+def _nullable(written: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(written.get("type"), str):
+        written["type"] = [written["type"], "null"]
+    elif isinstance(written.get("anyOf"), list):
+        written["anyOf"] = [*written["anyOf"], {"type": "null"}]
+    if isinstance(written.get("enum"), list) and None not in written["enum"]:
+        written["enum"] = [*written["enum"], None]
+    return written
