@@ -1,0 +1,220 @@
+"""What the scripted model does to an agent: one small task, and one thing that goes wrong on the way.
+
+The task is two shell commands. What has been done is read off the prompt: each command prints a mark that is not
+in its own text, so a history that was rewritten, summed up or handed to a sub-agent still says how far it is. Each
+episode's fault happens at one place and is over; from then on all goes well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agents_matrix import hands
+from turnstile_server.engines.scene import Broken, Scene, Step, ToolUse
+from turnstile_server.errors import EngineProtocolError, EngineUnavailable, TooManyCalls, TurnstileError
+
+TASK = (
+    "Create hello.py, a program that prints hello, in the current folder. Run it, and read it once more. "
+    "Then finish with one sentence."
+)
+"""Every conversation that holds it is about the task itself; a sub-agent's holds its own."""
+
+COMMANDS = (
+    "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; echo MARK-$((0+1))",
+    "cat hello.py; echo MARK-$((0+2))",
+)
+LONG_COMMAND = "seq {start} {end}; echo MARK-$((0+{mark}))"
+"""Numbers are many tokens and few bytes."""
+LONG_STEPS, LONG_LINES = 8, 4000
+SUBTASK = "Count the files in the current folder, and report their number. This is errand number {number} of two."
+ERRAND = re.compile(r"This is errand number (\d) of two")
+SUB_COMMAND = "ls | wc -l; echo SUBMARK-$((0+{number}))"
+SUMMARY_WANTED = re.compile(r"(?i)summar|compact|checkpoint|condense|continuation")
+THOUGHT = "The next step is plain."
+CHATTER = "I shall say at length what I am about to do, before I do it. " * 4
+
+
+@dataclass
+class Act:
+    """One episode: what has happened in it so far."""
+
+    fault: str
+    calls: int = 0
+    fired: int = 0
+    finished: bool = False
+    errands: set[str] = field(default_factory=set)
+
+
+Says = Step | Broken
+Fault = Callable[[Scene, Act], Says | None]
+"""What goes wrong in this call; None: nothing."""
+
+
+class Stagehand:
+    """A policy for many episodes, each with the fault that it was given by ``cast``."""
+
+    def __init__(self) -> None:
+        self._acts: dict[str, Act] = {}
+
+    def cast(self, episode_id: str, fault: str) -> Act:
+        act = self._acts[episode_id] = Act(fault)
+        return act
+
+    def __call__(self, scene: Scene) -> Says:
+        act = self._acts.get(scene.episode_id) or self.cast(scene.episode_id, "ok")
+        wrong = FAULTS[act.fault](scene, act)
+        act.calls += 1
+        return wrong or right(scene, act)
+
+
+def right(scene: Scene, act: Act) -> Step:
+    """The next step of whatever this conversation is about."""
+    if act.fault == "compaction" and SUMMARY_WANTED.search(_last_words(scene)):
+        return Step(text=_summary(scene))
+    errand = ERRAND.search(_heard(scene))
+    if TASK not in _heard(scene) and errand is not None:
+        return _errand(scene, errand[1])
+    if not scene.tools:
+        return Step(text="A greeting in Python")
+    use = hands.shell(scene.tools, _command(act, _progress(scene)) or "")
+    if _command(act, _progress(scene)) is not None and use is not None:
+        return Step(reasoning=THOUGHT, text="I go on.", calls=(use,))
+    act.finished = True
+    ending = hands.end(scene)
+    return Step(reasoning=THOUGHT, text="It is done.", calls=() if ending is None else (ending,))
+
+
+def _errand(scene: Scene, number: str) -> Step:
+    use = hands.shell(scene.tools, SUB_COMMAND.format(number=number))
+    if f"SUBMARK-{number}" not in _heard(scene) and use is not None:
+        return Step(reasoning=THOUGHT, text="I count.", calls=(use,))
+    ending = hands.end(scene)
+    said = f"There is one file. SUBMARK-{number} is reported."
+    return Step(text=said, calls=() if ending is None else (ending,))
+
+
+def _command(act: Act, done: int) -> str | None:
+    if act.fault != "compaction":
+        return COMMANDS[done] if done < len(COMMANDS) else None
+    if done >= LONG_STEPS:
+        return None
+    start = 100_000 + done * LONG_LINES
+    return LONG_COMMAND.format(start=start, end=start + LONG_LINES, mark=done + 1)
+
+
+def _progress(scene: Scene) -> int:
+    """How many commands have been run, by the marks they print."""
+    heard = _heard(scene)
+    done = 0
+    while f"MARK-{done + 1}" in heard.replace("SUBMARK", ""):
+        done += 1
+    return done
+
+
+def _summary(scene: Scene) -> str:
+    marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(scene)))
+    text = f"The task is: {TASK} What was done so far has printed these marks: {marks or 'none'}."
+    if "<summary>" in scene.prompt:
+        return f"<analysis>\nThe numbers matter little.\n</analysis>\n\n<summary>\n{text}\n</summary>"
+    return text
+
+
+def _heard(scene: Scene) -> str:
+    return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
+
+
+def _last_words(scene: Scene) -> str:
+    return scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
+
+
+def _nothing(scene: Scene, act: Act) -> None:
+    return None
+
+
+def _refused_first(*errors: Callable[[], TurnstileError]) -> Fault:
+    """The first calls of the episode are refused before a token."""
+
+    def fault(scene: Scene, act: Act) -> Says | None:
+        return Broken(errors[act.calls]()) if act.calls < len(errors) else None
+
+    return fault
+
+
+def _once(after: int, say: Callable[[Scene, Act], Says | None]) -> Fault:
+    """What ``say`` says, in the main conversation, as soon as ``after`` commands have been run; once."""
+
+    def fault(scene: Scene, act: Act) -> Says | None:
+        about_it = scene.tools and TASK in _heard(scene) and _progress(scene) == after
+        if act.fired or not about_it:
+            return None
+        says = say(scene, act)
+        act.fired += says is not None
+        return says
+
+    return fault
+
+
+def _cut(scene: Scene, act: Act) -> Says:
+    error = EngineUnavailable("the engine was lost in the middle of a reply", retry_after_s=1.0)
+    return Broken(error, Step(reasoning=THOUGHT, text=CHATTER), after=60)
+
+
+def _malformed(scene: Scene, act: Act) -> Says:
+    use = hands.shell(scene.tools, "true")
+    name = "bash" if use is None else use.tool
+    return Step(text=f'I try.\n<tool_call>\n{{"name": "{name}", "arguments": {{"command": "ls \n</tool_call>')
+
+
+def _bad_arguments(scene: Scene, act: Act) -> Says | None:
+    use = hands.misused_shell(scene.tools)
+    return None if use is None else Step(reasoning=THOUGHT, text="I try.", calls=(use,))
+
+
+def _empty(scene: Scene, act: Act) -> Says:
+    return Step()
+
+
+def _too_long(scene: Scene, act: Act) -> Says:
+    return Step(reasoning=THOUGHT, text=CHATTER * 40)
+
+
+def _subagents(scene: Scene, act: Act) -> Says | None:
+    """Two at once; where they work in the background, the main conversation waits for them."""
+    if TASK not in _heard(scene):
+        return None
+    if act.fired == 0:
+        uses: list[ToolUse] = []
+        for number in (1, 2):
+            use = hands.subagent(scene.tools, SUBTASK.format(number=number))
+            uses += [] if use is None else [use]
+        act.fired += bool(uses)
+        return Step(reasoning=THOUGHT, text="Two errands first.", calls=tuple(uses)) if uses else None
+    if act.fired < 3 and scene.tools and _heard(scene).count("SUBMARK-") < 2:
+        use = hands.waiting(scene)
+        act.fired += 1
+        return None if use is None else Step(text="I wait.", calls=(use,))
+    return None
+
+
+FAULTS: Mapping[str, Fault] = {
+    "ok": _nothing,
+    "rate_limit": _refused_first(lambda: TooManyCalls("the server is busy", retry_after_s=1.0)),
+    "server_error": _refused_first(
+        lambda: EngineProtocolError("the engine's answer cannot be recorded"),
+        lambda: EngineUnavailable("the engine cannot be reached", retry_after_s=1.0),
+    ),
+    "internal_error": _refused_first(lambda: TurnstileError("the gate failed; the server's log says why")),
+    "cut": _once(1, _cut),
+    "malformed": _once(0, _malformed),
+    "bad_arguments": _once(0, _bad_arguments),
+    "empty": _once(1, _empty),
+    "too_long": _once(1, _too_long),
+    "subagent": _subagents,
+    "compaction": _nothing,
+}
+
+MAX_COMPLETION_TOKENS = {"too_long": 600}
+"""Tokens of one reply, where the fault is that there are no more; elsewhere ``ENOUGH_TOKENS``."""
+ENOUGH_TOKENS = 8192

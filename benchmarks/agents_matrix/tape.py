@@ -1,0 +1,123 @@
+"""Listens in on the agent door: what was asked, in which order, and what became of it.
+
+``Microphone`` is an ASGI application around the door. The request that is being served is in ``CURRENT``, a
+context variable: tasks started on behalf of a request inherit it, so an engine knows whose call it answers.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agents_matrix.recording import Said, What
+from turnstile_server.agent_request import split_path
+
+KEYS = frozenset({"authorization", "x-api-key", "x-goog-api-key"})
+"""Headers with the episode's key: no recording keeps it."""
+TRANSPORT = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "traceparent", "tracestate"}
+)
+"""Headers of the way, not of the request."""
+
+
+@dataclass
+class Heard:
+    """One request, filled in while it is served."""
+
+    method: str
+    path: str
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytearray = field(default_factory=bytearray)
+    said: Said | None = None
+    status: int = 0
+    answer: bytearray = field(default_factory=bytearray)
+
+
+@dataclass
+class Tape:
+    """What was heard in one episode."""
+
+    calls: list[Heard] = field(default_factory=list)
+    events: list[tuple[What, int]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+
+    def add(self, heard: Heard) -> int:
+        self.calls.append(heard)
+        return len(self.calls) - 1
+
+
+CURRENT: ContextVar[Heard | None] = ContextVar("CURRENT", default=None)
+
+
+class Microphone:
+    """Records the episodes that were announced by ``tape``; the rest passes by."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._tapes: dict[str, Tape] = {}
+
+    def tape(self, episode_id: str) -> Tape:
+        return self._tapes.setdefault(episode_id, Tape())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        episode_id, path = split_path(scope["path"]) if scope["type"] == "http" else ("", "")
+        tape = self._tapes.get(episode_id)
+        if tape is None or path.rstrip("/") == "/mcp":
+            await self._app(scope, receive, send)
+        else:
+            await _Listening(tape, scope, path, receive, send).run(self._app)
+
+
+class _Listening:
+    def __init__(self, tape: Tape, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        kept = tuple((name, value) for name, value in headers if name not in KEYS | TRANSPORT)
+        tape.keys |= {value.removeprefix("Bearer ") for name, value in headers if name in KEYS}
+        self._tape = tape
+        self._heard = Heard(scope["method"], path, scope["query_string"].decode("latin-1"), kept)
+        self._index: int | None = None
+        self._over = False
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def run(self, app: ASGIApp) -> None:
+        CURRENT.set(self._heard)
+        try:
+            await app(self._scope, self._hear, self._say)
+        finally:
+            if not self._over:
+                self._note("gone")
+
+    async def _hear(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._heard.body += message.get("body", b"")
+            if not message.get("more_body", False):
+                self._asked()
+        elif not self._over:
+            self._note("gone")
+        return message
+
+    async def _say(self, message: Message) -> None:
+        self._asked()  # a request whose body nobody wanted to read
+        if message["type"] == "http.response.start":
+            self._heard.status = message["status"]
+        else:
+            self._heard.answer += message.get("body", b"")
+            if not message.get("more_body", False) and not self._over:
+                self._note("ended")
+        await self._send(message)
+
+    def _asked(self) -> None:
+        if self._index is None:
+            self._index = self._tape.add(self._heard)
+            self._tape.events.append(("asked", self._index))
+
+    def _note(self, what: What) -> None:
+        self._over = True
+        if self._index is not None:
+            self._tape.events.append((what, self._index))
