@@ -4,13 +4,12 @@ an agent sent back in any of the known ways, is still that reply."""
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openai
 import pytest
+from body_server import BodyServer, body_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
@@ -23,44 +22,15 @@ CHAT = ChatDialect()
 Wire = dict[str, Any]
 
 
-class BodyServer(ThreadingHTTPServer):
-    """Answers every call with ``body``."""
-
-    daemon_threads = True
-    body = b""
-
-
-class BodyHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: BodyServer
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream" if asked.get("stream") else "application/json")
-        self.send_header("content-length", str(len(self.server.body)))
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def log_message(self, *_: object) -> None:
-        """Requests are not worth a line each."""
-
-
 class Reader:
     """The official client, reading bytes that the dialect wrote."""
 
-    def __init__(self) -> None:
-        self._server = BodyServer(("127.0.0.1", 0), BodyHandler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._client = openai.OpenAI(base_url=url, api_key="key", max_retries=0)
+    def __init__(self, server: BodyServer) -> None:
+        self._server = server
+        self._client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0)
 
     def close(self) -> None:
         self._client.close()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def whole(self, body: bytes) -> ChatCompletionMessage:
         self._server.body = body
@@ -104,9 +74,10 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Reader]:
-    reader = Reader()
-    yield reader
-    reader.close()
+    with body_server() as server:
+        reader = Reader(server)
+        yield reader
+        reader.close()
 
 
 def body(*echo: Wire) -> bytes:
