@@ -45,7 +45,7 @@ _WRAPPERS = ("output", "result", "content", "error")
 
 
 def parse_gemini(body: bytes, before: ParsedBefore | None, params: Mapping[str, str]) -> ModelCall:
-    """The call in a body. ``params``: ``model`` and ``method`` of the path (absent: a plain call), ``alt`` of the query.
+    """The call in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
     Raises InvalidRequest, naming the field."""
     source = camel(read_object(body))
