@@ -19,13 +19,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from local import ROOT, descendants, running, serve
-from scripted.gold import CHARACTERS_PER_STEP, gold_script
+from scripted.gold import gold_script
 from scripted.script import THE_END, Play, Scene, Script, ScriptError, Step, load_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineUnavailable
+from turnstile_server.rehearsal.solution import CHARACTERS_PER_COMMAND
 from turnstile_server.settings import EngineSettings
 from turnstile_server.tasks.model import Task
 
@@ -299,7 +300,7 @@ def test_the_gold_commands_make_exactly_the_gold_files(tmp_path: Path) -> None:
         "no newline.txt": "no newline",
         "empty": "",
         "crlf.txt": "a\r\nb\r\n",
-        "long.txt": "".join(f"line {n}\u2028\n" for n in range(2 * CHARACTERS_PER_STEP // 8)),
+        "long.txt": "".join(f"line {n}\u2028\n" for n in range(2 * CHARACTERS_PER_COMMAND // 8)),
     }
     task = Task.model_validate(
         {
@@ -315,7 +316,7 @@ def test_the_gold_commands_make_exactly_the_gold_files(tmp_path: Path) -> None:
     work.mkdir()
     (work / "old file").touch()
     for step in shell.steps:
-        assert len(str(step.arguments["command"])) < CHARACTERS_PER_STEP + 200
+        assert len(str(step.arguments["command"])) < CHARACTERS_PER_COMMAND + 200
         subprocess.run(["/bin/sh", "-c", step.arguments["command"]], cwd=work, check=True)
     found = {path.relative_to(work).as_posix(): path.read_bytes() for path in work.rglob("*") if path.is_file()}
     expected = {name: text.encode() for name, text in inline.items()}
