@@ -1,0 +1,104 @@
+"""``turnstile agents doctor``: whether an agent works here, before the first episode depends on it.
+
+The agent is installed and plays one small task (or one of the tasks there are) against a policy that writes what a
+model would sample; nothing of that is for training. Exit codes: 0; 1 where something is not as it must be; 2 where
+settings, specs, sandboxes or the model folder cannot be used; 130 and 143 after SIGINT and SIGTERM, with all that
+was started released.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from turnstile_server.commands.serve import SandboxKind, nested, settings_of
+from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
+from turnstile_server.rehearsal.checkup import Report, check_up
+from turnstile_server.settings import Settings
+
+FAILED = 1
+USAGE = 2
+SIGNALLED = 128
+WALL_S = 300.0
+
+
+def doctor(
+    name: Annotated[str, typer.Argument(help="The agent.")],
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Hugging Face folder: its tokenizer and chat template are used."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Id of a task whose known solution is played; else a small one.")
+    ] = None,
+    sandbox: Annotated[SandboxKind | None, typer.Option("--sandbox", help="Where it is launched.")] = None,
+    sandbox_image: Annotated[str | None, typer.Option("--sandbox-image", help="Docker image.")] = None,
+    allow_unisolated: Annotated[
+        bool | None,
+        typer.Option("--allow-unisolated", help="Local sandboxes without bubblewrap: no isolation at all."),
+    ] = None,
+    agent_specs: Annotated[
+        list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
+    ] = None,
+    wall_s: Annotated[float, typer.Option("--wall-s", min=1, help="Seconds for the episode.")] = WALL_S,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
+) -> None:
+    """Install an agent, let it make one tool call and close, and report whether all of it was recorded."""
+    flags = {
+        "model": model,
+        "sandboxes.kind": sandbox,
+        "sandboxes.docker_image": sandbox_image,
+        "sandboxes.allow_unisolated": allow_unisolated,
+        "agents.specs": agent_specs or None,
+    }
+    settings = settings_of(nested(flags), config)
+    try:
+        report = anyio.run(_until_signalled, settings, name, task, wall_s)
+    except (StartupError, Unprocessable, NotFound, TaskFailed) as error:
+        typer.echo(f"turnstile: {error.message}", err=True)
+        raise typer.Exit(USAGE) from None
+    if isinstance(report, int):
+        raise typer.Exit(SIGNALLED + report)
+    typer.echo(report.model_dump_json(indent=2) if as_json else written(report))
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+async def _until_signalled(settings: Settings, name: str, task: str | None, wall_s: float) -> Report | int:
+    """The report, or the number of the signal that came first; everything is released before this returns."""
+    outcome: Report | Exception | int | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            nonlocal outcome
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    outcome = int(number)
+                    tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop)
+        try:
+            outcome = await check_up(settings, name, task_id=task, wall_s=wall_s)
+        except Exception as error:  # noqa: BLE001 - raised below, as it is: the task group would wrap it
+            outcome = error
+        tasks.cancel_scope.cancel()
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def written(report: Report) -> str:
+    """The report as lines: a mark, what was looked at, what was seen."""
+    marks = {True: "ok", False: "FAILED", None: ""}
+    lines = [f"{report.agent} {report.version}"]
+    lines += [f"  {marks[finding.passed]:<7}{finding.name:<13}{finding.text}" for finding in report.findings]
+    if report.output:
+        lines += ["The last of what it printed:", *(f"  {line}" for line in report.output.splitlines()[-20:])]
+    lines.append("It works here." if report.passed else "It does not work here.")
+    return "\n".join(lines)
