@@ -77,8 +77,10 @@ def parse_responses(body: bytes, before: ParsedBefore | None = None) -> ModelCal
     source = read_object(body)
     _refuse_unsupported(source)
     instructions = text(source, "instructions")
-    messages = (before or ParsedBefore()).parse(
-        _input(source), lambda item, index: _item(item, f"input[{index}]"), _exact
+    messages = _without_open_reasoning(
+        (before or ParsedBefore()).parse(
+            _input(source), lambda item, index: _item(item, f"input[{index}]"), _exact
+        )
     )
     if instructions:
         messages = (Message("system", instructions), *messages)
@@ -121,6 +123,15 @@ def _input(source: dict[str, Any]) -> list[dict[str, Any]]:
     if value is not None and not isinstance(value, list):
         raise InvalidRequest(f"input must be a string or an array of items, not {kind(value)}")
     return objects(source, "input")
+
+
+def _without_open_reasoning(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Without reasoning at the very end. It is what Codex kept of a reply whose stream was cut: it asks for the
+    whole reply again, and OpenAI takes no reasoning item without the item it led to."""
+    end = len(messages)
+    while end and messages[end - 1].reasoning and messages[end - 1].role == "assistant":
+        end -= 1
+    return messages[:end]
 
 
 def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:

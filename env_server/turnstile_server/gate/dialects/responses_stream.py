@@ -6,7 +6,7 @@
 
 Items open when their first text arrives and close when another kind of event follows, so text behind a call is an
 item of its own. Every event has the next ``sequence_number``. The items of the terminal event are those that were
-streamed.
+streamed. A keep-alive is one more ``response.in_progress``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class ResponsesStream:
                 return self._close("completed") + self._called(call)
 
     def keepalive(self) -> bytes:
-        return b": keep-alive\n\n"
+        """An event, because Codex's idle timer does not hear comments; one that every client passes over."""
+        return self._sse("response.in_progress", response=response_object(self._head, self._call, []))
 
     def end(self, reply: Reply) -> bytes:
         status = status_of(reply)
