@@ -7,11 +7,12 @@ over. Pure: no I/O.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile_server.agents.spec import EndRule, Scalar
+from turnstile_server.agents.spec import EndRule, Match, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,23 @@ _MISSING = object()
 
 def _at(event: Any, path: str) -> Any:
     for name in path.split("."):
-        if not isinstance(event, dict) or name not in event:
+        if isinstance(event, dict):
+            event = event.get(name, _MISSING)
+        elif isinstance(event, list) and name.isdecimal() and int(name) < len(event):
+            event = event[int(name)]
+        else:
             return _MISSING
-        event = event[name]
     return event
 
 
-def _has(event: Mapping[str, Any], wanted: Mapping[str, Scalar]) -> bool:
-    # Of one type: JSON's true is no 1.
-    found = ((_at(event, path), value) for path, value in wanted.items())
-    return all(type(one) is type(value) and one == value for one, value in found)
+def _has(event: Mapping[str, Any], wanted: Mapping[str, Scalar | Match]) -> bool:
+    return all(_is(_at(event, path), value) for path, value in wanted.items())
+
+
+def _is(found: Any, wanted: Scalar | Match) -> bool:
+    if isinstance(wanted, Match):
+        return isinstance(found, str) and re.search(wanted.match, found) is not None
+    return type(found) is type(wanted) and found == wanted  # of one type: JSON's true is no 1
 
 
 def _text(value: Any) -> str | None:

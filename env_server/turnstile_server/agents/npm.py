@@ -13,7 +13,6 @@ import platform
 import shutil
 from pathlib import Path
 
-import anyio
 import anyio.to_thread
 
 from turnstile_server.agents.install_run import run_install
@@ -54,6 +53,7 @@ def _keep_binary(package: Path, target: Path) -> None:
     if not os.access(binary, os.X_OK):
         raise AgentNotInstalled(f"Node.js could not be installed: {package.name}@{NODE_VERSION} has no bin/node")
     (target / "bin").mkdir()
+    (target / "bin").chmod(0o755)  # whatever the server's umask
     binary.rename(target / "bin" / "node")
     for licence in package.glob("LICENSE*"):
         licence.rename(target / licence.name)
@@ -72,7 +72,6 @@ async def _npm(what: str, packages: tuple[str, ...], prefix: Path, first: Path |
             f"{what}: it comes from the npm registry, and there is no npm on the server's PATH: install Node.js "
             "with npm, in any version"
         )
-    await anyio.Path(prefix).mkdir()
     # npm starts by `env node`: whichever is first on the PATH runs it.
     path = os.environ.get("PATH", os.defpath)
     env = {"PATH": path if first is None else f"{first}{os.pathsep}{path}"}

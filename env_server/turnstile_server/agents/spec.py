@@ -61,14 +61,29 @@ class Resources(Part):
 Scalar = str | int | float | bool | None
 
 
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    return pattern
+
+
+class Match(Part):
+    match: Annotated[str, AfterValidator(_pattern)] = Field(
+        description="Regular expression (Python's), found anywhere in a text."
+    )
+
+
 class EndRule(Part):
     """What an event of the agent's own log says about its end: where its exit code does not."""
 
-    last: dict[str, Scalar] = Field(
+    last: dict[str, Scalar | Match] = Field(
         min_length=1,
-        description="Fields (`a.b`: b in a) and values by which the event is known; the last such event counts.",
+        description="Fields (`a.b`: b in a; `a.0`: first of a) and values by which the event is known; the last "
+        "such event counts.",
     )
-    when: dict[str, Scalar] = Field(
+    when: dict[str, Scalar | Match] = Field(
         default_factory=dict, description="Fields and values that it must have for the rule to apply."
     )
     means: Literal["failed", "done"] = Field(description="`done`: graded, whatever the exit code.")
