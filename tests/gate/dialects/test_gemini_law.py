@@ -37,6 +37,7 @@ class BodyServer(ThreadingHTTPServer):
 
 class BodyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: BodyServer
 
     def do_POST(self) -> None:
@@ -265,7 +266,7 @@ def test_who_does_not_ask_for_thoughts_is_given_none(reply: Message, piece: int,
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(reply=replies(), stream=st.booleans())
 def test_a_reply_survives_the_habits_of_gemini_s_agents(
     reader: Reader, habit: str, reply: Message, stream: bool

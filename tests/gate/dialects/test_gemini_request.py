@@ -44,6 +44,9 @@ def result(response: Any, name: str = "f", **fields: Any) -> Wire:
     return {"functionResponse": {"name": name, "response": response, **fields}}
 
 
+DEEP: Wire = {}
+for _ in range(300):
+    DEEP = {"items": DEEP}
 T: Callable[[str], Wire] = lambda text: {"text": text}  # noqa: E731
 GO = user(T("go"))
 
@@ -194,6 +197,7 @@ def test_the_instruction_is_one_leading_system_message(
 SCHEMAS: list[tuple[Any, Any]] = [
     ({"type": "STRING"}, {"type": "string"}),
     ({"type": "string", "description": "STRING"}, {"type": "string", "description": "STRING"}),
+    ({"description": "d", "enum": ["A"], "type": "STRING"}, {"type": "string", "description": "d", "enum": ["A"]}),
     (
         {"type": "OBJECT", "properties": {"type": {"type": "INTEGER"}, "min_items": {"type": "NUMBER"}}},
         {"type": "object", "properties": {"type": {"type": "integer"}, "min_items": {"type": "number"}}},
@@ -372,6 +376,7 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
         "mode 'ANY' is not accepted: forcing a call",
     ),
+    "deep arguments": ({"contents": [model(call(args=DEEP))]}, r"functionCall\.args is nested too deeply"),
     "allowed tools": (
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["f"]}}},
         "allowedFunctionNames is not accepted",
@@ -388,6 +393,7 @@ REFUSED: dict[str, tuple[Wire, str]] = {
             ("stop", {"stopSequences": [""]}, "stopSequences must be an array of non-empty strings"),
             ("stops", {"stopSequences": ["x"] * 17}, "has 17 strings; at most 16"),
             ("enum", {"responseMimeType": "text/x.enum"}, "responseMimeType 'text/x.enum' is not known"),
+            ("deep options", {"responseSchema": DEEP}, "responseSchema is nested deeper than 100 levels"),
             ("schema", {"responseSchema": {"type": "OBJECT"}}, "needs responseMimeType application/json"),
         ]
     },

@@ -16,6 +16,9 @@ import orjson
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.json_body import kind, objects
 
+MAX_DEPTH = 100
+"""Levels of options that are kept with a turn: records of it can hold some more, but not any number."""
+
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
 
@@ -51,3 +54,14 @@ def compact(value: Any, where: str) -> str:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
         raise InvalidRequest(f"{where} is nested too deeply") from None
+
+
+def shallow(value: Any, where: str) -> Any:
+    """``value``. Raises InvalidRequest for what is nested deeper than ``MAX_DEPTH``."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not inner:
+            return value
+        level = [one for ones in inner for one in ones]
+    raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels")

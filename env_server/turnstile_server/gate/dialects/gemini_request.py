@@ -14,7 +14,7 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.gemini_json import camel, compact, item, items
+from turnstile_server.gate.dialects.gemini_json import camel, compact, item, items, shallow
 from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
 from turnstile_server.gate.dialects.json_body import kind, positive_int, read_object, text
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
@@ -67,9 +67,9 @@ def _call(source: dict[str, Any], before: ParsedBefore, params: Mapping[str, str
         raise InvalidRequest("contents must have at least one content")
     messages = _answers_named(before.parse(contents, _content, _exact), contents)
     offer = read_tools(source)
-    asked = {key: config[key] for key in ASKED if config.get(key) is not None}
+    asked = {key: shallow(config[key], f"generationConfig.{key}") for key in ASKED if config.get(key) is not None}
     if source.get("toolConfig"):
-        asked["toolConfig"] = source["toolConfig"]
+        asked["toolConfig"] = shallow(source["toolConfig"], "toolConfig")
     if offer.hosted:
         asked["hosted_tools"] = list(offer.hosted)
     return ModelCall(

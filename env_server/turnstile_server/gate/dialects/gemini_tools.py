@@ -1,7 +1,8 @@
 """Gemini's tools, tool choice and schemas (https://ai.google.dev/api/caching#Tool), as the model is offered them.
 
 A schema in Gemini's subset of OpenAPI becomes JSON schema: types in lower case, ``nullable`` as a null type,
-counts that came as strings as numbers. A JSON schema stays as it came.
+counts that came as strings as numbers, ``type`` in front (Google's Python package sorts it to the end, where no
+other dialect's tools have it). A JSON schema stays as it came.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def json_schema(schema: Any) -> Any:
         return schema
     source = camel(schema)
     written = {
-        key: _keyword(key, value, source)
-        for key, value in source.items()
-        if key not in _NOT_JSON_SCHEMA and not (key == "type" and value == "TYPE_UNSPECIFIED")
+        key: _keyword(key, source[key], source)
+        for key in dict.fromkeys(["type", *source] if "type" in source else source)
+        if key not in _NOT_JSON_SCHEMA and not (key == "type" and source[key] == "TYPE_UNSPECIFIED")
     }
     return _nullable(written) if source.get("nullable") is True else written
 
