@@ -15,6 +15,11 @@ from turnstile_server.errors import StartupError
 from turnstile_server.http_protocol import BoundedHttp
 
 
+def _not_of_answered_handshakes(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket's handshake that was answered in HTTP for one that was not answered at all."""
+    return record.getMessage() != "ASGI callable returned without completing handshake."
+
+
 class _Server(uvicorn.Server):
     """Signals belong to the process that holds both listeners, not to each of them."""
 
@@ -40,6 +45,7 @@ class Listener:
         self._socket = bound
         # At its debug level it prints handshakes and frames of WebSockets, the keys in them included.
         logging.getLogger("uvicorn.error").setLevel(logging.INFO)
+        logging.getLogger("uvicorn.error").addFilter(_not_of_answered_handshakes)
         self._server = _Server(
             uvicorn.Config(
                 app,

@@ -230,13 +230,15 @@ async def test_a_failure_in_the_stream_makes_the_package_raise(
         stream = await agent.responses.create(model="m", input="go", stream=True)
         while (await anext(stream)).type != "response.output_text.delta":
             pass
+        failed = await anext(stream)
+        assert failed.type == "response.failed"
+        assert (failed.response.error.code, failed.response.error.message) == (code, error.message)
         with pytest.raises(openai.APIError, match=error.message) as raised:
             await anext(stream)
     assert (raised.value.code, raised.value.type) == (code, error.type)
 
 
-async def test_a_stream_that_fails_ends_in_response_failed(stage: Stage) -> None:
-    """What those read that pass over ``error`` (Codex)."""
+async def test_a_stream_that_fails_has_no_item_done_that_was_not(stage: Stage) -> None:
     stage.engine.answers = [fails(EngineTimeout("slow"), stage.encode("half a"))]
     episode = await stage.episode()
     async with raw(episode) as client:
@@ -245,9 +247,9 @@ async def test_a_stream_that_fails_ends_in_response_failed(stage: Stage) -> None
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert [event["type"] for event in events] == names
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert names[-2:] == ["error", "response.failed"]
+    assert names[-2:] == ["response.failed", "error"]
     assert not {"response.output_item.done", "response.completed"} & set(names)
-    failed = events[-1]["response"]
+    failed = events[-2]["response"]
     assert (failed["status"], failed["output"]) == ("failed", [])
     assert failed["error"] == {"code": "server_error", "message": "slow"}
 
@@ -271,7 +273,7 @@ async def test_keep_alives_of_responses_are_invisible_to_the_package(tiny_model:
 # WebSocket
 
 
-async def test_a_websocket_is_told_to_use_http(stage: Stage) -> None:
+async def test_a_websocket_is_told_to_use_http(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     episode = await stage.episode()
     at = responses_url(episode).replace("http://", "ws://")
     with pytest.raises(InvalidStatus) as refused:
@@ -281,6 +283,7 @@ async def test_a_websocket_is_told_to_use_http(stage: Stage) -> None:
     with pytest.raises(InvalidStatus) as unknown:
         await connect(at, additional_headers={"authorization": "Bearer wrong"}, proxy=None)
     assert unknown.value.response.status_code == 401
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_get_that_only_names_the_upgrade_is_told_the_same(stage: Stage) -> None:

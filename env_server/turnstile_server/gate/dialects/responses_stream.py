@@ -2,7 +2,7 @@
 
     response.created, response.in_progress,
     per item: output_item.added, its parts and deltas, output_item.done,
-    response.completed | response.incomplete | (error, response.failed)
+    response.completed | response.incomplete | (response.failed, error)
 
 Items open when their first text arrives and close when another kind of event follows, so text behind a call is an
 item of its own. Every event has the next ``sequence_number``. The items of the terminal event are those that were
@@ -87,13 +87,14 @@ class ResponsesStream:
         return tail + self._sse(f"response.{status}", response=whole)
 
     def error(self, error: TurnstileError) -> bytes:
-        """SDKs raise on ``error`` of an event; Codex and others read ``response.failed``. An item that was begun
-        stays open: what is done goes into an agent's history."""
+        """``response.failed`` for those who decide by its code whether to ask again (Codex, Pi, Qwen Code), and
+        ``error`` behind it, on which SDKs raise. An item that was begun stays open: what is done goes into an
+        agent's history."""
         code = error_code(error)
         told = {"type": error.type, "code": code, "message": error.message, "param": None}
         failed = response_object(self._head, self._call, self._done, "failed", error=error)
-        return self._sse("error", code=code, message=error.message, param=None, error=told) + self._sse(
-            "response.failed", response=failed
+        return self._sse("response.failed", response=failed) + self._sse(
+            "error", code=code, message=error.message, param=None, error=told
         )
 
     def _text(self, kind: _Kind, text: str) -> bytes:
