@@ -42,12 +42,13 @@ def delete_commands(task: Task) -> list[str]:
 
 
 def write_commands(path: str, data: bytes) -> Iterator[str]:
-    """Write a file, as text where a here-document gives back exactly that."""
+    """Write a file, as text where a here-document gives back exactly that, and where nothing in it looks like a
+    command: some agents refuse a command with a substitution in it by sight, also where a shell would see none."""
     target = shlex.quote(path)
     folder = path.rpartition("/")[0]
     prepare = f"mkdir -p {shlex.quote(folder)} && " if folder else ""
     text = text_of(data)
-    if text is None or not text.endswith("\n") or "\r" in text:
+    if text is None or not text.endswith("\n") or any(mark in text for mark in ("\r", "`", "$(")):
         encoded = base64.b64encode(data).decode()
         size = CHARACTERS_PER_COMMAND
         cuts = [encoded[i : i + size] for i in range(0, len(encoded), size)] or [""]

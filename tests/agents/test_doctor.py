@@ -1,0 +1,180 @@
+"""``turnstile agents doctor``: what works is told to work, what does not is named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from local import TURNSTILE, descendants, running
+from turnstile.models import EpisodeStatus
+from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
+from turnstile_server.rehearsal.checkup import Report, check_up
+from turnstile_server.settings import Settings
+
+LINE = "sleep 4321.5"
+ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
+ASKS_ONCE = """
+import json, os, urllib.error, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello."}]}).encode()
+headers = {"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}
+for path in ("/v1/chat/completions", "/v1/no-such"):
+    try:
+        urllib.request.urlopen(urllib.request.Request(os.environ["URL"] + path, body, headers))
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def settings(model: Path, **agents: Any) -> Settings:
+    return Settings(model=model, sandboxes={"kind": "local"}, agents=agents)
+
+
+def specs(folder: Path, **commands: list[str]) -> Path:
+    """A folder of specs: one agent per command."""
+    for name, command in commands.items():
+        env = {"KEY": "{episode_key}", "URL": "{model_url}"}
+        literal = [part.replace("{", "{{").replace("}", "}}") for part in command]
+        spec = {"name": name, "version": "1", "summary": "s", "command": literal, "env": env}
+        (folder / f"{name}.yaml").write_text(json.dumps(spec))
+    return folder
+
+
+def findings(report: Report, passed: bool | None) -> set[str]:
+    return {finding.name for finding in report.findings if finding.passed is passed}
+
+
+def doctor(model: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [TURNSTILE, "agents", "doctor", name, "--model", str(model), "--sandbox", "local", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_agent_that_works_is_told_to_work_line_by_line(tiny_model: Path) -> None:
+    done = doctor(tiny_model, "plain-loop")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "plain-loop 1.0"
+    assert lines[-1] == "It works here."
+    assert {line.split()[0] for line in lines[1:9]} == {"ok"}
+    assert "chat 2" in done.stdout
+    assert "exit code 0" in done.stdout
+
+
+def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
+    done = doctor(tiny_model, "tool-loop", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["passed"]
+    assert (told["calls"], told["tool_calls"], told["reward"], told["exit_code"]) == ({"chat": 2}, 1, 1.0, 0)
+    assert told["sampled"] == told["trained"] > 0
+    assert (told["untrained"], told["breaks"], told["cosmetic"], told["refused"]) == ({}, {}, {}, {})
+
+
+@pytest.mark.anyio
+async def test_a_tasks_known_solution_is_played_by_shell_commands(tiny_model: Path) -> None:
+    report = await check_up(settings(tiny_model), "plain-loop", task_id="fix-cart-discount", wall_s=60)
+    assert report.passed
+    assert (report.tool_calls, report.calls) == (2, {"chat": 3})
+
+
+@pytest.mark.anyio
+async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    folder = specs(
+        tmp_path,
+        silent=["python3", "-c", ASKS_NOTHING],
+        talker=["python3", "-c", ASKS_ONCE],
+        sleeper=["sh", "-c", f"exec {LINE}"],
+    )
+    wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
+    silent = await check_up(wanted, "silent", wall_s=60)
+    assert not silent.passed
+    assert findings(silent, False) == {"started", "model calls", "tool calls", "ended", "work"}
+    assert "I would rather not" in silent.output
+    talker = await check_up(wanted, "talker", wall_s=60)
+    assert findings(talker, False) == {"tool calls", "work"}
+    assert talker.refused == {"POST /v1/no-such 404": 1}
+    sleeper = await check_up(wanted, "sleeper", wall_s=2)
+    assert sleeper.status is EpisodeStatus.TIMED_OUT
+    assert "ended" in findings(sleeper, False)
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("{name: x, version: '1', summary: s, command: [x], install: {pip: [./none]}}")
+    wanted = settings(tiny_model, specs=(tmp_path,), install_dir=tmp_path / "installs")
+    report = await check_up(wanted, "x", wall_s=60)
+    assert findings(report, False) == {"installed"}
+    assert "could not be installed" in report.findings[0].text
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_played_is_refused_by_name(tiny_model: Path) -> None:
+    wanted = settings(tiny_model)
+    with pytest.raises(Unprocessable, match="'nobody' is not known"):
+        await check_up(wanted, "nobody", wall_s=60)
+    with pytest.raises(NotFound, match="no-such-task"):
+        await check_up(wanted, "plain-loop", task_id="no-such-task", wall_s=60)
+    with pytest.raises(TaskFailed, match="wants an answer"):
+        await check_up(wanted, "plain-loop", task_id="count-errors", wall_s=60)
+
+
+def test_a_folder_without_a_tokenizer_is_an_error_of_usage(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "plain-loop")
+    assert done.returncode == 2
+    assert "tokenizer.json is missing" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_however_it_is_killed_no_process_of_it_goes_on(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # sockets lie below it: a short path
+    folder = specs(tmp_path, sleeper=["sh", "-c", f"exec {LINE}"])
+    options = ["--model", str(tiny_model), "--sandbox", "local", "--agent-specs", str(folder)]
+    env = {**os.environ, "TMPDIR": temporary, "TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path / "installs")}
+    with subprocess.Popen(
+        [TURNSTILE, "agents", "doctor", "sleeper", *options],
+        env=env,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread of the tests holds a lock that it needs
+    ) as process:
+        try:
+            family = until_it_sleeps(process)
+            process.send_signal(number)
+            code = process.wait(60)
+        finally:
+            process.kill()
+    for _ in range(200):
+        if not family & running():
+            break
+        time.sleep(0.05)
+    assert not family & running()
+    if number is not signal.SIGKILL:
+        assert code == 128 + number
+        assert os.listdir(temporary) == []
+
+
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and hands that on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def until_it_sleeps(process: subprocess.Popen[bytes]) -> set[tuple[int, str]]:
+    """The processes below ``process`` once the agent runs."""
+    while process.poll() is None:
+        family = descendants(process.pid)
+        for pid, _ in family:
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b" ".join(words[:2]).decode() == LINE:
+                return family
+        time.sleep(0.05)
+    raise AssertionError(f"it ended with {process.returncode} before the agent ran")

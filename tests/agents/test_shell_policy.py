@@ -1,0 +1,104 @@
+"""The universal shell policy finds the tool by its schema: real agents' tools by name, and those it must pass over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnstile_server.engines.scene import Scene, Shown
+from turnstile_server.rehearsal.shell_policy import ASIDE, SUBMIT_COMMAND, SUBMIT_MARK, ShellPolicy, shell_tool
+
+TEXT = {"type": "string"}
+
+
+def tool(
+    name: str, properties: dict[str, Any], required: list[str] | None = None, said: str = ""
+) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": required or list(properties)[:1]}
+    return {name: {"name": name, "description": said, "parameters": schema}}
+
+
+EDITOR = tool("text_editor", {"command": {"type": "string", "enum": ["view", "create"]}, "path": TEXT})
+OTHERS = EDITOR | tool("Read", {"file_path": TEXT}) | tool("write_stdin", {"session_id": {"type": "integer"}})
+
+
+@pytest.mark.parametrize(
+    ("offered", "arguments"),
+    [
+        (tool("Bash", {"command": TEXT, "timeout": {"type": "number"}}), {"command": "ls"}),
+        (tool("exec_command", {"cmd": TEXT, "workdir": TEXT}), {"cmd": "ls"}),
+        (tool("developer__shell", {"command": TEXT}), {"command": "ls"}),
+        (
+            tool("bash", {"command": TEXT, "description": TEXT}, ["command", "description"]),
+            {"command": "ls", "description": "Runs a command."},
+        ),
+        (
+            tool(
+                "terminal",
+                {
+                    "command": TEXT,
+                    "is_input": {"type": "boolean"},
+                    "security_risk": {"type": "string", "enum": ["LOW", "HIGH"]},
+                    "timeout_ms": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+                    "dir_path": TEXT,
+                    "tags": {"type": "array", "items": TEXT},
+                },
+                ["command", "is_input", "security_risk", "timeout_ms", "dir_path", "tags"],
+            ),
+            {
+                "command": "ls",
+                "is_input": False,
+                "security_risk": "LOW",
+                "timeout_ms": 60_000,
+                "dir_path": ".",
+                "tags": [],
+            },
+        ),
+        (tool("shell", {"command": {"type": "array", "items": TEXT}}), {"command": ["bash", "-c", "ls"]}),
+        (tool("run_anything", {"cmd": TEXT}, said="Runs it in a bash shell."), {"cmd": "ls"}),
+        (tool("run_shell_command", {"command": {"type": "STRING"}}), {"command": "ls"}),
+    ],
+)
+def test_a_shell_is_found_among_other_tools_and_its_required_parameters_are_filled(
+    offered: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    found = shell_tool(OTHERS | offered)
+    assert found is not None
+    assert [found.name] == list(offered)
+    assert found.run("ls") == arguments
+
+
+def test_a_known_name_goes_before_a_description_and_an_editor_is_no_shell() -> None:
+    vague = tool("monitor", {"command": TEXT}, said="Watches a shell command.")
+    found = shell_tool(vague | tool("Bash", {"command": TEXT}))
+    assert found is not None
+    assert found.name == "Bash"
+    assert shell_tool(OTHERS) is None
+    assert shell_tool(tool("ask", {"command": TEXT}, said="Asks the user.")) is None
+    assert shell_tool({"odd": {"name": "odd"}}) is None
+
+
+def scene(*messages: Shown, tools: dict[str, Any] | None = None) -> Scene:
+    offered = tool("Bash", {"command": TEXT}) if tools is None else tools
+    return Scene("", 0, offered, tuple(messages))
+
+
+def test_commands_are_run_in_order_by_what_the_prompt_shows_then_it_closes() -> None:
+    policy = ShellPolicy(["one", "two"])
+    user, called = Shown("user", "Do it."), Shown("assistant", "Step 1.\n<tool_call>\n{}\n</tool_call>")
+    result = Shown("user", "<tool_response>\nok\n</tool_response>")
+    steps = [policy(scene(user, *[called, result] * count)) for count in range(3)]
+    assert [step.arguments for step in steps] == [{"command": "one"}, {"command": "two"}, {}]
+    assert (steps[2].tool, steps[2].text) == (None, "Done.")
+    split = policy(scene(user, Shown("assistant", "Step 1."), user, called, result))
+    assert split.arguments == {"command": "two"}, "a turn that an agent shows as two is one call"
+    assert policy(scene(user, tools={})).text == ASIDE
+
+
+def test_an_agent_that_ends_by_a_command_is_given_it_once() -> None:
+    policy = ShellPolicy(["one"])
+    system = Shown("system", f"To finish, run `echo {SUBMIT_MARK}`.")
+    called = Shown("assistant", "<tool_call>\n{}\n</tool_call>")
+    assert policy(scene(system, called)).arguments == {"command": SUBMIT_COMMAND}
+    assert policy(scene(system, called, called)).tool is None
