@@ -1,4 +1,4 @@
-"""The universal shell policy finds the tool by its schema: real agents' tools by name, and those it must pass over."""
+"""The shell policy finds an agent's shell by its schema: real agents' tools by name, and those to pass over."""
 
 from __future__ import annotations
 
