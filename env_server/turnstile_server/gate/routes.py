@@ -68,7 +68,9 @@ class Gate:
         exchange = Exchange(scope, receive, send, self._settings)
         episode_id, path = split_path(scope["path"])
         route = self._dialects.find(path, exchange.query, exchange.headers)
-        dialect = route.dialect if route is not None else self._dialects.fallback
+        dialect = self._dialects.fallback
+        if route is not None and route.endpoint.purpose is not Purpose.PROBE:  # "/" is in no dialect
+            dialect = route.dialect
         try:
             try:
                 await self._serve(exchange, episode_id, path, route)

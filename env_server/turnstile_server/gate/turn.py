@@ -92,7 +92,7 @@ class Conductor:
         episode.check_open()
         self._renderer.check_tools(request.tools)
         if request.json_schema is not None and not self._engine.capabilities.constrained:
-            raise InvalidRequest("response_format asks for constrained decoding, which this engine cannot do")
+            raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
         tools = tools_key(request.tools, self._renderer.template_hash)
         match = episode.tree.match(request.messages, request.tools, tools)
         parent_id = match.parent.turn.turn_id if match.parent is not None else None

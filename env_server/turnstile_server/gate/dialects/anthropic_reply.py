@@ -39,8 +39,8 @@ def message_value(head: Head, content: list[dict[str, Any]], usage: Usage) -> di
 
 
 def content_value(message: Message, head: Head, show_reasoning: bool) -> list[dict[str, Any]]:
-    """The blocks of a whole reply. A reply that says nothing is one empty text block: Claude Code takes a reply
-    without blocks for a broken one, and code reads ``content[0].text``."""
+    """The blocks of a whole reply. A reply that says nothing is one empty text block: there are clients that take
+    a reply without blocks for a broken one, or read ``content[0].text`` of every reply."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning and show_reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": signature(head)})

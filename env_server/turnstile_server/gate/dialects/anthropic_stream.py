@@ -71,7 +71,7 @@ class AnthropicStream:
         return _PING
 
     def end(self, reply: Reply) -> bytes:
-        # A client that reads no blocks at all takes the reply for a broken one (see ``content_value``).
+        # A reply without blocks would be taken for a broken one (see ``content_value``).
         ended = self._close() if self._index or self._open else self._ensure("text") + self._close()
         usage = usage_value(reply.usage)
         return ended + _sse("message_delta", delta=stop(reply), usage=usage) + _sse("message_stop")
