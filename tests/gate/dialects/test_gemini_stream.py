@@ -157,7 +157,7 @@ def test_an_error_says_when_to_come_back_and_what_else_is_known() -> None:
 
 
 def test_an_overflow_has_the_words_that_agents_compact_on() -> None:
-    """Pi and OpenCode look for "input token count … exceeds the maximum"."""
+    """Agents look for "input token count … exceeds the maximum"."""
     message = json.loads(GEMINI.error(ContextOverflow("the prompt has 9 tokens")))["error"]["message"]
     assert message == (
         "The input token count exceeds the maximum number of tokens allowed: the prompt has 9 tokens"
