@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from capture.turns import make_turn
 from turnstile.models import Message
 from turnstile_server.capture import Match, TokenTree
+from turnstile_server.capture.keys import tools_key
+
+NO_TOOLS = tools_key((), "template")
 
 
 @st.composite
@@ -22,7 +25,7 @@ def forests(draw: st.DrawFn, max_turns: int = 12) -> TokenTree:
             Match(parent=parent, new_messages=(asked,), echo=(), broken=None),
             Message("assistant", f"a{seq}"),
             seq=seq,
-            tools_key=draw(st.sampled_from(["t", "other"])),
+            tools_key=draw(st.sampled_from(["t", "other", NO_TOOLS])),
             context_ids=draw(st.lists(st.integers(0, 9), min_size=parent is None, max_size=4)),
             completion_ids=draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)),
             logprobs=draw(st.lists(st.floats(-9, 0, width=32), min_size=count, max_size=count)),

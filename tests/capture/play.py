@@ -61,6 +61,7 @@ class Play:
                 said,
                 seq=len(self.tree),
                 tools_key=tools_key(tools, template),
+                template_hash=template,
                 context_ids=context,
                 completion_ids=[self._token(said.content), END_OF_TURN],
                 **fields,

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from capture.play import FACTS, Play, reply
-from capture.turns import make_tool
 from turnstile.models import EpisodeStatus, Message
 from turnstile_server.capture import TokenTree, export_samples
-
-RUN = make_tool("run")
 
 
 def forked() -> Play:
@@ -140,66 +137,7 @@ def test_a_superseded_retry_never_trains_what_lies_before_it() -> None:
     assert play.untrained() == {"turn_1": "superseded", "turn_3": "interrupted"}
 
 
-# Kinds ----------------------------------------------------
-
-
-def test_a_new_conversation_with_the_same_system_and_tools_is_a_compaction() -> None:
-    play = Play()
-    play.turn("system:s user:u1", "a1", tools=[RUN])
-    play.turn("system:s user:summary", "a2", tools=[RUN])
-    assert [kind for _, kind in play.kinds()] == ["main", "compaction"]
-
-
-@pytest.mark.parametrize(("system", "tools"), [("other", [RUN]), ("s", []), ("s", [make_tool("other")])])
-def test_a_new_conversation_with_another_system_or_other_tools_is_a_subagent(
-    system: str, tools: list[object]
-) -> None:
-    play = Play()
-    play.turn("system:s user:u1", "a1", tools=[RUN])
-    play.turn(f"system:{system} user:task", "a2", tools=tools)  # type: ignore[arg-type]
-    assert [kind for _, kind in play.kinds()] == ["main", "subagent"]
-
-
-def test_the_main_conversation_is_the_one_that_began_first_not_the_one_that_answered_first() -> None:
-    play = Play()
-    main, title = play.match("system:s user:u1", [RUN]), play.match("user:title")
-    play.turn("user:title", "a0", match=title, started_at=2.0)
-    play.turn("system:s user:u1", "a1", tools=[RUN], match=main, started_at=1.0)
-    assert [kind for _, kind in play.kinds()] == ["subagent", "main"]
-
-
-def test_two_equal_first_calls_are_both_the_main_conversation() -> None:
-    play = Play()
-    first, second = play.match("user:u1"), play.match("user:u1")
-    play.turn("user:u1", "a1", match=first)
-    play.turn("user:u1", "a2", match=second)
-    assert [kind for _, kind in play.kinds()] == ["main", "main"]
-
-
-def test_a_compaction_request_without_tools_goes_on_with_the_main_conversation() -> None:
-    """Codex and OpenCode ask for the summary with no tools: re-rendered, but the same conversation."""
-    play = Play()
-    play.turn("system:s user:u1", "a1", tools=[RUN])
-    node = play.turn("system:s user:u1 assistant:a1 user:summarise", "a2")
-    assert node.turn.break_ is not None
-    assert node.turn.break_.reason == "tools_changed"
-    assert play.kinds() == [
-        ("<system:s> <user:u1> [a1]", "main"),
-        ("<system:s> <user:u1> <assistant:a1> <user:summarise> [a2]", "main"),
-    ]
-    assert play.export().stats.rerendered_tokens == 4
-
-
-@pytest.mark.parametrize(
-    "call",
-    ["user:u1 assistant:edited user:u2", "user:u1 user:u2"],
-    ids=["edited reply", "dropped reply"],
-)
-def test_an_edited_history_goes_on_with_the_main_conversation(call: str) -> None:
-    play = Play()
-    play.turn("user:u1", "a1")
-    play.turn(call, "a2")
-    assert [kind for _, kind in play.kinds()] == ["main", "main"]
+# Rows of edited histories ----------------------------------------------------
 
 
 def test_an_echoed_reply_that_was_edited_is_context_and_never_trained() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turnstile.models import BreakReason, Message, SamplingUsed, Tool, Turn, TurnTimings, WeightSpan
+from turnstile.models import BreakReason, Message, SamplingUsed, Thread, Tool, Turn, TurnTimings, WeightSpan
 from turnstile_server.capture.keys import request_key
 from turnstile_server.capture.match import Match
 
@@ -34,6 +34,9 @@ def make_turn(
     given: bool = False,
     turn_id: str | None = None,
     started_at: float = 0.0,
+    template_hash: str = "template",
+    max_new_tokens: int = 64,
+    thread: Thread | None = None,
 ) -> Turn:
     """A turn in the place that ``match`` found. ``versions``: one weight version per equal part of the reply."""
     count = len(completion_ids)
@@ -57,15 +60,16 @@ def make_turn(
             ],
             "finish_reason": finish_reason,
             "sampling": SamplingUsed(
-                max_new_tokens=64, temperature=temperature, constrained=constrained, given=given
+                max_new_tokens=max_new_tokens, temperature=temperature, constrained=constrained, given=given
             ),
             "asked_sampling": asked or {},
-            "template_hash": "template",
+            "template_hash": template_hash,
             "tools_key": tools_key,
             "request_key": request_key(parent, match.new_messages, tools_key, asked or {}),
             "new_messages": match.new_messages,
             "reply": reply,
             "break": match.broken,
+            "thread": thread,
             "echo": match.echo,
             "rerendered_tokens": len(context_ids) if fresh and match.parent is None else 0,
             "timings": TurnTimings(started_at=started_at),

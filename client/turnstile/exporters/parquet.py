@@ -1,9 +1,9 @@
 """Samples as Arrow tables and Parquet files: one row per sample, every field a column, and back.
 
 Needs the extra ``parquet`` (pyarrow). The columns are those of ``schema()``: arrays as lists of their own type,
-the few names that repeat in every row (kind, status, finish reason) dictionary-encoded, ``turn_spans`` as structs,
-``metadata`` as JSON text. Rows read back equal the samples that were written, bit for bit; who wants some columns
-reads only those.
+the few names that repeat in every row (kind, status, finish reason) dictionary-encoded, ``turn_spans`` and
+``caused_by`` as structs, ``metadata`` as JSON text. Rows read back equal the samples that were written, bit for
+bit; who wants some columns reads only those.
 
 Written in row groups of bounded size, so memory does not grow with the file; a file is there whole or not at all.
 """
@@ -54,6 +54,7 @@ def schema() -> pa.Schema:
         "weight_version_names": pa.list_(pa.string()),
         "turn_spans": pa.list_(span),
         "kind": name,
+        "caused_by": pa.struct([pa.field("turn_id", pa.string()), pa.field("by", pa.string())]),
         "episode_id": pa.string(),
         "group_id": pa.string(),
         "rollout_id": pa.string(),
@@ -63,7 +64,7 @@ def schema() -> pa.Schema:
         "status": name,
         "metadata": pa.string(),
     }
-    optional = {"group_id", "reward"}
+    optional = {"caused_by", "group_id", "reward"}
     return pa.schema([pa.field(column, kind, column in optional) for column, kind in columns.items()])
 
 
@@ -115,6 +116,8 @@ def batch(samples: list[Sample]) -> pa.RecordBatch:
         values = [getattr(sample, field.name) for sample in samples]
         if field.name == "metadata":
             values = [json.dumps(value) for value in values]
+        elif field.name == "caused_by":
+            values = [None if value is None else value.model_dump() for value in values]
         elif field.name == "turn_spans":
             values = [[span.model_dump() for span in spans] for spans in values]
         if values and isinstance(values[0], np.ndarray):

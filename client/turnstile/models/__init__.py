@@ -25,7 +25,7 @@ from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.ids import CLIENT_ID_PATTERN, new_id
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.pending import CompletionAccepted, CompletionRequest, PendingCall, PendingCalls
-from turnstile.models.sample import Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
+from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import (
     SCHEMA_VERSION,
     Break,
@@ -51,6 +51,7 @@ __all__ = [
     "Break",
     "BreakAt",
     "BreakReason",
+    "Cause",
     "CompletionAccepted",
     "CompletionRequest",
     "Delivery",

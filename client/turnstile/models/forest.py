@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from turnstile.models.arrays import Floats, Indices, Int32Array, Mask, TokenIds
 from turnstile.models.episode import EpisodeStats
-from turnstile.models.sample import Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
+from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import SCHEMA_VERSION, FinishReason, Model
 
 
@@ -25,6 +25,7 @@ class ForestRow(Model):
     sample_id: str
     node: int
     kind: SampleKind
+    caused_by: Cause | None = None
     finish_reason: FinishReason
     status: SampleStatus
 
@@ -172,6 +173,7 @@ class TokenForest(Model):
             weight_version_names=names,
             turn_spans=tuple(spans),
             kind=row.kind,
+            caused_by=row.caused_by,
             episode_id=self.episode_id,
             group_id=self.group_id,
             rollout_id=self.rollout_id,

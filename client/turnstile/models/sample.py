@@ -14,6 +14,18 @@ SampleKind = Literal["main", "subagent", "compaction", "retry", "auxiliary"]
 SampleStatus = Literal["completed", "truncated", "aborted", "failed"]
 
 
+class Cause(Model):
+    """The turn that brought a conversation about.
+
+    ``by``: how that is known. ``summary``: the conversation begins with that turn's reply (a compaction);
+    ``call``: with an argument of one of its calls (a sub-agent); ``thread``: the agent's own headers name that
+    turn's conversation as the parent of this one, and the turn is its latest before.
+    """
+
+    turn_id: str
+    by: Literal["call", "summary", "thread"]
+
+
 class TurnSpan(Model):
     """Where one turn lies in a sample: context ``[context_start, start)``, completion ``[start, end)``.
 
@@ -44,6 +56,8 @@ class Sample(Model):
     weight_version_names: tuple[str, ...]
     turn_spans: tuple[TurnSpan, ...]
     kind: SampleKind
+    caused_by: Cause | None = None
+    """The turn that brought the row's conversation about; None for the main one and where it cannot be told."""
     episode_id: str
     group_id: str | None = None
     rollout_id: str

@@ -57,7 +57,8 @@ def export_forest(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bo
             ForestRow(
                 sample_id=sample_id(leaf),
                 node=place[leaf.turn.turn_id],
-                kind=chosen.kinds[leaf.turn.turn_id],
+                kind=chosen.origins[leaf.turn.turn_id].kind,
+                caused_by=chosen.origins[leaf.turn.turn_id].cause,
                 finish_reason=leaf.turn.finish_reason,
                 status=sample_status(leaf, facts.status),
             )

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from turnstile.models import (
-    BreakReason,
     EpisodeStats,
     EpisodeStatus,
     Sample,
-    SampleKind,
     SampleSet,
     SampleStatus,
     Turn,
@@ -26,6 +24,7 @@ from turnstile.models import (
     Untrained,
     WeightSpan,
 )
+from turnstile_server.capture.kinds import Origin, origins
 from turnstile_server.capture.statistics import statistics
 from turnstile_server.capture.tree import Node, TokenTree
 
@@ -64,28 +63,29 @@ class Selection:
     """The last turn of each row, in commit order."""
     owner: Mapping[str, str]
     """Turn id to the id of the leaf whose row trains it; the untrained ones are missing."""
-    kinds: Mapping[str, SampleKind]
-    """Leaf's turn id to the kind of its row."""
+    origins: Mapping[str, Origin]
+    """Leaf's turn id to the kind of its row, and what caused it."""
     untrained: tuple[Untrained, ...]
 
 
 def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
     """The rows of an episode; see ``export_samples``."""
-    reasons = untrained_reasons(tree)
+    of_root = origins(tree)
+    reasons = untrained_reasons(tree, of_root)
     owner = _owners(tree, reasons)
     exported = set(owner.values())
     leaves = tuple(leaf for leaf in tree.leaves() if include_untrained or leaf.turn.turn_id in exported)
-    of_root = _root_kinds(tree)
-    kinds: dict[str, SampleKind] = {}
+    of_leaf: dict[str, Origin] = {}
     for leaf in leaves:
+        origin = of_root[leaf.path()[0].turn.turn_id]
         retried = reasons.get(leaf.turn.turn_id) == "superseded"
-        kinds[leaf.turn.turn_id] = "retry" if retried else of_root[leaf.path()[0].turn.turn_id]
-    return Selection(leaves, owner, kinds, _untrained(tree, reasons))
+        of_leaf[leaf.turn.turn_id] = Origin("retry", origin.cause) if retried else origin
+    return Selection(leaves, owner, of_leaf, _untrained(tree, reasons))
 
 
 def episode_statistics(tree: TokenTree, discarded: Mapping[str, int]) -> EpisodeStats:
     """The statistics that ``export_samples`` gives, without building the rows."""
-    return statistics(tree, _untrained(tree, untrained_reasons(tree)), discarded)
+    return statistics(tree, _untrained(tree, untrained_reasons(tree, origins(tree))), discarded)
 
 
 def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
@@ -96,9 +96,9 @@ def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, 
     )
 
 
-def untrained_reasons(tree: TokenTree) -> dict[str, str]:
+def untrained_reasons(tree: TokenTree, of_root: Mapping[str, Origin]) -> dict[str, str]:
     """Turn id to the reason why its completion is never trained by default; the others are trained once."""
-    reasons: dict[str, str] = {}
+    reasons = {turn_id: "auxiliary" for turn_id, origin in of_root.items() if origin.kind == "auxiliary"}
     siblings: dict[str, list[Node]] = {}
     for node in tree:
         siblings.setdefault(node.turn.request_key, []).append(node)
@@ -140,39 +140,6 @@ def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
     return owner
 
 
-def _root_kinds(tree: TokenTree) -> dict[str, SampleKind]:
-    """Root turn id to its kind, by structure: a conversation of its own with the main one's system prompt and
-    tools is a compaction, with others a sub-agent; a re-rendered root goes on with the main conversation."""
-    kinds: dict[str, SampleKind] = {}
-    # By start, not by commit: a short side call may overtake the first call of the episode.
-    main = min(tree.roots, key=lambda root: root.turn.timings.started_at, default=None)
-    for root in tree.roots:
-        if main is None or root is main or _goes_on(root, main):
-            kinds[root.turn.turn_id] = "main"
-        elif (root.turn.tools_key, _system(root)) == (main.turn.tools_key, _system(main)):
-            kinds[root.turn.turn_id] = "compaction"
-        else:
-            kinds[root.turn.turn_id] = "subagent"
-    return kinds
-
-
-def _goes_on(root: Node, main: Node) -> bool:
-    """The root renders a known conversation again, or repeats the main one's first call."""
-    broken = root.turn.break_
-    if broken is not None:
-        return broken.reason != BreakReason.NEW_CONVERSATION
-    return root.turn.request_key == main.turn.request_key
-
-
-def _system(root: Node) -> tuple[str, ...]:
-    texts = []
-    for message in root.turn.new_messages:
-        if message.role not in ("system", "developer"):
-            break
-        texts.append(message.content)
-    return tuple(texts)
-
-
 def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
     """By which weights a completion was sampled; nothing where its text was given."""
     return () if turn.sampling.given else turn.weight_spans
@@ -211,7 +178,8 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         weight_version=versions,
         weight_version_names=tuple(names),
         turn_spans=tuple(spans),
-        kind=chosen.kinds[leaf.turn.turn_id],
+        kind=chosen.origins[leaf.turn.turn_id].kind,
+        caused_by=chosen.origins[leaf.turn.turn_id].cause,
         episode_id=facts.episode_id,
         group_id=facts.group_id,
         rollout_id=facts.rollout_id,
