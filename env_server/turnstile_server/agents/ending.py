@@ -68,6 +68,8 @@ def _has(event: Mapping[str, Any], wanted: Mapping[str, Scalar | Match]) -> bool
 def _is(found: Any, wanted: Scalar | Match) -> bool:
     if isinstance(wanted, Match):
         return isinstance(found, str) and re.search(wanted.match, found) is not None
+    if wanted is None:
+        return found is None or found is _MISSING
     return type(found) is type(wanted) and found == wanted  # of one type: JSON's true is no 1
 
 

@@ -84,7 +84,8 @@ class EndRule(Part):
         "such event counts.",
     )
     when: dict[str, Scalar | Match] = Field(
-        default_factory=dict, description="Fields and values that it must have for the rule to apply."
+        default_factory=dict,
+        description="Fields and values that it must have for the rule to apply; null: null, or not there.",
     )
     means: Literal["failed", "done"] = Field(description="`done`: graded, whatever the exit code.")
     reason: str | None = Field(None, description="The field that says why.")
