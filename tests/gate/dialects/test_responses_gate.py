@@ -106,8 +106,8 @@ async def test_an_agent_that_sends_its_items_back_continues_its_turn(stage: Stag
                 output = (await events.get_final_response()).output
         else:
             output = (await agent.responses.create(model="m", input=history, tools=tools)).output
-        kinds = [item.type for item in output if item.type != "reasoning"]
-        assert kinds == ["message", "function_call", "custom_tool_call"]
+        assert [item.type for item in output] == ["reasoning", "message", "function_call", "custom_tool_call"]
+        assert output[0].summary[0].text == "why"
         call, patch = output[-2:]
         assert (call.namespace, call.name) == ("mcp__probe", "bash")
         assert (patch.name, patch.input) == ("apply_patch", "p")
@@ -252,6 +252,50 @@ async def test_a_stream_that_fails_has_no_item_done_that_was_not(stage: Stage) -
     failed = events[-2]["response"]
     assert (failed["status"], failed["output"]) == ("failed", [])
     assert failed["error"] == {"code": "server_error", "message": "slow"}
+
+
+async def test_what_codex_sends_after_a_cut_stream_is_the_same_call_again(stage: Stage) -> None:
+    """It keeps the reasoning item that was done, and drops the message that was not."""
+    said = stage.encode("<think>why</think>half a")
+    stage.engine.answers = [fails(EngineTimeout("slow"), said), says(reply_ids(stage, "whole"))]
+    episode = await stage.episode()
+    asked: list[Any] = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]}]
+    async with stage.agent(episode) as agent:
+        stream = await agent.responses.create(model="m", input=asked, stream=True)
+        done = []
+        with pytest.raises(openai.APIError):
+            await _note_items(stream, done)
+        assert [item["type"] for item in done] == ["reasoning"]
+        again = await agent.responses.create(model="m", input=[*asked, *done])
+    assert again.output_text == "whole"
+    cut, whole = await turns(stage, episode)
+    assert (cut["finish_reason"], cut["reply"]["content"]) == ("abort", "half a")
+    assert (whole["parent_id"], whole["break"], whole["request_key"]) == (None, None, cut["request_key"])
+    assert (await stage.get(episode))["stats"]["rerendered_tokens"] == 0
+
+
+async def _note_items(stream: Any, done: list[dict[str, Any]]) -> None:
+    async for event in stream:
+        if event.type == "response.output_item.done":
+            done.append(event.item.to_dict())
+
+
+async def test_a_keep_alive_is_an_event_because_idle_timers_do_not_hear_comments(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Codex's, with which this was tried."""
+    async with staged(tiny_model, tmp_path, gate={"status_hold_s": 0.01, "keepalive_s": 0.01}) as stage:
+        answer = Held(reply_ids(stage, "late"))
+        stage.engine.answers = [answer]
+        async with stage.agent(await stage.episode()) as agent:
+            stream = await agent.responses.create(model="m", input="go", stream=True)
+            names = [(await anext(stream)).type for _ in range(5)]
+            assert names == ["response.created", *["response.in_progress"] * 4]
+            answer.step()
+            rest = [event async for event in stream]
+    numbers = [event.sequence_number for event in rest]
+    assert numbers == list(range(numbers[0], numbers[0] + len(rest)))
+    assert rest[-1].type == "response.completed"
 
 
 async def test_keep_alives_of_responses_are_invisible_to_the_package(tiny_model: Path, tmp_path: Path) -> None:
