@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -21,5 +22,9 @@ def agents_image() -> str:
         return named
     packages = sorted({package for spec in load_registry() for package in spec.needs})
     tag = f"turnstile-test:agents-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
-    subprocess.run([ROOT / "scripts" / "sandbox_image.sh", tag, *packages], check=True)
+    lock = ROOT / ".cache" / "agents-image.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # suites run side by side; one makes it
+        subprocess.run([ROOT / "scripts" / "sandbox_image.sh", tag, *packages], check=True)
     return tag

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.
 
 TASK = "fix-cart-discount"
 EXPECTED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("expected.yaml").read_text())
-REQUIRED = {"claude-code", "codex", "gemini-cli", "goose", "mini-swe-agent"}
+REQUIRED = {"claude-code", "codex", "gemini-cli", "goose", "mini-swe-agent", "opencode", "pi", "qwen-code"}
 
 
 @dataclass
