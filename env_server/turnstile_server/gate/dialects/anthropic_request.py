@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic_messages import parse_messages, parse_system
-from turnstile_server.gate.dialects.json_body import flag, kind, objects, positive_int, read_object, text
+from turnstile_server.gate.dialects.json_body import (
+    dumped,
+    flag,
+    kind,
+    objects,
+    positive_int,
+    read_object,
+    recorded,
+    text,
+)
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import NO_PARAMS, ModelCall
 
@@ -57,7 +64,7 @@ def parse_anthropic(
     if max_tokens is None and COUNTING not in params:
         raise InvalidRequest("max_tokens is missing: it must be a whole number above 0")
     tools, hosted = _tools(source)
-    asked = {key: source[key] for key in ASKED if source.get(key) is not None}
+    asked = recorded(source, ASKED)
     return ModelCall(
         messages=(*parse_system(source.get("system")), *messages),
         tools=tools,
@@ -160,7 +167,4 @@ def _json_schema(source: dict[str, Any]) -> str | None:
     schema = value.get("schema")
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{where}.schema must be an object")
-    try:
-        return orjson.dumps(schema).decode()
-    except orjson.JSONEncodeError:
-        raise InvalidRequest(f"{where}.schema is nested too deeply") from None
+    return dumped(schema, f"{where}.schema")

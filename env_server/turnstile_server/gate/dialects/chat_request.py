@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from turnstile.models import Message, Role, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import flag, kind, objects, positive_int, read_object, text
+from turnstile_server.gate.dialects.json_body import (
+    dumped,
+    flag,
+    kind,
+    objects,
+    positive_int,
+    read_object,
+    recorded,
+    text,
+)
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
@@ -70,7 +77,7 @@ def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
         stop=_stop(source.get("stop")),
         parse_calls=_parse_calls(source.get("tool_choice")),
         json_schema=_json_schema(source.get("response_format")),
-        asked={key: source[key] for key in ASKED if source.get(key) is not None},
+        asked=recorded(source, ASKED),
     )
 
 
@@ -152,7 +159,7 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
         raise InvalidRequest(f"{where}.function.name is missing")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):  # some clients send the object itself
-        arguments = "{}" if arguments is None else orjson.dumps(arguments).decode()
+        arguments = "{}" if arguments is None else dumped(arguments, f"{where}.function.arguments")
     return ToolCall(name=name, arguments=arguments, id=text(source, "id", f"{where}."))
 
 
@@ -207,5 +214,5 @@ def _json_schema(value: Any) -> str | None:
             schema = inner.get("schema") if isinstance(inner, dict) else None
             if not isinstance(schema, dict):
                 raise InvalidRequest("response_format.json_schema.schema must be an object")
-            return orjson.dumps(schema).decode()
+            return dumped(schema, "response_format.json_schema.schema")
     raise InvalidRequest(f"response_format.type {value.get('type')!r} is not known")

@@ -11,13 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.json_body import kind, objects
-
-MAX_DEPTH = 100
-"""Levels of options that are kept with a turn: records of it can hold some more, but not any number."""
 
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
@@ -46,22 +41,3 @@ def items(source: Mapping[str, Any], key: str, where: str = "") -> list[dict[str
     """An optional array of objects, keys as they came; one object is an array of it."""
     value = source.get(key)
     return [value] if isinstance(value, dict) else objects(source, key, where)
-
-
-def compact(value: Any, where: str) -> str:
-    """``value`` as JSON text without spaces. Raises InvalidRequest for what is nested too deeply."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        raise InvalidRequest(f"{where} is nested too deeply") from None
-
-
-def shallow(value: Any, where: str) -> Any:
-    """``value``. Raises InvalidRequest for what is nested deeper than ``MAX_DEPTH``."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        if not inner:
-            return value
-        level = [one for ones in inner for one in ones]
-    raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels")

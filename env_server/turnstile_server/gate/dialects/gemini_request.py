@@ -14,9 +14,9 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.gemini_json import camel, compact, item, items, shallow
+from turnstile_server.gate.dialects.gemini_json import camel, item, items
 from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
-from turnstile_server.gate.dialects.json_body import kind, positive_int, read_object, text
+from turnstile_server.gate.dialects.json_body import dumped, kind, positive_int, read_object, recorded, text
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
@@ -67,9 +67,7 @@ def _call(source: dict[str, Any], before: ParsedBefore, params: Mapping[str, str
         raise InvalidRequest("contents must have at least one content")
     messages = _answers_named(before.parse(contents, _content, _exact), contents)
     offer = read_tools(source)
-    asked = {key: shallow(config[key], f"generationConfig.{key}") for key in ASKED if config.get(key) is not None}
-    if source.get("toolConfig"):
-        asked["toolConfig"] = shallow(source["toolConfig"], "toolConfig")
+    asked = {**recorded(config, ASKED, "generationConfig."), **recorded(source, ["toolConfig"])}
     if offer.hosted:
         asked["hosted_tools"] = list(offer.hosted)
     return ModelCall(
@@ -178,7 +176,7 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     if arguments is not None and not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.args must be an object, not {kind(arguments)}")
     return ToolCall(
-        name=name, arguments=compact(arguments or {}, f"{where}.args"), id=text(source, "id", f"{where}.") or None
+        name=name, arguments=dumped(arguments or {}, f"{where}.args"), id=text(source, "id", f"{where}.") or None
     )
 
 
@@ -215,7 +213,7 @@ def _output(response: Mapping[str, Any], where: str) -> str:
         ((key, value),) = response.items()
         if key in _WRAPPERS and isinstance(value, str):
             return value
-    return compact(response, f"{where}.response") if response else ""
+    return dumped(response, f"{where}.response") if response else ""
 
 
 def _exact(source: dict[str, Any]) -> bool:
@@ -286,4 +284,4 @@ def _response_schema(config: dict[str, Any]) -> str | None:
         return None
     if mime != "application/json":
         raise InvalidRequest(f"generationConfig.responseMimeType {mime!r} is not known; use application/json")
-    return compact(schema or {"type": "object"}, "generationConfig.responseSchema")
+    return dumped(schema or {"type": "object"}, "generationConfig.responseSchema")

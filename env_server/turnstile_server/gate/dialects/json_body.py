@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -11,6 +11,9 @@ import orjson
 from turnstile_server.errors import InvalidRequest
 
 JsonObject = Mapping[str, Any]
+
+MAX_OPTION_DEPTH = 100
+"""Levels of an option that is recorded: a record must be readable by parsers that count."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -79,3 +82,27 @@ def positive_int(source: JsonObject, key: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidRequest(f"{key} must be a whole number above 0, not {value!r}")
     return value
+
+
+def dumped(value: Any, where: str) -> str:
+    """``value`` as JSON text without spaces. Raises InvalidRequest for what is nested too deeply."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest(f"{where} is nested too deeply") from None
+
+
+def recorded(source: JsonObject, names: Iterable[str], where: str = "") -> dict[str, Any]:
+    """The options of these names that are there, as they came. Raises InvalidRequest for one that is nested deeper
+    than ``MAX_OPTION_DEPTH``."""
+    return {name: _shallow(source[name], f"{where}{name}") for name in names if source.get(name) is not None}
+
+
+def _shallow(value: Any, where: str) -> Any:
+    level = [value]
+    for _ in range(MAX_OPTION_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not inner:
+            return value
+        level = [one for ones in inner for one in ones]
+    raise InvalidRequest(f"{where} is nested deeper than {MAX_OPTION_DEPTH} levels")

@@ -98,7 +98,7 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. ``reasoning_tokens`` are part of ``completion_tokens``, ``cached_tokens`` of ``prompt_tokens``."""
+    """Tokens. ``cached_tokens`` are part of ``prompt_tokens``; reasoning is part of ``completion_tokens``."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -12,11 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import flag, kind, objects, positive_int, read_object, text
+from turnstile_server.gate.dialects.json_body import (
+    dumped,
+    flag,
+    kind,
+    objects,
+    positive_int,
+    read_object,
+    recorded,
+    text,
+)
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 from turnstile_server.gate.dialects.responses_reasoning import unsealed
@@ -87,7 +94,7 @@ def parse_responses(body: bytes, before: ParsedBefore | None = None) -> ModelCal
     if not messages:
         raise InvalidRequest("input must be a string or an array with at least one item")
     offer = offered(source)
-    asked = {key: source[key] for key in ASKED if source.get(key) is not None}
+    asked = recorded(source, ASKED)
     if offer.hosted:
         asked["hosted_tools"] = sorted(offer.hosted)
     return ModelCall(
@@ -101,7 +108,7 @@ def parse_responses(body: bytes, before: ParsedBefore | None = None) -> ModelCal
         json_schema=_json_schema(source.get("text")),
         asked=asked,
         wire_tools=offer.wire_tools,
-        wire={key: _dumped(source[key], key) for key in ECHOED if source.get(key) is not None},
+        wire={key: dumped(source[key], key).encode() for key in ECHOED if source.get(key) is not None},
     )
 
 
@@ -173,7 +180,7 @@ def _call(item: dict[str, Any], where: str) -> ToolCall:
     else:
         written = item.get("arguments")
         if not isinstance(written, str):  # some clients send the object itself
-            written = "{}" if written is None else _dumped(written, f"{where}.arguments").decode()
+            written = "{}" if written is None else dumped(written, f"{where}.arguments")
         arguments = written
     namespace = text(item, "namespace", f"{where}.")
     return ToolCall(joined(namespace, name), arguments, text(item, "call_id", f"{where}."))
@@ -258,12 +265,5 @@ def _json_schema(value: Any) -> str | None:
             schema = wanted.get("schema")
             if not isinstance(schema, dict):
                 raise InvalidRequest("text.format.schema must be an object")
-            return _dumped(schema, "text.format.schema").decode()
+            return dumped(schema, "text.format.schema")
     raise InvalidRequest(f"text.format.type {wanted.get('type')!r} is not known")
-
-
-def _dumped(value: Any, where: str) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError:
-        raise InvalidRequest(f"{where} is nested too deeply") from None
