@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
-from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.agents.spec import AgentSpec, EndRule
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxSpec, User
@@ -166,6 +166,13 @@ PUPPET = AgentSpec(
     success=(0, 7),
 )
 EAGER = PUPPET.model_copy(update={"name": "eager", "ends_on_submit": True})
+TALKER = PUPPET.model_copy(
+    update={
+        "name": "talker",
+        "stdin": "Please: {instruction}",
+        "end": (EndRule(last={"type": "end"}, when={"ok": False}, means="failed", reason="why"),),
+    }
+)
 
 
 @dataclass
@@ -178,7 +185,7 @@ class Theatre:
 def theatre(folder: Path, **settings: Any) -> Theatre:
     made = make_workplace(Settings(**{"data_dir": folder, **settings}))
     provider, grader = PuppetProvider(), PuppetGrader()
-    agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER)})
+    agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER, TALKER)})
     installer = Installer(AgentSettings(install_dir=folder))
     work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
     return Theatre(provider, grader, work)

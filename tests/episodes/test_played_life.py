@@ -188,6 +188,17 @@ async def test_an_agents_exit_is_judged_by_its_spec_and_its_calls(
         assert house.grader.graded == []
 
 
+async def test_an_agents_own_log_tells_its_failure_whatever_its_exit_code(house: House) -> None:
+    created = await house.play(agent="talker")
+    process = await house.provider.agent()
+    assert process.command.stdin.startswith(b"Please: ")
+    await house.think(process)
+    process.end(result(0, b'{"type": "end", "ok": false, "why": "The door is shut."}\n'))
+    shown = await house.ended(created)
+    assert (shown["status"], shown["agent_exit_code"], shown["reward"]) == ("failed", 0, None)
+    assert shown["error"]["message"] == "the agent says that it failed: The door is shut."
+
+
 async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(house: House) -> None:
     house.stage.engine.answers = [fails(EngineUnavailable("the engine is gone"))]
     created = await house.play()
