@@ -1,6 +1,8 @@
 # make test     lint and the default test suite (what every change must pass)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
+# make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
+#               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
 # make lint     format, lint, types, import rules, lock
 # make clean    removes .venv and everything that was made here
 #
@@ -15,7 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test lint demo bench clean
+.PHONY: test lint demo bench agents-matrix clean
 
 test: lint
 	scripts/bubblewrap.sh
@@ -26,6 +28,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples/agents.py examples/audited.py examples/bash_agent.py examples/demo.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/trl_grpo/*.py scripts/*.py
+	$(BIN)/mypy benchmarks/agents_matrix/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/settings_doc.py --check
@@ -36,6 +39,12 @@ demo: $(INSTALLED)
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+agents-matrix: $(INSTALLED)
+	scripts/sandbox_image.sh turnstile-matrix:agents libstdc++6 libgomp1
+	TURNSTILE_SANDBOXES__KIND=docker TURNSTILE_SANDBOXES__DOCKER_IMAGE=turnstile-matrix:agents \
+		$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
+		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
 
 # An interrupted installation has no stamp, so the next make completes it.
 $(INSTALLED): pyproject.toml uv.lock scripts/constraints.py

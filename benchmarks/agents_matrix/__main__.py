@@ -1,7 +1,7 @@
 """All agents against all faults, live: ``python benchmarks/agents_matrix [--agents A …] [--faults F …]``.
 
 Rows that are there already are left alone (``--again`` plays them anew); one that fails does not stop the rest;
-SIGINT ends the rows in flight and removes their sandboxes. Prints a line per row and writes the table.
+SIGINT and SIGTERM end the rows in flight and remove their sandboxes. Prints a line per row and writes the table.
 
     RECORD=1 or --record   also keeps the traffic in tests/traffic/recordings, for the replay in the test suite
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -27,7 +28,7 @@ from agents_matrix.recording import SUFFIX, write  # noqa: E402
 from agents_matrix.rig import Rig, rigged  # noqa: E402
 from agents_matrix.row import Row, play  # noqa: E402
 from agents_matrix.table import markdown  # noqa: E402
-from agents_matrix.variants import VARIANTS, specs_for  # noqa: E402
+from agents_matrix.variants import VARIANTS, write_specs  # noqa: E402
 from local import tiny_model  # noqa: E402
 from turnstile_server.agents.registry import load_registry  # noqa: E402
 
@@ -35,6 +36,8 @@ ROWS = ROOT / ".cache" / "agents-matrix"
 RECORDINGS = ROOT / "tests" / "traffic" / "recordings"
 DOCUMENT = ROOT / "docs" / "agents-matrix.md"
 MEMORY_MB = 3072
+LEFT_OUT = frozenset({"shell"})
+"""Agents that are none without further words."""
 
 Pair = tuple[str, str]
 
@@ -48,9 +51,14 @@ async def run(pairs: Sequence[Pair], *, at_once: int, record: bool) -> int:
         groups[pair[1] if pair[1] in VARIANTS else ""].append(pair)
     with tempfile.TemporaryDirectory(prefix="matrix") as folder:
         for fault, group in groups.items():
-            specs = specs_for(fault, Path(folder) / f"specs-{fault}")
+            specs = Path(folder) / f"specs-{fault}"
+            wrong = write_specs(fault, specs)
+            for agent, why in wrong.items():
+                print(f"{agent:16} {fault:14} FAILED: {why}", flush=True)
+            playable = [pair for pair in group if pair[0] not in wrong]
+            failed += len(group) - len(playable)
             async with rigged(model, Path(folder) / f"data-{fault}", specs, MEMORY_MB) as rig:
-                failed += await _group(rig, group, at_once, record)
+                failed += await _group(rig, playable, at_once, record)
     return failed
 
 
@@ -77,6 +85,7 @@ async def _row(rig: Rig, pair: Pair, record: bool) -> None:
     path = _path(pair)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(row.model_dump_json(indent=1))
+    write(recording, path.with_suffix(SUFFIX))
     if record and row.fired:
         write(recording, RECORDINGS / row.agent / f"{row.fault}{SUFFIX}")
     stats = row.stats
@@ -94,7 +103,7 @@ def _path(pair: Pair) -> Path:
 
 
 def main() -> int:
-    known = [spec.name for spec in load_registry()]
+    known = [spec.name for spec in load_registry() if spec.name not in LEFT_OUT]
     parser = argparse.ArgumentParser(description="All agents against all faults, live.")
     parser.add_argument("--agents", nargs="+", default=known, choices=known)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=list(FAULTS))
@@ -106,6 +115,7 @@ def main() -> int:
     pairs = [(agent, fault) for agent in options.agents for fault in options.faults]
     wanted = [pair for pair in pairs if options.again or not _path(pair).exists()]
     failed = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         failed = anyio.run(lambda: run(wanted, at_once=options.at_once, record=options.record))
     except KeyboardInterrupt:

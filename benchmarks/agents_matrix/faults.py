@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 
 from agents_matrix import hands
 from turnstile_server.engines.scene import Broken, Scene, Step, ToolUse
-from turnstile_server.errors import EngineProtocolError, EngineUnavailable, TooManyCalls, TurnstileError
+from turnstile_server.errors import (
+    ContextOverflow,
+    EngineProtocolError,
+    EngineUnavailable,
+    TooManyCalls,
+    TurnstileError,
+)
 
 TASK = (
     "Create hello.py, a program that prints hello, in the current folder. Run it, and read it once more. "
@@ -22,18 +28,25 @@ TASK = (
 """Every conversation that holds it is about the task itself; a sub-agent's holds its own."""
 
 COMMANDS = (
-    "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; echo MARK-$((0+1))",
-    "cat hello.py; echo MARK-$((0+2))",
+    "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; printf 'MARK-%s\\n' 1",
+    "cat hello.py; printf 'MARK-%s\\n' 2",
 )
-LONG_COMMAND = "seq {start} {end}; echo MARK-$((0+{mark}))"
+LONG_COMMAND = "seq {start} {end} | xargs -n 100; printf 'MARK-%s\\n' {mark}"
 """Numbers are many tokens and few bytes."""
 LONG_STEPS, LONG_LINES = 8, 4000
 SUBTASK = "Count the files in the current folder, and report their number. This is errand number {number} of two."
 ERRAND = re.compile(r"This is errand number (\d) of two")
-SUB_COMMAND = "ls | wc -l; echo SUBMARK-$((0+{number}))"
+SUB_COMMAND = "ls | wc -l; printf 'SUBMARK-%s\\n' {number}"
+SUMMED = ("compaction", "context_full")
 SUMMARY_WANTED = re.compile(r"(?i)summar|compact|checkpoint|condense|continuation")
+FRAMED = re.compile(r"<(summary|state_snapshot)>")
+"""Agents ask for the summary itself in a frame, beside an analysis that they throw away."""
+SUMMED_UP = "What was done so far has printed these marks"
 THOUGHT = "The next step is plain."
-CHATTER = "I shall say at length what I am about to do, before I do it. " * 4
+CHATTER = " ".join(
+    f"Then comes step {number} of what I have in mind, about {number * 7} of it." for number in range(99)
+)
+"""Without repetition: some agents break off a model that repeats itself."""
 
 
 @dataclass
@@ -71,7 +84,8 @@ class Stagehand:
 
 def right(scene: Scene, act: Act) -> Step:
     """The next step of whatever this conversation is about."""
-    if act.fault == "compaction" and SUMMARY_WANTED.search(_last_words(scene)):
+    if act.fault in SUMMED and _summary_wanted(scene):
+        act.fired += act.fault == "compaction"
         return Step(text=_summary(scene))
     errand = ERRAND.search(_heard(scene))
     if TASK not in _heard(scene) and errand is not None:
@@ -113,20 +127,24 @@ def _progress(scene: Scene) -> int:
     return done
 
 
+def _summary_wanted(scene: Scene) -> bool:
+    """Whether the last words, or those to a model without tools, ask for a summary; they may also hold one."""
+    last = scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
+    words = last if scene.tools else f"{scene.text_of('system')}\n{last}"
+    return SUMMARY_WANTED.search(words) is not None and SUMMED_UP not in last
+
+
 def _summary(scene: Scene) -> str:
     marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(scene)))
-    text = f"The task is: {TASK} What was done so far has printed these marks: {marks or 'none'}."
-    if "<summary>" in scene.prompt:
-        return f"<analysis>\nThe numbers matter little.\n</analysis>\n\n<summary>\n{text}\n</summary>"
-    return text
+    text = f"The task is: {TASK} {SUMMED_UP}: {marks or 'none'}."
+    frame = FRAMED.search(scene.prompt)
+    if frame is None:
+        return text
+    return f"<analysis>\nThe numbers matter little.\n</analysis>\n\n<{frame[1]}>\n{text}\n</{frame[1]}>"
 
 
 def _heard(scene: Scene) -> str:
     return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
-
-
-def _last_words(scene: Scene) -> str:
-    return scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
 
 
 def _nothing(scene: Scene, act: Act) -> None:
@@ -177,7 +195,11 @@ def _empty(scene: Scene, act: Act) -> Says:
 
 
 def _too_long(scene: Scene, act: Act) -> Says:
-    return Step(reasoning=THOUGHT, text=CHATTER * 40)
+    return Step(reasoning=THOUGHT, text=CHATTER)
+
+
+def _context_full(scene: Scene, act: Act) -> Says:
+    return Broken(ContextOverflow("the prompt is longer than the model's context: shorten the history"))
 
 
 def _subagents(scene: Scene, act: Act) -> Says | None:
@@ -187,7 +209,7 @@ def _subagents(scene: Scene, act: Act) -> Says | None:
     if act.fired == 0:
         uses: list[ToolUse] = []
         for number in (1, 2):
-            use = hands.subagent(scene.tools, SUBTASK.format(number=number))
+            use = hands.subagent(scene, SUBTASK.format(number=number))
             uses += [] if use is None else [use]
         act.fired += bool(uses)
         return Step(reasoning=THOUGHT, text="Two errands first.", calls=tuple(uses)) if uses else None
@@ -211,6 +233,7 @@ FAULTS: Mapping[str, Fault] = {
     "bad_arguments": _once(0, _bad_arguments),
     "empty": _once(1, _empty),
     "too_long": _once(1, _too_long),
+    "context_full": _once(1, _context_full),
     "subagent": _subagents,
     "compaction": _nothing,
 }

@@ -23,8 +23,10 @@ SUBAGENTS = re.compile(
     r"|sessions_spawn)"
 )
 PROMPTS = ("prompt", "message", "instructions", "task", "objective", "goal", "query")
-KINDS = ("general-purpose", "general", "generalist", "worker", "default")
-"""What agents call a sub-agent without a speciality."""
+KINDS = ("general-purpose", "generalist", "worker", "general", "default")
+"""What agents call a sub-agent without a speciality; the surest first."""
+NAMED = re.compile(r"<name>([\w-]+)</name>")
+"""Where a system prompt lists sub-agents."""
 WAITS = re.compile(r"(?i)(.*__)?(wait|wait_agent)")
 AGENT_ID = re.compile(r'\\?"(?:agent_id|agent_path|task_name)\\?"\s*:\s*\\?"([^"\\]+)')
 ENDS = ("submit", "finish", "complete_task", "final_output")
@@ -49,15 +51,16 @@ def misused_shell(tools: Tools) -> ToolUse | None:
     return None if use is None else ToolUse(tool=use.tool, arguments={"nothing": [1, 2]})
 
 
-def subagent(tools: Tools, task: str) -> ToolUse | None:
+def subagent(scene: Scene, task: str) -> ToolUse | None:
     """A sub-agent set to ``task``; None where the agent offers none."""
-    for name, tool in _named(tools, SUBAGENTS):
+    for name, tool in _named(scene.tools, SUBAGENTS):
         properties = _properties(tool)
         field = next((one for one in PROMPTS if properties.get(one, {}).get("type") == "string"), None)
         if field is None:
             continue
+        listed = NAMED.findall(scene.prompt)
         told = f"{tool.get('description')} {properties}"
-        kind = next((one for one in KINDS if one in told), KINDS[0])
+        kind = next((one for names in (listed, told) for one in KINDS if one in names), KINDS[0])
         given: dict[str, Any] = {field: task}
         given |= {one: kind for one in ("subagent_type", "agent_name", "agent_type") if one in properties}
         return ToolUse(tool=name, arguments=_filled(tool, given))

@@ -80,13 +80,13 @@ class OverheardEngine(ScriptedEngine):
 
 
 @asynccontextmanager
-async def rigged(model: Path, data_dir: Path, specs: Path | None, memory_mb: int) -> AsyncIterator[Rig]:
+async def rigged(model: Path, data_dir: Path, specs: Path, memory_mb: int) -> AsyncIterator[Rig]:
     """``specs``: a folder whose agents replace those that ship. Raises StartupError."""
     settings = Settings.model_validate(
         {
             "model": model,
             "data_dir": data_dir,
-            "agents": {"specs": () if specs is None else (specs,)},
+            "agents": {"specs": (specs,)},
             "sandboxes": {"memory_mb": memory_mb, "cpus": 2.0, "pids": 1024},
             "episodes": {"trained_share_alert": 0.0},
             "journal": {"durability": "process"},

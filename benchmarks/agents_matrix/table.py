@@ -24,6 +24,7 @@ What the agents that ship make of faults, live, in Docker sandboxes, with a scri
 | `bad_arguments` | a tool call whose arguments are JSON and break the tool's schema |
 | `empty` | a reply of nothing but the end of the turn |
 | `too_long` | a reply that is cut by its length |
+| `context_full` | a call is answered 400: the prompt is longer than the model's context |
 | `subagent` | two sub-agents at once, where the agent offers them |
 | `compaction` | tool results until the agent has its history summed up, where it does |
 

@@ -17,45 +17,67 @@ from turnstile_server.agents.registry import SPECS
 Change = tuple[str, str]
 """A text that the spec's strings contain, and what stands there instead."""
 
+CODEX_WINDOW = "model_context_window = 200000"
+GEMINI_LOOPS = '"disableLoopDetection": true'
+
 VARIANTS: Mapping[str, Mapping[str, Sequence[Change]]] = {
     "subagent": {
         "claude-code": [("--tools=Bash,Read,Edit,Write", "--tools=Bash,Read,Edit,Write,Agent,Task")],
-        "codex": [("multi_agent = false", "multi_agent = true")],
-        "gemini-cli": [('"tools": {{"core": ["run_shell_command", "read_file", "write_file", "replace"]}},', "")],
+        "codex": [("[agents]\nenabled = false", "[agents]\nenabled = true")],
+        "gemini-cli": [('"replace", "mcp_turnstile_*"', '"replace", "invoke_agent", "mcp_turnstile_*"')],
         "goose": [("summon: {{enabled: false", "summon: {{enabled: true")],
+        "qwen-code": [("--bare", "")],
     },
     "compaction": {
         "claude-code": [("--verbose", "--verbose\n--autocompact=100000")],
-        "codex": [
-            (
-                "model_context_window = 200000",
-                "model_context_window = 200000\nmodel_auto_compact_token_limit = 60000",
-            )
-        ],
+        "codex": [(CODEX_WINDOW, f"{CODEX_WINDOW}\nmodel_auto_compact_token_limit = 40000")],
+        "gemini-cli": [(GEMINI_LOOPS, f'{GEMINI_LOOPS}, "compressionThreshold": 0.03')],
+        "opencode": [('"auto": false', '"auto": true'), ('"context": 200000', '"context": 80000')],
+        "pi": [('"contextWindow": 200000', '"contextWindow": 80000')],
     },
 }
-"""By fault and agent. An agent that is not here is played as it ships."""
+"""By fault and agent. An agent that is not here, nor below, is played as it ships."""
+
+ENVIRONMENT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "compaction": {"goose": {"GOOSE_CONTEXT_LIMIT": "64000", "GOOSE_AUTO_COMPACT_THRESHOLD": "0.5"}},
+}
+"""By fault and agent: what its environment has besides."""
 
 
-def specs_for(fault: str, folder: Path) -> Path | None:
-    """The changed specs in ``folder``, where they replace those that ship; None where the fault needs none.
-    Raises ValueError when a spec no longer has what was to be changed."""
-    variants = VARIANTS.get(fault)
-    if variants is None:
-        return None
+class VariantError(Exception):
+    """A spec no longer has what was to be changed."""
+
+
+def variant(fault: str, agent: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``spec`` for this fault; None where it is played as it ships. Raises VariantError."""
+    changes = VARIANTS.get(fault, {}).get(agent, ())
+    changed: Any = dict(spec)
+    for old, new in changes:
+        if not _has(changed, old):
+            raise VariantError(f"the spec of {agent} has no {old!r} to be changed for {fault}")
+        changed = _changed(changed, old, new)
+    env = ENVIRONMENT.get(fault, {}).get(agent, {})
+    if env:
+        changed["env"] = {**changed.get("env", {}), **env}
+    return changed if changes or env else None
+
+
+def write_specs(fault: str, folder: Path) -> dict[str, str]:
+    """The changed specs into ``folder``, where they replace those that ship; by agent, what went wrong."""
     folder.mkdir(parents=True, exist_ok=True)
+    wrong: dict[str, str] = {}
     for path in SPECS.glob("*.yaml"):
         spec: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
-        changes = variants.get(spec["name"], ())
-        for old, new in changes:
-            if not _has(spec, old):
-                raise ValueError(f"the spec of {spec['name']} has no {old!r} to be changed for {fault}")
-            spec = _changed(spec, old, new)
-        if changes:
-            if tree := spec.get("install", {}).get("tree"):
-                spec["install"]["tree"] = str((path.parent / tree).resolve())
-            (folder / path.name).write_text(yaml.safe_dump(spec), "utf-8")
-    return folder
+        try:
+            changed = variant(fault, spec["name"], spec)
+        except VariantError as error:
+            wrong[spec["name"]] = str(error)
+            continue
+        if changed is not None:
+            if tree := changed.get("install", {}).get("tree"):
+                changed["install"]["tree"] = str((path.parent / tree).resolve())
+            (folder / path.name).write_text(yaml.safe_dump(changed), "utf-8")
+    return wrong
 
 
 def _has(value: Any, text: str) -> bool:
@@ -67,7 +89,7 @@ def _has(value: Any, text: str) -> bool:
 
 
 def _changed(value: Any, old: str, new: str) -> Any:
-    """In a list, a string that came to have several lines is as many strings: arguments of a command."""
+    """In a list, a string that came to have other lines is as many strings: arguments of a command."""
     if isinstance(value, dict):
         return {name: _changed(one, old, new) for name, one in value.items()}
     if isinstance(value, list):
@@ -75,6 +97,6 @@ def _changed(value: Any, old: str, new: str) -> Any:
         return [
             part
             for one, after in zip(value, changed, strict=True)
-            for part in (after.split("\n") if isinstance(one, str) and old in one else [after])
+            for part in (after.splitlines() if isinstance(one, str) and old in one else [after])
         ]
     return value.replace(old, new) if isinstance(value, str) else value

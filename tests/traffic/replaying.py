@@ -7,6 +7,7 @@ that the gate gave to turns and calls are new; they are put into later requests 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,7 +121,8 @@ class Replay:
             mark = turn.turn_id.removeprefix("turn_").encode()
             if mark in one.answer:
                 if one.call.turn is not None:
-                    self._new[one.call.turn.encode()] = mark
+                    old = one.call.turn.encode()
+                    self._new |= {old: mark, _signature(old): _signature(mark)}
                 made = [call.id or "" for call in turn.reply.tool_calls]
                 self._new |= {
                     old.encode(): new.encode() for old, new in zip(one.call.call_ids, made, strict=False)
@@ -184,6 +186,11 @@ class Replay:
             return
         await prompted.aborted.wait()
         yield Chunk([], "abort")
+
+
+def _signature(mark: bytes) -> bytes:
+    """A turn's id as the signatures of thoughts have it."""
+    return base64.b64encode(b"turn_" + mark)
 
 
 async def replay(stage: Stage, recording: Recording) -> tuple[dict[str, Any], Replay]:
