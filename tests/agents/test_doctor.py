@@ -8,9 +8,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from local import TURNSTILE, descendants, running
@@ -131,28 +133,46 @@ def test_a_folder_without_a_tokenizer_is_an_error_of_usage(tmp_path: Path) -> No
     assert "tokenizer.json is missing" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_however_it_is_killed_no_process_of_it_goes_on(
-    tiny_model: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # sockets lie below it: a short path
-    folder = specs(tmp_path, sleeper=["sh", "-c", f"exec {LINE}"])
-    options = ["--model", str(tiny_model), "--sandbox", "local", "--agent-specs", str(folder)]
-    env = {**os.environ, "TMPDIR": temporary, "TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path / "installs")}
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Sockets lie below it, so it has a short path."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def killed_at_work(
+    model: Path,
+    folder: Path,
+    temporary: Path,
+    number: signal.Signals,
+    options: list[str],
+    roots: Callable[[int], Iterable[int]],
+) -> tuple[int, set[tuple[int, str]]]:
+    """The exit code of a doctor that was sent ``number`` while its agent slept, and its processes then."""
+    command = ["sh", "-c", f"exec {LINE}"]
+    options = [*options, "--model", str(model), "--agent-specs", str(specs(folder, sleeper=command))]
+    env = {**os.environ, "TMPDIR": str(temporary), "TURNSTILE_AGENTS__INSTALL_DIR": str(folder / "installs")}
     with subprocess.Popen(
         [TURNSTILE, "agents", "doctor", "sleeper", *options],
         env=env,
         preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread of the tests holds a lock that it needs
     ) as process:
         try:
-            family = until_it_sleeps(process)
+            family = until_it_sleeps(process, roots)
             process.send_signal(number)
-            code = process.wait(60)
+            return process.wait(60), family
         finally:
             process.kill()
-    for _ in range(200):
-        if not family & running():
-            break
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_however_it_is_killed_no_process_of_it_goes_on(
+    tiny_model: Path, tmp_path: Path, temporary: Path, number: signal.Signals
+) -> None:
+    options = ["--sandbox", "local"]
+    code, family = killed_at_work(tiny_model, tmp_path, temporary, number, options, lambda pid: [pid])
+    deadline = time.monotonic() + 20
+    while family & running() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not family & running()
     if number is not signal.SIGKILL:
@@ -160,21 +180,54 @@ def test_however_it_is_killed_no_process_of_it_goes_on(
         assert os.listdir(temporary) == []
 
 
+@pytest.mark.docker
+def test_stopped_in_docker_it_leaves_no_container(
+    tiny_model: Path, tmp_path: Path, temporary: Path, docker_image: str
+) -> None:
+    options = ["--sandbox", "docker", "--sandbox-image", docker_image]
+    code, _ = killed_at_work(
+        tiny_model, tmp_path, temporary, signal.SIGTERM, options, lambda _: containers_of(temporary)
+    )
+    assert code == 128 + signal.SIGTERM
+    assert not containers_of(temporary)
+    assert os.listdir(temporary) == []
+
+
 def _heed_interrupts() -> None:
     """What a shell starts in the background ignores SIGINT, and hands that on."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def until_it_sleeps(process: subprocess.Popen[bytes]) -> set[tuple[int, str]]:
-    """The processes below ``process`` once the agent runs."""
+def until_it_sleeps(
+    process: subprocess.Popen[bytes], roots: Callable[[int], Iterable[int]]
+) -> set[tuple[int, str]]:
+    """The processes below one of ``roots`` (of the doctor's pid) once the agent is among them."""
     while process.poll() is None:
-        family = descendants(process.pid)
-        for pid, _ in family:
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b" ".join(words[:2]).decode() == LINE:
+        for root in filter(None, roots(process.pid)):
+            family = descendants(root)
+            if any(is_asleep(pid) for pid, _ in family):
                 return family
         time.sleep(0.05)
     raise AssertionError(f"it ended with {process.returncode} before the agent ran")
+
+
+def is_asleep(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # ended
+        return False
+    return b" ".join(words[:2]).decode() == LINE
+
+
+def containers_of(folder: Path) -> list[int]:
+    """The first processes of the containers, stopped ones (0) too, that mount something of ``folder``."""
+    client = docker.from_env()
+    try:
+        mine = [
+            each["Id"]
+            for each in client.api.containers(all=True)
+            if any(str(mount.get("Source", "")).startswith(f"{folder}/") for mount in each["Mounts"])
+        ]
+        return [int(client.api.inspect_container(name)["State"]["Pid"]) for name in mine]
+    finally:
+        client.close()
