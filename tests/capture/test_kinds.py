@@ -191,6 +191,37 @@ def test_a_summary_that_was_asked_for_without_tools_is_of_the_compaction_and_tra
     assert play.untrained() == {}
 
 
+def test_a_summary_by_another_prompt_and_without_tools_is_no_auxiliary_call_when_something_is_built_on_it() -> (
+    None
+):
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS)
+    play.turn(asks("Here is a transcript: do it, a1", "You sum up."), SUMMARY)
+    play.turn(asks(f"Go on from here. {SUMMARY}"), "a2", tools=TOOLS)
+    assert kinds(play) == ["main", "compaction", "compaction"]
+    assert causes(play) == [None, None, ("turn_1", "summary")]
+    assert play.untrained() == {}
+
+
+def test_a_summary_may_be_quoted_without_what_the_model_thought_aloud_before_it() -> None:
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS)
+    aloud = "<analysis>\nI go through it from the start.\n</analysis>\n<summary>\n"
+    asked = [*asks("do it"), reply("a1"), Message("user", "Sum up.")]
+    play.turn(asked, f"{aloud}{SUMMARY}\n</summary>", tools=TOOLS)
+    play.turn(asks(f"This session goes on.\n{SUMMARY}\nDo not recap."), "a2", tools=TOOLS)
+    assert causes(play) == [None, ("turn_1", "summary")]
+
+
+def test_what_a_tool_says_of_a_call_is_no_cause() -> None:
+    play = Play()
+    call = ToolCall("run", json.dumps({"code": "print('a long command of its own')"}), "call_1")
+    play.turn(asks("do it"), Message("assistant", "", tool_calls=(call,)), tools=TOOLS)
+    echoed = Message("tool", "ran print('a long command of its own')", tool_call_id="call_1")
+    play.turn([*asks("changed"), reply("edited"), echoed], "a2", tools=TOOLS)
+    assert causes(play) == [None, None]
+
+
 def test_a_summary_on_which_nothing_is_built_goes_on_with_the_main_conversation() -> None:
     """Codex and OpenCode ask for the summary with no tools: re-rendered, but the same conversation."""
     play = Play()

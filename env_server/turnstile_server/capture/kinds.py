@@ -13,13 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.models import BreakReason, Cause, Message, SampleKind, Turn
+from turnstile.models import BreakReason, Cause, SampleKind, Turn
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.capture.tree import Node, TokenTree
 
 QUOTED_CHARS = 24
 """A text inside another message must be this long to have caused it; a shorter one may stand there by chance.
 A text that is the whole message may be shorter."""
+
+SUMMARY_SHARE = 0.25
+"""Part of a summary that must be quoted, line by line: agents leave out what the model thought aloud before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ def origins(tree: TokenTree) -> dict[str, Origin]:
             found[turn.turn_id] = found[_continued(root, roots[:index], main).turn.turn_id]
     summaries = {origin.cause.turn_id for origin in found.values() if origin.cause and origin.kind == "compaction"}
     for root in roots:
-        if found[root.turn.turn_id].kind == "main" and root is not main and root.turn.turn_id in summaries:
-            # It rendered the conversation again only to have it summed up.
-            found[root.turn.turn_id] = Origin("compaction")
+        if root is not main and root.turn.turn_id in summaries:
+            # Asked for only to be built on: of the compaction, and no auxiliary call.
+            found[root.turn.turn_id] = Origin("compaction", found[root.turn.turn_id].cause)
     return found
 
 
@@ -127,35 +130,44 @@ def _cause(turn: Turn, turns: Sequence[Turn]) -> Cause | None:
     """The earlier turn whose words the conversation begins with: a reply that it quotes (``summary``), or an
     argument of a call (``call``); the longest quotation counts, then the latest turn. Else the latest turn of the
     thread that the agent's headers name as its parent (``thread``)."""
-    messages = turn.new_messages
+    asked = [message.content for message in turn.new_messages if message.role == "user"]
+    # Not what the agent sends back as replies or results: those are history.
+    told = [message.content for message in turn.new_messages if message.role not in ("assistant", "tool")]
     best: tuple[int, int, Cause] | None = None
     for earlier in turns:
         if earlier.seq >= turn.seq or earlier.turn_id == turn.turn_id:
             continue
         summary = earlier.reply.content.strip()
-        called = (text for call in earlier.reply.tool_calls for text in _texts(call.arguments))
-        candidates = [
-            (summary, Cause(turn_id=earlier.turn_id, by="summary")),
-            *((text, Cause(turn_id=earlier.turn_id, by="call")) for text in called),
-        ]
-        for text, cause in candidates:
-            if _quoted(text, messages) and (best is None or (len(text), earlier.seq) >= best[:2]):
-                best = (len(text), earlier.seq, cause)
+        called = [text for call in earlier.reply.tool_calls for text in _texts(call.arguments)]
+        quoted = max((len(text) for text in called if _holds(asked, text)), default=0)
+        for length, cause in (
+            (_quoted(summary, told), "summary"),
+            (quoted, "call"),
+        ):
+            if length and (best is None or (length, earlier.seq) >= best[:2]):
+                best = (length, earlier.seq, Cause.model_validate({"turn_id": earlier.turn_id, "by": cause}))
     if best is not None:
         return best[2]
     parent = turn.thread.parent if turn.thread is not None else None
     if parent is None:
         return None
-    told = [e for e in turns if e.seq < turn.seq and e.thread is not None and e.thread.name == parent]
-    return Cause(turn_id=told[-1].turn_id, by="thread") if told else None
+    above = [e for e in turns if e.seq < turn.seq and e.thread is not None and e.thread.name == parent]
+    return Cause(turn_id=above[-1].turn_id, by="thread") if above else None
 
 
-def _quoted(text: str, messages: Sequence[Message]) -> bool:
-    if not text:
-        return False
+def _holds(contents: Sequence[str], text: str) -> bool:
     if len(text) < QUOTED_CHARS:
-        return any(message.role == "user" and message.content.strip() == text for message in messages)
-    return any(text in message.content for message in messages)
+        return bool(text) and any(content.strip() == text for content in contents)
+    return any(text in content for content in contents)
+
+
+def _quoted(text: str, contents: Sequence[str]) -> int:
+    """How many characters of a summary the contents hold, whole or by lines; 0 where that is too little of it."""
+    if len(text) >= QUOTED_CHARS and _holds(contents, text):
+        return len(text)
+    lines = [line.strip() for line in text.splitlines()]
+    length = sum(len(line) for line in lines if len(line) >= QUOTED_CHARS and _holds(contents, line))
+    return length if length >= SUMMARY_SHARE * len(text) else 0
 
 
 def _texts(arguments: str) -> Iterator[str]:
