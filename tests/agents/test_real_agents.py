@@ -19,11 +19,11 @@ from network_witness import Witness, witnessed
 from turnstile.models import EpisodeStatus, Limits
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.rehearsal.rig import Rehearsed, rehearsing
-from turnstile_server.rehearsal.shell_policy import ShellPolicy
+from turnstile_server.rehearsal.shell_policy import ShellPolicy, door_texts
 from turnstile_server.rehearsal.solution import solution_commands
 from turnstile_server.rehearsal.watched import Watch
 from turnstile_server.sandboxes.protocol import Sandbox
-from turnstile_server.settings import Settings, TaskSettings
+from turnstile_server.settings import Settings
 from turnstile_server.tasks.loader import load_tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
@@ -43,8 +43,9 @@ class Seen:
 
 async def played(agent: str, model: Path, image: str) -> Seen:
     task = (await to_thread.run_sync(load_tasks, ())).get(TASK)
-    policy = ShellPolicy(solution_commands(task, TaskSettings()))
     settings = Settings(model=model, sandboxes={"kind": "docker", "docker_image": image})
+    commands = solution_commands(task, settings.tasks)
+    policy = ShellPolicy(commands, door=door_texts(settings.tools))
     witnesses: list[Witness] = []
     async with AsyncExitStack() as stack:
 
@@ -88,6 +89,7 @@ async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else
     assert stats.discarded == {}
     shape = {
         "dialect": {turn.dialect for turn in told.turns},
+        "tools": {call.name for turn in told.turns for call in turn.reply.tool_calls},
         "turns": stats.turns,
         "breaks": stats.breaks,
         "cosmetic": stats.cosmetic,
@@ -98,6 +100,7 @@ async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else
     }
     assert shape == {
         "dialect": {expected["dialect"]},
+        "tools": {expected["tool"]},
         "turns": expected["turns"],
         "breaks": expected.get("breaks", {}),
         "cosmetic": expected.get("cosmetic", {}),

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from turnstile_server.engines.scene import Scene, Shown
-from turnstile_server.rehearsal.shell_policy import ASIDE, SUBMIT_COMMAND, SUBMIT_MARK, ShellPolicy, shell_tool
+from turnstile_server.rehearsal.shell_policy import (
+    ASIDE,
+    SUBMIT_COMMAND,
+    SUBMIT_MARK,
+    ShellPolicy,
+    door_texts,
+    shell_tool,
+)
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.toolbox import Toolbox
 
 TEXT = {"type": "string"}
 
@@ -77,6 +86,17 @@ def test_a_known_name_goes_before_a_description_and_an_editor_is_no_shell() -> N
     assert shell_tool(OTHERS) is None
     assert shell_tool(tool("ask", {"command": TEXT}, said="Asks the user.")) is None
     assert shell_tool({"odd": {"name": "odd"}}) is None
+
+
+def test_the_tool_doors_shell_is_for_agents_that_have_none() -> None:
+    texts = door_texts(ToolSettings())
+    (said,) = (one.description for one in Toolbox(ToolSettings()).all_tools if one.name == "bash")
+    door = tool("mcp__turnstile__bash", {"command": TEXT}, said=f"(MCP) {said}")
+    own = tool("run_shell_command", {"command": TEXT})
+    for offered, name in ((door | own, "run_shell_command"), (door, "mcp__turnstile__bash")):
+        found = shell_tool(offered, texts)
+        assert found is not None
+        assert found.name == name
 
 
 def scene(*messages: Shown, tools: dict[str, Any] | None = None) -> Scene:

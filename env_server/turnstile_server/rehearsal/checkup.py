@@ -17,7 +17,7 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.engines.scene import Policy
 from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.rehearsal.rig import Rehearsal, RehearsalRefused, Rehearsed, rehearsing
-from turnstile_server.rehearsal.shell_policy import ShellPolicy
+from turnstile_server.rehearsal.shell_policy import ShellPolicy, door_texts
 from turnstile_server.rehearsal.solution import solution_commands
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.loader import load_tasks
@@ -87,7 +87,7 @@ async def check_up(settings: Settings, agent: str, *, task_id: str | None = None
     if task_id is not None:
         found = (await anyio.to_thread.run_sync(load_tasks, settings.tasks.sources, settings.tasks)).get(task_id)
         commands, task = solution_commands(found, settings.tasks), TaskRef(id=task_id)
-    policy: Policy = ShellPolicy(commands)
+    policy: Policy = ShellPolicy(commands, door=door_texts(settings.tools))
     async with rehearsing(settings, policy) as rehearsal:
         spec = rehearsal.work.agents.get(agent)
         try:

@@ -7,11 +7,13 @@ and a sub-agent or a title request is told apart by the tools that it offers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turnstile_server.engines.scene import Scene, Step
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.toolbox import Toolbox
 
 COMMAND_NAMES = ("command", "cmd", "script", "commands")
 """Names of the parameter that holds the command, likeliest first."""
@@ -54,14 +56,16 @@ class ShellTool:
 
 
 class ShellPolicy:
-    """Runs ``commands``, one per turn, in the order given, then says ``closing``."""
+    """Runs ``commands``, one per turn, in the order given, then says ``closing``. ``door``: descriptions of tools
+    that are used only by an agent that has no shell of its own (``door_texts``)."""
 
-    def __init__(self, commands: Sequence[str], *, closing: str = DONE) -> None:
+    def __init__(self, commands: Sequence[str], *, closing: str = DONE, door: Collection[str] = ()) -> None:
         self._commands = tuple(commands)
         self._closing = closing
+        self._door = tuple(door)
 
     def __call__(self, scene: Scene) -> Step:
-        tool = shell_tool(scene.tools)
+        tool = shell_tool(scene.tools, self._door)
         if tool is None:
             return Step(text=ASIDE)
         made, due = scene.calls_made, list(self._commands)
@@ -72,12 +76,20 @@ class ShellPolicy:
         return Step(text=f"Step {made + 1}.", tool=tool.name, arguments=tool.run(due[made]))
 
 
-def shell_tool(tools: Mapping[str, Mapping[str, Any]]) -> ShellTool | None:
+def door_texts(settings: ToolSettings) -> frozenset[str]:
+    """How the tool door's tools describe themselves: agents that offer them change their names, not this."""
+    return frozenset(tool.description for tool in Toolbox(settings).all_tools)
+
+
+def shell_tool(tools: Mapping[str, Mapping[str, Any]], door: Collection[str] = ()) -> ShellTool | None:
     """The one of ``tools`` (by name, each with its JSON schema ``parameters``) that runs shell commands."""
-    found = [
-        (rank, tool) for spec in tools.values() if (tool := _as_shell(spec)) for rank in _rank(spec, tool.name)
-    ]
-    return min(found, key=lambda one: one[0])[1] if found else None
+    found: list[tuple[bool, int, ShellTool]] = []
+    for spec in tools.values():
+        tool, said = _as_shell(spec), str(spec.get("description", ""))
+        rank = None if tool is None else _rank(tool.name, said)
+        if tool is not None and rank is not None:
+            found.append((any(text in said for text in door), rank, tool))
+    return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _as_shell(spec: Mapping[str, Any]) -> ShellTool | None:
@@ -105,13 +117,12 @@ def _takes_command(schema: Any) -> bool | None:
     return True if kind == "array" and isinstance(items, Mapping) and _type(items) == "string" else None
 
 
-def _rank(spec: Mapping[str, Any], name: str) -> Iterable[int]:
-    """Nothing where neither name nor description speaks of a shell."""
+def _rank(name: str, said: str) -> int | None:
+    """None where neither name nor description speaks of a shell."""
     last = re.split(r"__|[./:]", name)[-1].lower()
     if last in SHELL_NAMES:
-        yield SHELL_NAMES.index(last)
-    elif re.search(r"\b(shell|bash|terminal)\b", str(spec.get("description", "")), re.IGNORECASE):
-        yield len(SHELL_NAMES)
+        return SHELL_NAMES.index(last)
+    return len(SHELL_NAMES) if re.search(r"\b(shell|bash|terminal)\b", said, re.IGNORECASE) else None
 
 
 def fitting(name: str, schema: Any) -> Any:
