@@ -5,6 +5,7 @@ A policy writes what a model would sample; all else is real. What each does to i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from network_witness import Witness, witnessed
 
 from turnstile.models import EpisodeStatus, Limits
 from turnstile_server.agents.registry import load_registry
+from turnstile_server.engines.scene import Policy, Scene, Step
 from turnstile_server.rehearsal.rig import Rehearsed, rehearsing
 from turnstile_server.rehearsal.shell_policy import ShellPolicy, door_texts
 from turnstile_server.rehearsal.solution import solution_commands
@@ -25,11 +27,15 @@ from turnstile_server.rehearsal.watched import Watch
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.loader import load_tasks
+from turnstile_server.tasks.model import Task
+from turnstile_server.tools.toolbox import SUBMIT, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 
 TASK = "fix-cart-discount"
 EXPECTED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("expected.yaml").read_text())
+QUESTION = "count-errors"
+WITH_TOOL_DOOR = sorted(name for name, row in EXPECTED.items() if row.get("tool_door"))
 REQUIRED = {"claude-code", "codex", "gemini-cli", "goose", "mini-swe-agent", "opencode", "pi", "qwen-code"}
 
 
@@ -41,11 +47,33 @@ class Seen:
     witness: Witness = field(default_factory=Witness)
 
 
-async def played(agent: str, model: Path, image: str) -> Seen:
-    task = (await to_thread.run_sync(load_tasks, ())).get(TASK)
-    settings = Settings(model=model, sandboxes={"kind": "docker", "docker_image": image})
-    commands = solution_commands(task, settings.tasks)
-    policy = ShellPolicy(commands, door=door_texts(settings.tools))
+def in_docker(model: Path, image: str) -> Settings:
+    return Settings(model=model, sandboxes={"kind": "docker", "docker_image": image})
+
+
+def solving(task: Task, settings: Settings) -> Policy:
+    return ShellPolicy(solution_commands(task, settings.tasks), door=door_texts(settings.tools))
+
+
+def answering(task: Task, settings: Settings) -> Policy:
+    """Hands the known answer in through the tool door, however the agent calls its tools."""
+    (said,) = (tool.description for tool in Toolbox(settings.tools).all_tools if tool.name == SUBMIT)
+    answer = task.gold.answer if task.gold is not None else None
+
+    def policy(scene: Scene) -> Step:
+        names = [name for name, tool in scene.tools.items() if said in str(tool.get("description", ""))]
+        if not names or scene.calls_made:
+            return Step(text="Done.")
+        return Step(tool=names[0], arguments={"answer": answer})
+
+    return policy
+
+
+async def played(
+    agent: str, settings: Settings, task_id: str, policy_of: Callable[[Task, Settings], Policy]
+) -> Seen:
+    task = (await to_thread.run_sync(load_tasks, ())).get(task_id)
+    policy = policy_of(task, settings)
     witnesses: list[Witness] = []
     async with AsyncExitStack() as stack:
 
@@ -54,7 +82,7 @@ async def played(agent: str, model: Path, image: str) -> Seen:
             witnesses.append(await stack.enter_async_context(witnessed(pid)))
 
         async with rehearsing(settings, policy, watch=Watch(created)) as rehearsal:
-            told = await rehearsal.play(agent, TASK, limits=Limits(wall_s=600.0, max_turns=30))
+            told = await rehearsal.play(agent, task_id, limits=Limits(wall_s=600.0, max_turns=30))
     (witness,) = witnesses
     return Seen(told, witness)
 
@@ -70,14 +98,18 @@ def process_of(sandbox_id: str) -> int:
 
 def test_the_agents_that_people_use_are_among_those_that_are_played() -> None:
     assert EXPECTED.keys() >= REQUIRED
-    assert EXPECTED.keys() <= {spec.name for spec in load_registry()}
+    registry = load_registry()
+    assert {name for name in EXPECTED if registry.get(name).uses_tools} == set(WITH_TOOL_DOOR)
+    assert {name: registry.get(name).dialect for name in EXPECTED} == {
+        name: row["dialect"] for name, row in EXPECTED.items()
+    }
 
 
 @pytest.mark.parametrize("agent", sorted(EXPECTED))
 async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else_hears_of_it(
     agent: str, tiny_model: Path, agents_image: str
 ) -> None:
-    seen = await played(agent, tiny_model, agents_image)
+    seen = await played(agent, in_docker(tiny_model, agents_image), TASK, solving)
     told, expected = seen.told, EXPECTED[agent]
     episode, stats = told.episode, told.samples.stats
     assert (episode.status, episode.error) == (EpisodeStatus.COMPLETED, None), episode.agent_output
@@ -109,3 +141,17 @@ async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else
         "names": set(expected.get("names", ())),
         "contacts": set(expected.get("contacts", ())),
     }
+
+
+@pytest.mark.parametrize("agent", WITH_TOOL_DOOR)
+async def test_it_hands_in_an_answer_through_the_tool_door(
+    agent: str, tiny_model: Path, agents_image: str
+) -> None:
+    seen = await played(agent, in_docker(tiny_model, agents_image), QUESTION, answering)
+    episode = seen.told.episode
+    assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.COMPLETED, None, 1.0), (
+        episode.agent_output
+    )
+    assert seen.told.accounted
+    assert seen.told.samples.stats.breaks == EXPECTED[agent].get("breaks", {})
+    assert seen.witness.contacts == set()
