@@ -137,6 +137,9 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     silent = judged(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
     assert silent.error is not None
     assert "of an image it needs git, libstdc++6" in silent.error.message
+    mute = judged(AgentEnd(1, "noise", Ending(True, "no key")), spec(), turns=0, last_refusal=None)
+    assert mute.error is not None
+    assert mute.error.message == "the agent ended with exit code 1 without a model call: no key"
 
 
 def test_an_agent_gets_the_memory_it_needs_and_its_task_what_it_asks() -> None:

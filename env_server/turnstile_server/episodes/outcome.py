@@ -64,7 +64,7 @@ def judged(end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: Turnsti
     first: of the infrastructure, or the end of the context. Then what its own log tells; last its exit code."""
     if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
-    said = f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
+    said = _last_words(end)
     if turns == 0:
         needs = f" (of an image it needs {', '.join(agent.needs)})" if agent.needs else ""
         error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{said}")
@@ -72,10 +72,16 @@ def judged(end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: Turnsti
     if isinstance(last_refusal, ContextOverflow):
         return Outcome(EpisodeStatus.TRUNCATED, last_refusal, end)
     if end.told is not None and end.told.failed:
-        why = f": {end.told.reason[-TAIL:]}" if end.told.reason else said
-        return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{why}"), end)
+        return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{said}"), end)
     if end.told is None and end.exit_code not in agent.success:
         return Outcome(
             EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{said}"), end
         )
     return Outcome(EpisodeStatus.COMPLETED, None, end)
+
+
+def _last_words(end: AgentEnd) -> str:
+    """Why it failed in its own words, else the last of what it wrote: the tail of a sentence."""
+    if end.told is not None and end.told.failed and end.told.reason:
+        return f": {end.told.reason[-TAIL:]}"
+    return f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
