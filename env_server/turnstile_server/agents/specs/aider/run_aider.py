@@ -2,7 +2,7 @@
 
     run_aider.py INSTRUCTION_FILE WORKDIR SETTINGS MAX_TURNS
 
-Its working directory is that of its settings, so that no `.env` and no `.aider.conf.yml` of the work folder is read.
+It works from the folder of its settings, so that no `.env` and no `.aider.conf.yml` of the work folder is read.
 Exit codes: 0 the model was done, or its tries were used up; 1 the model door gave no reply; 5 the context is full.
 """
 

@@ -1,4 +1,4 @@
-"""Which files of a work folder aider is shown: text, not hidden, and not too much of it. Reads, changes nothing."""
+"""Which files of a work folder aider is shown: text, not hidden, not too much of it. Reads, changes nothing."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     run_openhands.py INSTRUCTION_FILE WORKDIR STATE_FOLDER MAX_TURNS
 
-The addresses and the key are in the environment: OPENAI_BASE_URL, OPENAI_API_KEY, TOOL_URL. Exit codes: 0 the model
+Addresses and key are in the environment: OPENAI_BASE_URL, OPENAI_API_KEY, TOOL_URL. Exit codes: 0 the model
 was done, or its iterations are used up; 1 the conversation ended in an error, told on standard error.
 """
 
