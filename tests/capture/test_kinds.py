@@ -124,6 +124,15 @@ def test_a_subagent_is_caused_by_the_call_whose_argument_it_begins_with() -> Non
     assert causes(play) == [None, ("turn_0", "call")]
 
 
+def test_a_subagent_may_be_there_before_the_turn_whose_call_left_while_it_was_sampled() -> None:
+    play = Play()
+    main, side = play.match(asks("do it"), TOOLS), play.match(asks(PROMPT, "helper"), [RUN])
+    play.turn(asks(PROMPT, "helper"), "done", tools=[RUN], match=side, started_at=2.0)
+    play.turn(asks("do it"), delegating(PROMPT), tools=TOOLS, match=main, started_at=1.0)
+    assert kinds(play) == ["subagent", "main"]
+    assert causes(play) == [("turn_1", "call"), None]
+
+
 def test_a_subagent_with_the_main_system_and_tools_is_no_compaction_when_a_call_caused_it() -> None:
     play = Play()
     play.turn(asks("do it"), delegating(PROMPT), tools=TOOLS)
@@ -211,6 +220,33 @@ def test_a_summary_may_be_quoted_without_what_the_model_thought_aloud_before_it(
     play.turn(asked, f"{aloud}{SUMMARY}\n</summary>", tools=TOOLS)
     play.turn(asks(f"This session goes on.\n{SUMMARY}\nDo not recap."), "a2", tools=TOOLS)
     assert causes(play) == [None, ("turn_1", "summary")]
+
+
+def test_a_summary_given_back_as_the_models_own_words_is_one_where_it_was_asked_for_aside() -> None:
+    """OpenCode begins anew with a question, the summary as its answer, and what was said last."""
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS)
+    play.turn(asks("Sum up: do it, a1", "You sum up."), SUMMARY)
+    play.turn([*asks("What did we do so far?"), reply(SUMMARY), Message("user", "Go on.")], "a2", tools=TOOLS)
+    assert kinds(play) == ["main", "compaction", "compaction"]
+    assert causes(play) == [None, None, ("turn_1", "summary")]
+
+
+def test_a_compaction_that_begins_with_the_first_question_again_is_told_by_the_summary_behind_it() -> None:
+    """Codex keeps the user's messages and puts the summary in the place of the replies."""
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS)
+    play.turn([*asks("do it"), reply("a1"), Message("user", "Sum up.")], SUMMARY)
+    play.turn([*asks("do it"), Message("user", f"A summary:\n{SUMMARY}")], "a2", tools=TOOLS)
+    assert kinds(play) == ["main", "compaction", "compaction"]
+    assert causes(play) == [None, None, ("turn_1", "summary")]
+
+
+def test_a_complaint_that_quotes_a_dropped_reply_is_no_compaction() -> None:
+    play = Play()
+    play.turn(asks("do it"), SUMMARY, tools=TOOLS)
+    play.turn([*asks("do it"), Message("user", f"No tool call in: {SUMMARY}")], "a2", tools=TOOLS)
+    assert kinds(play) == ["main", "main"]
 
 
 def test_what_a_tool_says_of_a_call_is_no_cause() -> None:

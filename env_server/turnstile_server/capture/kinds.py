@@ -9,11 +9,11 @@ agent's own headers say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.models import BreakReason, Cause, SampleKind, Turn
+from turnstile.models import BreakReason, Cause, Role, SampleKind, Turn
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.capture.tree import Node, TokenTree
 
@@ -39,7 +39,7 @@ def origins(tree: TokenTree) -> dict[str, Origin]:
     Auxiliary is a conversation of its own that could not do the task: one call, without tools where another
     conversation has them, or for a single token. An agent that never offers tools has no such calls.
     """
-    roots = sorted(tree.roots, key=lambda root: root.turn.timings.started_at)
+    roots = sorted(tree.roots, key=lambda root: _start(root.turn))
     with_tools = sum(_offers_tools(root.turn) for root in roots)
     probes = sum(_one_token(root.turn) for root in roots)
     auxiliary = {
@@ -51,16 +51,19 @@ def origins(tree: TokenTree) -> dict[str, Origin]:
     }
     # By start, not by commit: a short side call may overtake the first call of the episode.
     main = next((root for root in roots if root.turn.turn_id not in auxiliary), None)
-    turns = [node.turn for node in tree] if len(roots) > 1 else []
+    # A call leaves before its turn is there, so what it causes may be committed first: by start here too.
+    turns = sorted((node.turn for node in tree), key=_start) if len(roots) > 1 else []
     found: dict[str, Origin] = {}
     for index, root in enumerate(roots):
         turn = root.turn
         if main is None or root is main or turn.request_key == main.turn.request_key:
             found[turn.turn_id] = Origin("main")
         elif _of_its_own(turn):
-            found[turn.turn_id] = _origin(root, main, _cause(turn, turns), turn.turn_id in auxiliary)
+            found[turn.turn_id] = _origin(root, main, _cause(turn, turns, auxiliary), turn.turn_id in auxiliary)
         else:
-            found[turn.turn_id] = found[_continued(root, roots[:index], main).turn.turn_id]
+            cause = _summary_of_other_tools(turn, turns)
+            known = found[_continued(root, roots[:index], main).turn.turn_id]
+            found[turn.turn_id] = known if cause is None else Origin("compaction", cause)
     summaries = {origin.cause.turn_id for origin in found.values() if origin.cause and origin.kind == "compaction"}
     for root in roots:
         if root is not main and root.turn.turn_id in summaries:
@@ -83,6 +86,10 @@ def _origin(root: Node, main: Node, cause: Cause | None, auxiliary: bool) -> Ori
 def _of_its_own(turn: Turn) -> bool:
     """The root begins a conversation; any other renders a known one again."""
     return turn.break_ is None or turn.break_.reason == BreakReason.NEW_CONVERSATION
+
+
+def _start(turn: Turn) -> tuple[float, int]:
+    return (turn.timings.started_at, turn.seq)
 
 
 def _one_token(turn: Turn) -> bool:
@@ -126,33 +133,50 @@ def _system(root: Node) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _cause(turn: Turn, turns: Sequence[Turn]) -> Cause | None:
+def _cause(turn: Turn, turns: Sequence[Turn], auxiliary: Collection[str]) -> Cause | None:
     """The earlier turn whose words the conversation begins with: a reply that it quotes (``summary``), or an
     argument of a call (``call``); the longest quotation counts, then the latest turn. Else the latest turn of the
     thread that the agent's headers name as its parent (``thread``)."""
-    asked = [message.content for message in turn.new_messages if message.role == "user"]
-    # Not what the agent sends back as replies or results: those are history.
-    told = [message.content for message in turn.new_messages if message.role not in ("assistant", "tool")]
-    best: tuple[int, int, Cause] | None = None
+    asked = _contents(turn, "user")
+    told = _contents(turn, "user", "system", "developer")
+    # Replies that come back as such are history, unless they were given to another question.
+    told_or_said = [*told, *_contents(turn, "assistant")]
+    best: tuple[int, Cause] | None = None
     for earlier in turns:
-        if earlier.seq >= turn.seq or earlier.turn_id == turn.turn_id:
-            continue
-        summary = earlier.reply.content.strip()
+        if _start(earlier) >= _start(turn):
+            break
+        summary = _quoted(earlier.reply.content, told_or_said if earlier.turn_id in auxiliary else told)
         called = [text for call in earlier.reply.tool_calls for text in _texts(call.arguments)]
-        quoted = max((len(text) for text in called if _holds(asked, text)), default=0)
-        for length, cause in (
-            (_quoted(summary, told), "summary"),
-            (quoted, "call"),
-        ):
-            if length and (best is None or (length, earlier.seq) >= best[:2]):
-                best = (length, earlier.seq, Cause.model_validate({"turn_id": earlier.turn_id, "by": cause}))
+        argument = max((len(text) for text in called if _holds(asked, text)), default=0)
+        length, by = max((summary, "summary"), (argument, "call"))
+        if length and (best is None or length >= best[0]):
+            best = (length, Cause.model_validate({"turn_id": earlier.turn_id, "by": by}))
     if best is not None:
-        return best[2]
+        return best[1]
     parent = turn.thread.parent if turn.thread is not None else None
     if parent is None:
         return None
-    above = [e for e in turns if e.seq < turn.seq and e.thread is not None and e.thread.name == parent]
+    above = [
+        earlier
+        for earlier in turns
+        if earlier.thread is not None and earlier.thread.name == parent and _start(earlier) < _start(turn)
+    ]
     return Cause(turn_id=above[-1].turn_id, by="thread") if above else None
+
+
+def _summary_of_other_tools(turn: Turn, turns: Sequence[Turn]) -> Cause | None:
+    """For a root that renders known inputs again: the latest reply that it quotes to the model, if that was asked
+    for with other tools. (With the same tools it may be a complaint about the reply.)"""
+    told = _contents(turn, "user", "system", "developer")
+    for earlier in reversed(turns):
+        before = _start(earlier) < _start(turn)
+        if before and earlier.tools_key != turn.tools_key and _quoted(earlier.reply.content, told):
+            return Cause(turn_id=earlier.turn_id, by="summary")
+    return None
+
+
+def _contents(turn: Turn, *roles: Role) -> list[str]:
+    return [message.content for message in turn.new_messages if message.role in roles]
 
 
 def _holds(contents: Sequence[str], text: str) -> bool:
@@ -163,6 +187,7 @@ def _holds(contents: Sequence[str], text: str) -> bool:
 
 def _quoted(text: str, contents: Sequence[str]) -> int:
     """How many characters of a summary the contents hold, whole or by lines; 0 where that is too little of it."""
+    text = text.strip()
     if len(text) >= QUOTED_CHARS and _holds(contents, text):
         return len(text)
     lines = [line.strip() for line in text.splitlines()]
