@@ -88,7 +88,8 @@ def test_qwen_codes_loop_detection_is_graded_and_its_other_errors_are_failures()
     rules = load_registry().get("qwen-code").end
     loop = (
         "Loop detection halted the run (consecutive_identical_tool_calls: the model repeated the same tool call "
-        "with identical arguments). This is an always-on guard and cannot be disabled via `model.skipLoopDetection`."
+        "with identical arguments). This is an always-on guard and cannot be disabled via "
+        "`model.skipLoopDetection`."
     )
 
     def log(message: str) -> str:

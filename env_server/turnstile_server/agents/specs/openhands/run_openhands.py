@@ -49,9 +49,9 @@ def main() -> int:
         return 1
     if conversation.state.execution_status != ConversationExecutionStatus.ERROR:
         return 0
-    *_, error = (event for event in conversation.state.events if isinstance(event, ConversationErrorEvent))
-    sys.stderr.write(f"{error.detail}\n")
-    return 0 if error.code == "MaxIterationsReached" else 1
+    *_, last = (event for event in conversation.state.events if isinstance(event, ConversationErrorEvent))
+    sys.stderr.write(f"{last.detail}\n")
+    return 0 if last.code == "MaxIterationsReached" else 1
 
 
 if __name__ == "__main__":
