@@ -41,9 +41,7 @@ bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 agents-matrix: $(INSTALLED)
-	scripts/sandbox_image.sh turnstile-matrix:agents libstdc++6 libgomp1
-	TURNSTILE_SANDBOXES__KIND=docker TURNSTILE_SANDBOXES__DOCKER_IMAGE=turnstile-matrix:agents \
-		$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
+	$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
 
 # An interrupted installation has no stamp, so the next make completes it.

@@ -9,13 +9,16 @@ SIGINT and SIGTERM end the rows in flight and remove their sandboxes. Prints a l
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -35,14 +38,22 @@ from turnstile_server.agents.registry import load_registry  # noqa: E402
 ROWS = ROOT / ".cache" / "agents-matrix"
 RECORDINGS = ROOT / "tests" / "traffic" / "recordings"
 DOCUMENT = ROOT / "docs" / "agents-matrix.md"
-MEMORY_MB = 3072
 LEFT_OUT = frozenset({"shell"})
 """Agents that are none without further words."""
 
 Pair = tuple[str, str]
 
 
-async def run(pairs: Sequence[Pair], *, at_once: int, record: bool) -> int:
+@dataclass(frozen=True)
+class Options:
+    image: str
+    at_once: int
+    rows: Path
+    recordings: Path | None
+    """None: nothing is kept for the test suite."""
+
+
+async def run(pairs: Sequence[Pair], options: Options) -> int:
     """Plays the rows; how many could not be played."""
     model = tiny_model(1)
     failed = 0
@@ -53,23 +64,23 @@ async def run(pairs: Sequence[Pair], *, at_once: int, record: bool) -> int:
         for fault, group in groups.items():
             specs = Path(folder) / f"specs-{fault}"
             wrong = write_specs(fault, specs)
-            for agent, why in wrong.items():
-                print(f"{agent:16} {fault:14} FAILED: {why}", flush=True)
             playable = [pair for pair in group if pair[0] not in wrong]
+            for agent, _ in set(group) - set(playable):
+                print(f"{agent:16} {fault:14} FAILED: {wrong[agent]}", flush=True)
             failed += len(group) - len(playable)
-            async with rigged(model, Path(folder) / f"data-{fault}", specs, MEMORY_MB) as rig:
-                failed += await _group(rig, playable, at_once, record)
+            async with rigged(model, Path(folder) / f"data-{fault}", specs, options.image) as rig:
+                failed += await _group(rig, playable, options)
     return failed
 
 
-async def _group(rig: Rig, pairs: Iterable[Pair], at_once: int, record: bool) -> int:
+async def _group(rig: Rig, pairs: Iterable[Pair], options: Options) -> int:
     failures: list[Pair] = []
-    slots = anyio.Semaphore(at_once)
+    slots = anyio.Semaphore(options.at_once)
 
     async def one(pair: Pair) -> None:
         try:
             async with slots:
-                await _row(rig, pair, record)
+                await _row(rig, pair, options)
         except Exception:  # noqa: BLE001 - whatever it is, the other rows go on
             print(f"{pair[0]:16} {pair[1]:14} FAILED\n{traceback.format_exc()}", flush=True)
             failures.append(pair)
@@ -80,14 +91,14 @@ async def _group(rig: Rig, pairs: Iterable[Pair], at_once: int, record: bool) ->
     return len(failures)
 
 
-async def _row(rig: Rig, pair: Pair, record: bool) -> None:
+async def _row(rig: Rig, pair: Pair, options: Options) -> None:
     row, recording = await play(rig, *pair)
-    path = _path(pair)
+    path = _path(options.rows, pair)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(row.model_dump_json(indent=1))
     write(recording, path.with_suffix(SUFFIX))
-    if record and row.fired:
-        write(recording, RECORDINGS / row.agent / f"{row.fault}{SUFFIX}")
+    if options.recordings is not None and row.fired:
+        write(recording, options.recordings / row.agent / f"{row.fault}{SUFFIX}")
     stats = row.stats
     print(
         f"{row.agent:16} {row.fault:14} {row.status}/{row.exit_code} calls={row.calls} turns={stats['turns']} "
@@ -98,33 +109,54 @@ async def _row(rig: Rig, pair: Pair, record: bool) -> None:
     )
 
 
-def _path(pair: Pair) -> Path:
-    return ROWS / f"{pair[0]}.{pair[1]}.json"
+def _path(rows: Path, pair: Pair) -> Path:
+    return rows / f"{pair[0]}.{pair[1]}.json"
+
+
+def _played(rows: Path, pair: Pair, version: str) -> bool:
+    """Whether the row is there, with this version of the agent."""
+    path = _path(rows, pair)
+    return path.exists() and Row.model_validate_json(path.read_text()).version == version
+
+
+def agents_image() -> str:
+    """An image with what the specs of all agents need, made once."""
+    packages = sorted({package for spec in load_registry() for package in spec.needs})
+    tag = f"turnstile-test:agents-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+    subprocess.run([ROOT / "scripts" / "sandbox_image.sh", tag, *packages], check=True)
+    return tag
 
 
 def main() -> int:
-    known = [spec.name for spec in load_registry() if spec.name not in LEFT_OUT]
+    versions = {spec.name: spec.version for spec in load_registry()}
+    known = [name for name in versions if name not in LEFT_OUT]
     parser = argparse.ArgumentParser(description="All agents against all faults, live.")
     parser.add_argument("--agents", nargs="+", default=known, choices=known)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=list(FAULTS))
     parser.add_argument("--again", action="store_true", help="also rows that are there already")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--record", action="store_true", default=bool(os.environ.get("RECORD")))
-    parser.add_argument("--no-table", action="store_true", help="leave docs/agents-matrix.md alone")
-    options = parser.parse_args()
-    pairs = [(agent, fault) for agent in options.agents for fault in options.faults]
-    wanted = [pair for pair in pairs if options.again or not _path(pair).exists()]
+    parser.add_argument("--image", help="Docker image; without it one is made with what the agents need")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="folder of the rows that are there already")
+    parser.add_argument("--table", type=Path, default=DOCUMENT, help="where the table is written")
+    asked = parser.parse_args()
+    pairs = [(agent, fault) for agent in asked.agents for fault in asked.faults]
+    wanted = [pair for pair in pairs if asked.again or not _played(asked.rows, pair, versions[pair[0]])]
+    options = Options(
+        asked.image or agents_image(), asked.at_once, asked.rows, RECORDINGS if asked.record else None
+    )
     failed = 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # asyncio turns an interrupt into a cancellation, if it is not ignored (as a shell has it for its children).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        failed = anyio.run(lambda: run(wanted, at_once=options.at_once, record=options.record))
+        failed = anyio.run(run, wanted, options)
     except KeyboardInterrupt:
         failed = len(wanted)
-    rows = [Row.model_validate_json(path.read_text()) for path in sorted(ROWS.glob("*.json"))]
+    rows = [Row.model_validate_json(path.read_text()) for path in sorted(asked.rows.glob("*.json"))]
     order = list(FAULTS)
     rows.sort(key=lambda row: (row.agent, order.index(row.fault)))
-    if not options.no_table:
-        DOCUMENT.write_text(markdown(rows))
+    asked.table.write_text(markdown(rows))
     return 1 if failed else 0
 
 

@@ -31,8 +31,8 @@ COMMANDS = (
     "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; printf 'MARK-%s\\n' 1",
     "cat hello.py; printf 'MARK-%s\\n' 2",
 )
-LONG_COMMAND = "seq {start} {end} | xargs -n 100; printf 'MARK-%s\\n' {mark}"
-"""Numbers are many tokens and few bytes."""
+LONG_COMMAND = "printf 'MARK-%s\\n' {mark}; seq {start} {end} | xargs -n 100; printf 'MARK-%s\\n' {mark}"
+"""Numbers are many tokens and few bytes. The mark stands at both ends: agents that sum up cut long results."""
 LONG_STEPS, LONG_LINES = 8, 4000
 SUBTASK = "Count the files in the current folder, and report their number. This is errand number {number} of two."
 ERRAND = re.compile(r"This is errand number (\d) of two")
@@ -88,7 +88,7 @@ def right(scene: Scene, act: Act) -> Step:
         act.fired += act.fault == "compaction"
         return Step(text=_summary(scene))
     errand = ERRAND.search(_heard(scene))
-    if TASK not in _heard(scene) and errand is not None:
+    if TASK not in scene.prompt and errand is not None:
         return _errand(scene, errand[1])
     if not scene.tools:
         return Step(text="A greeting in Python")
@@ -120,18 +120,20 @@ def _command(act: Act, done: int) -> str | None:
 
 def _progress(scene: Scene) -> int:
     """How many commands have been run, by the marks they print."""
-    heard = _heard(scene)
+    shown = scene.prompt.replace("SUBMARK", "")
     done = 0
-    while f"MARK-{done + 1}" in heard.replace("SUBMARK", ""):
+    while f"MARK-{done + 1}" in shown:
         done += 1
     return done
 
 
 def _summary_wanted(scene: Scene) -> bool:
-    """Whether the last words, or those to a model without tools, ask for a summary; they may also hold one."""
+    """Whether the last words, or those to a model without tools, ask for a summary. One that is at hand to go on
+    with is not asked for."""
     last = scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
-    words = last if scene.tools else f"{scene.text_of('system')}\n{last}"
-    return SUMMARY_WANTED.search(words) is not None and SUMMED_UP not in last
+    if not scene.tools:
+        return SUMMARY_WANTED.search(f"{scene.text_of('system')}\n{last}") is not None
+    return SUMMARY_WANTED.search(last) is not None and SUMMED_UP not in last
 
 
 def _summary(scene: Scene) -> str:
@@ -164,7 +166,7 @@ def _once(after: int, say: Callable[[Scene, Act], Says | None]) -> Fault:
     """What ``say`` says, in the main conversation, as soon as ``after`` commands have been run; once."""
 
     def fault(scene: Scene, act: Act) -> Says | None:
-        about_it = scene.tools and TASK in _heard(scene) and _progress(scene) == after
+        about_it = scene.tools and TASK in scene.prompt and _progress(scene) == after
         if act.fired or not about_it:
             return None
         says = say(scene, act)
@@ -204,7 +206,7 @@ def _context_full(scene: Scene, act: Act) -> Says:
 
 def _subagents(scene: Scene, act: Act) -> Says | None:
     """Two at once; where they work in the background, the main conversation waits for them."""
-    if TASK not in _heard(scene):
+    if TASK not in scene.prompt:
         return None
     if act.fired == 0:
         uses: list[ToolUse] = []

@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict
 
 SUFFIX = ".jsonl.xz"
 
-What = Literal["asked", "ended", "gone"]
-"""``asked``: a request had arrived whole. ``ended``: its answer had left whole. ``gone``: its caller had left."""
+What = Literal["asked", "spoke", "ended", "gone"]
+"""``asked``: a request had arrived whole. ``spoke``: the model had said its last word. ``ended``: the answer had
+left whole. ``gone``: the caller had left. Some agents act on a reply that still comes: calls lie between."""
 
 
 class Part(BaseModel):
@@ -73,6 +74,7 @@ class Header(Part):
     recorded: str
     """The day, ISO 8601."""
     threads: Threads
+    max_turns: int = 1000
     ended: str
     """How the episode ended: status and exit code."""
     events: tuple[tuple[What, int], ...]

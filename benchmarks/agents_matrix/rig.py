@@ -76,18 +76,18 @@ class OverheardEngine(ScriptedEngine):
             raise
         finally:
             if heard is not None:
-                heard.said = said.model_copy(update={"text": self._renderer.decode(ids)})
+                heard.spoke(said.model_copy(update={"text": self._renderer.decode(ids)}))
 
 
 @asynccontextmanager
-async def rigged(model: Path, data_dir: Path, specs: Path, memory_mb: int) -> AsyncIterator[Rig]:
-    """``specs``: a folder whose agents replace those that ship. Raises StartupError."""
+async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncIterator[Rig]:
+    """``specs``: a folder whose agents replace those that ship. ``image``: the sandboxes'. Raises StartupError."""
     settings = Settings.model_validate(
         {
             "model": model,
             "data_dir": data_dir,
             "agents": {"specs": (specs,)},
-            "sandboxes": {"memory_mb": memory_mb, "cpus": 2.0, "pids": 1024},
+            "sandboxes": {"kind": "docker", "docker_image": image, "cpus": 2.0},
             "episodes": {"trained_share_alert": 0.0},
             "journal": {"durability": "process"},
         }

@@ -84,6 +84,7 @@ async def play(rig: Rig, agent: str, fault: str) -> tuple[Row, Recording]:
         fault=fault,
         recorded=today,
         threads=Threads(name=spec.threads.name, parent=spec.threads.parent),
+        max_turns=MAX_TURNS,
         ended=f"{row.status}, exit code {row.exit_code}",
         events=tuple(tape.events),
     )

@@ -6,6 +6,7 @@ context variable: tasks started on behalf of a request inherit it, so an engine 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -34,6 +35,11 @@ class Heard:
     said: Said | None = None
     status: int = 0
     answer: bytearray = field(default_factory=bytearray)
+    on_spoken: Callable[[], None] = lambda: None
+
+    def spoke(self, said: Said) -> None:
+        self.said = said
+        self.on_spoken()
 
 
 @dataclass
@@ -79,6 +85,7 @@ class _Listening:
         self._tape = tape
         self._heard = Heard(scope["method"], path, scope["query_string"].decode("latin-1"), kept)
         self._index: int | None = None
+        self._heard.on_spoken = self._spoke
         self._over = False
         self._scope = scope
         self._receive = receive
@@ -116,6 +123,10 @@ class _Listening:
         if self._index is None:
             self._index = self._tape.add(self._heard)
             self._tape.events.append(("asked", self._index))
+
+    def _spoke(self) -> None:
+        if self._index is not None:
+            self._tape.events.append(("spoke", self._index))
 
     def _note(self, what: What) -> None:
         self._over = True

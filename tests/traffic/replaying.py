@@ -1,8 +1,9 @@
 """Plays a recording against a running server: the same requests, in the same order, answered by the same words.
 
 In process, without ports: requests go to the agent door as an ASGI application. Order is kept by events, not by
-time: a reply is held until the recording has it end, so calls that were in flight together are so again. The ids
-that the gate gave to turns and calls are new; they are put into later requests in place of the recorded ones.
+time: a model's words are held until the recording has them end, so calls that were in flight together are so
+again. The ids that the gate gave to turns and calls are new; they are put into later requests in place of the
+recorded ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
 from turnstile_server.gate.episode_calls import EpisodeCalls, ThreadHeaders
 
-LIMITS = {"max_turns": 1000}
 STUCK_S = 60.0
 """A replay that waits longer for one event will wait for ever: the traffic takes another way than recorded."""
 
@@ -41,6 +41,8 @@ class Replayed:
     heard: Heard
     status: int = 0
     answer: bytearray = field(default_factory=bytearray)
+    call_id: str = ""
+    """The gate's name for the generation."""
     engine: anyio.Event = field(default_factory=anyio.Event)
     """The engine was asked."""
     release: anyio.Event = field(default_factory=anyio.Event)
@@ -87,6 +89,10 @@ class Replay:
         if what == "gone":
             await anyio.wait_all_tasks_blocked()  # what the model had said is on its way
             one.leave.set()
+        if what == "spoke":
+            while one.call_id in self._in_flight:  # noqa: ASYNC110 - the gate tells nobody of its commits
+                await anyio.sleep(0.001)
+            return
         await one.over.wait()
         await self._settled(one)
 
@@ -164,6 +170,7 @@ class Replay:
 
     async def _answer(self, prompted: Prompted) -> AsyncIterator[Chunk | Exception]:
         one = next(one for one in self.calls if one.heard is CURRENT.get())
+        one.call_id = prompted.rid
         one.engine.set()
         await one.release.wait()
         said = one.call.said
@@ -195,7 +202,7 @@ def _signature(mark: bytes) -> bytes:
 
 async def replay(stage: Stage, recording: Recording) -> tuple[dict[str, Any], Replay]:
     """The episode, still running, and what was played. Raises OtherWay."""
-    episode = await stage.episode(limits=LIMITS)
+    episode = await stage.episode(limits={"max_turns": recording.header.max_turns})
     episodes = stage.doors.tools
     assert isinstance(episodes, Episodes)
     calls = episodes.open_episode(episode["episode_id"], episode["episode_key"])
