@@ -24,13 +24,12 @@ async def run_install(what: str, command: tuple[str, ...], env: Mapping[str, str
     """
     with tempfile.TemporaryFile() as output:
         async with await anyio.open_process(
-            command,
+            ("/bin/sh", "-c", 'umask 022; exec "$@"', "sh", *command),  # uvloop takes no umask
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            umask=0o022,
         ) as process:
             try:
                 code = await process.wait()
