@@ -43,6 +43,8 @@ FRAMED = re.compile(r"<(summary|state_snapshot)>")
 """Agents ask for the summary itself in a frame, beside an analysis that they throw away."""
 SUMMED_UP = "What was done so far has printed these marks"
 THOUGHT = "The next step is plain."
+WRITTEN = 'Here it is.\n\nhello.py\n```python\nprint("hello")\n```\n'
+"""For agents that have no tools and take files from the text."""
 CHATTER = " ".join(
     f"Then comes step {number} of what I have in mind, about {number * 7} of it." for number in range(99)
 )
@@ -57,6 +59,8 @@ class Act:
     calls: int = 0
     fired: int = 0
     finished: bool = False
+    offered: bool = False
+    """The agent has tools: a call without any is not about the task, then."""
     errands: set[str] = field(default_factory=set)
 
 
@@ -77,6 +81,7 @@ class Stagehand:
 
     def __call__(self, scene: Scene) -> Says:
         act = self._acts.get(scene.episode_id) or self.cast(scene.episode_id, "ok")
+        act.offered |= bool(scene.tools)
         wrong = FAULTS[act.fault](scene, act)
         act.calls += 1
         return wrong or right(scene, act)
@@ -91,7 +96,8 @@ def right(scene: Scene, act: Act) -> Step:
     if TASK not in scene.prompt and errand is not None:
         return _errand(scene, errand[1])
     if not scene.tools:
-        return Step(text="A greeting in Python")
+        act.finished |= not act.offered
+        return Step(text="A greeting in Python" if act.offered else WRITTEN)
     use = hands.shell(scene.tools, _command(act, _progress(scene)) or "")
     if _command(act, _progress(scene)) is not None and use is not None:
         return Step(reasoning=THOUGHT, text="I go on.", calls=(use,))
@@ -166,8 +172,8 @@ def _once(after: int, say: Callable[[Scene, Act], Says | None]) -> Fault:
     """What ``say`` says, in the main conversation, as soon as ``after`` commands have been run; once."""
 
     def fault(scene: Scene, act: Act) -> Says | None:
-        about_it = scene.tools and TASK in scene.prompt and _progress(scene) == after
-        if act.fired or not about_it:
+        reached = _progress(scene) == after if scene.tools else not act.offered
+        if act.fired or TASK not in scene.prompt or not reached:
             return None
         says = say(scene, act)
         act.fired += says is not None

@@ -74,7 +74,7 @@ class Header(Part):
     recorded: str
     """The day, ISO 8601."""
     threads: Threads
-    max_turns: int = 1000
+    max_turns: int
     ended: str
     """How the episode ended: status and exit code."""
     events: tuple[tuple[What, int], ...]

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from gate_support import Prompted, Stage
 from gate_support import Said as Chunk
 from starlette.types import Message, Scope
@@ -25,6 +26,8 @@ from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
 from turnstile_server.gate.episode_calls import EpisodeCalls, ThreadHeaders
 
+SETTLED_AFTER = 100
+"""Rounds of the event loop: many times what a request takes to its refusal, or a chunk to its caller."""
 STUCK_S = 60.0
 """A replay that waits longer for one event will wait for ever: the traffic takes another way than recorded."""
 
@@ -87,7 +90,7 @@ class Replay:
         one = self._playing[index]
         one.release.set()
         if what == "gone":
-            await anyio.wait_all_tasks_blocked()  # what the model had said is on its way
+            await _settle()  # what the model had said is on its way
             one.leave.set()
         if what == "spoke":
             while one.call_id in self._in_flight:  # noqa: ASYNC110 - the gate tells nobody of its commits
@@ -107,7 +110,7 @@ class Replay:
         """Returns when the engine was asked, or the door has answered; for a call that waits for another's reply,
         as soon as everybody waits."""
         if one.call.said is None:
-            await anyio.wait_all_tasks_blocked()
+            await _settle()
             return
         async with anyio.create_task_group() as either:
 
@@ -193,6 +196,12 @@ class Replay:
             return
         await prompted.aborted.wait()
         yield Chunk([], "abort")
+
+
+async def _settle() -> None:
+    """Lets everybody run who can. Nothing that is waited for here leaves the event loop."""
+    for _ in range(SETTLED_AFTER):
+        await anyio.lowlevel.checkpoint()
 
 
 def _signature(mark: bytes) -> bytes:
