@@ -73,6 +73,7 @@ _values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**53), 2**53)
+    | st.integers(-(10**30), 10**30)
     | st.floats(allow_nan=False, allow_infinity=False)
     | texts,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
@@ -80,16 +81,26 @@ _values = st.recursive(
 )
 
 
+_UNCARRIED = (
+    '{"code": "\\ud83d"}',
+    '{"\\uDC00": "\\ud83d\\ude00", "big": 12345678901234567890123}',
+    '{"timeout": 1e999}',
+    '{"other": [NaN, -Infinity, ' + "9" * 400 + "]}",
+)
+"""Arguments that Python's parser takes and no wire of JSON values, or no client in JavaScript, carries."""
+
+
 @st.composite
 def arguments(draw: st.DrawFn) -> str:
     """A JSON object in any spelling that a model may choose."""
     value = draw(st.dictionaries(st.sampled_from(["code", "path", "timeout", "other"]), _values, max_size=3))
-    return json.dumps(
+    written = json.dumps(
         value,
         indent=draw(st.sampled_from([None, None, 1])),
         separators=draw(st.sampled_from([None, (",", ":"), (" , ", " : ")])),
         ensure_ascii=draw(st.booleans()),
     )
+    return written if value else draw(st.sampled_from([written, *_UNCARRIED]))
 
 
 @st.composite

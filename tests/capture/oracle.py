@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isfinite, isnan
+from math import isfinite
 from typing import Any
 
 from turnstile.models import Message, Tool, ToolCall, Turn
@@ -333,9 +333,11 @@ def _form(value: Any, schema: Any, strip: bool) -> object:
         case None | bool():
             return ("constant", str(value))
         case int() | float():
-            if isinstance(value, float) and not isfinite(value):
-                return ("number", str(value)) if not isnan(value) else object()
-            return ("number", Fraction(value))
+            try:
+                double = float(value)
+            except OverflowError:
+                return ("constant", "None")
+            return ("number", Fraction(double)) if isfinite(double) else ("constant", "None")
         case str():
             lines = [line.rstrip() for line in value.split("\n")]
             return ("text", "\n".join(lines).rstrip() if strip else value)

@@ -78,6 +78,16 @@ ARGUMENTS: list[tuple[str, str, set[str]]] = [
     ('{"o": {}}', '{"o": {"deep": 1}}', FILLED),
     ('{"list": [{}]}', '{"list": [{"k": null}]}', FILLED),
     ('{"code": "x "}', '{"code": "x", "n": 0}', FILLED | STRIPPED),
+    # What no client in JavaScript and no wire of JSON values can carry
+    ('{"n": 9007199254740993}', '{"n": 9007199254740992}', RESPELLED),
+    ('{"n": 123456789012345678901234567890}', '{"n":1.2345678901234568e+29}', RESPELLED),
+    ('{"x": 1e999}', '{"x":null}', RESPELLED),
+    ('{"x": NaN}', '{"x":null}', RESPELLED),
+    ('{"x": "a\\uD83D"}', '{"x":"a\ufffd"}', RESPELLED),
+    ('{"\\udc00": 1}', '{"\ufffd":1}', RESPELLED),
+    ('{"x": "\\ud83d\\ude00"}', '{"x":"\U0001f600"}', RESPELLED),
+    # What a tool of one free text was told where it was called otherwise
+    ('{"patch": "x"}', '{"input":"{\\"patch\\": \\"x\\"}"}', RESPELLED),
 ]
 
 
@@ -115,15 +125,13 @@ VALUES: list[tuple[str, str]] = [
     ('{"code": "a\\n\\nb"}', '{"code": "a\\nb"}'),
     ('{"code": "a"}', '{"code": "a", "extra": 1}'),
     ('{"n": 1}', "{}"),
-    ('{"x": NaN}', '{"x":NaN}'),
-    ('{"x": Infinity}', '{"x": -Infinity}'),
+    ('{"n": 9007199254740992}', '{"n": 9007199254740994}'),
+    ('{"x": "\\ud83d"}', '{"x": "?"}'),
     ("{broken", "{broken "),
     ("{broken", "{}"),
     ("", "{}"),
     ("[1, 2]", "[2, 1]"),
     ("[]", "{}"),
-    ('{"n": 9007199254740993}', '{"n": 9007199254740992.0}'),
-    ('{"n": 10000000000000000000000}', '{"n": 10000000000000000000001}'),
 ]
 
 

@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from capture.dialect_law import ASK, NEXT, assert_echo_law, envelope, replies, streamed, written
 from turnstile.models import Message, ToolCall
+from turnstile_server.capture.compare import carried
 from turnstile_server.gate.dialects.chat import ChatDialect
 
 CHAT = ChatDialect()
@@ -154,7 +155,7 @@ HABITS: dict[str, Callable[[Wire], list[Wire]]] = {
     "no calls as null": lambda m: [{**m, "tool_calls": m.get("tool_calls") or None}],
     "no calls as empty": lambda m: [{**m, "tool_calls": m.get("tool_calls") or []}],
     "arguments compact": lambda m: [with_calls(m, lambda c: rewritten(c, compact))],
-    "arguments as object": lambda m: [with_calls(m, lambda c: rewritten(c, json.loads))],
+    "arguments as object": lambda m: [with_calls(m, lambda c: rewritten(c, carried))],
     "arguments stripped": lambda m: [with_calls(m, lambda c: rewritten(c, stripped))],
     "defaults filled": lambda m: [with_calls(m, defaulted)],
     "ids renamed": lambda m: [with_calls(m, lambda c: {**c, "id": f"other_{c['id']}"})],

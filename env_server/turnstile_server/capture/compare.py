@@ -7,9 +7,11 @@ messages, and assistant messages the model never wrote, are equal or edited.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
 from turnstile.models import Message, ToolCall
@@ -37,6 +39,8 @@ class Verdict:
 SAME = Verdict()
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name to the JSON schema of its arguments."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def compare_foreign(stored: Message, incoming: Message) -> Verdict:
@@ -85,9 +89,28 @@ def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, An
     """The tolerances needed to make the arguments equal, None when none suffices (or they cannot be read: no
     JSON, or nested deeper than the interpreter's stack)."""
     try:
-        return _compare_json(json.loads(ours.arguments), json.loads(theirs.arguments), schema)
+        stored, incoming = carried(ours.arguments), carried(theirs.arguments)
+        if incoming == {"input": ours.arguments}:
+            # A tool of one free text (Responses) that was called otherwise: its text is all that was written.
+            return {Cosmetic.ARGUMENTS_RESERIALISED}
+        return _compare_json(stored, incoming, schema)
     except (ValueError, RecursionError):
         return None
+
+
+def carried(arguments: str) -> Any:
+    """Arguments as a wire of JSON values and a client in JavaScript carry them: numbers as doubles, null for what
+    is none (``1e999``, ``NaN``), U+FFFD for half a surrogate pair. Raises ValueError, RecursionError."""
+    value = json.loads(arguments, parse_int=_double, parse_float=_double, parse_constant=_double)
+    if not _SURROGATE.search(arguments):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
+def _double(number: str) -> float | None:
+    value = float(number)
+    return value if isfinite(value) else None
 
 
 def _compare_json(stored: Any, incoming: Any, schema: Mapping[str, Any]) -> set[Cosmetic] | None:

@@ -19,7 +19,7 @@ from turnstile.models import Message, ToolCall
 from turnstile_server import errors
 from turnstile_server.errors import ContextOverflow, TurnstileError
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.anthropic_reply import input_text
+from turnstile_server.gate.dialects.json_body import strict_arguments
 from turnstile_server.gate.dialects.protocol import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
 
 ANTHROPIC = AnthropicDialect()
@@ -152,11 +152,12 @@ def test_a_reply_that_says_nothing_is_one_empty_text_block() -> None:
         ('{"a": "\\ud83d"}', '{"a":"\ufffd"}'),
         ('{"a": "\\ud83d\\ude00"}', '{"a": "\\ud83d\\ude00"}'),
         ('{"a": 1e999}', '{"a":null}'),
+        ('{"a": NaN, "b": 123456789012345678901234567890}', '{"a":null,"b":123456789012345678901234567890}'),
     ],
-    ids=["as the model wrote it", "half a pair", "a pair", "beyond a double"],
+    ids=["as the model wrote it", "half a pair", "a pair", "beyond a double", "not a number"],
 )
 def test_input_is_what_the_model_wrote_where_every_client_reads_it(arguments: str, sent: str) -> None:
-    assert input_text(arguments) == sent
+    assert strict_arguments(arguments) == sent
     message = Message("assistant", tool_calls=(ToolCall("run", arguments, "call_0"),))
     assert sent in ANTHROPIC.reply(finished(message), CALL).decode()
     deltas = [event.get("delta", {}) for event in stream([CallEvent(0, message.tool_calls[0])], finished(message))]
@@ -165,7 +166,7 @@ def test_input_is_what_the_model_wrote_where_every_client_reads_it(arguments: st
 
 def test_input_nested_deeper_than_parsers_go_is_left_alone() -> None:
     deep = '{"a":' * 1500 + "1" + "}" * 1500
-    assert input_text(deep) == deep
+    assert strict_arguments(deep) == deep
 
 
 # Errors

@@ -376,6 +376,10 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
         "mode 'ANY' is not accepted: forcing a call",
     ),
+    "an image beside text": (
+        {"contents": [{"parts": [{"text": "a", "partMetadata": {}, "note": 1, "inlineData": {}}]}]},
+        r"contents\[0\]\.parts\[0\]\.inlineData is not accepted",
+    ),
     "deep arguments": ({"contents": [model(call(args=DEEP))]}, r"functionCall\.args is nested too deeply"),
     "allowed tools": (
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["f"]}}},

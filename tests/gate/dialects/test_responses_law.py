@@ -25,6 +25,7 @@ from capture.dialect_law import (
     written,
 )
 from turnstile.models import Message, ToolCall
+from turnstile_server.capture.compare import carried
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 
 RESPONSES = ResponsesDialect()
@@ -65,7 +66,9 @@ CALL = RESPONSES.parse(body())
 
 @st.composite
 def inputs(draw: st.DrawFn) -> str:
-    """The arguments of a custom tool's function, in any spelling."""
+    """The arguments of a custom tool's function, in any spelling, or others than were asked for."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(arguments())
     return json.dumps(
         {"input": draw(texts)},
         separators=draw(st.sampled_from([None, (",", ":"), (" , ", " : ")])),
@@ -234,7 +237,7 @@ HABITS: dict[str, Callable[[Items], Items]] = {
         },
     ),
     "arguments compact": calls(lambda text: json.dumps(json.loads(text), separators=(",", ":"))),
-    "arguments as object": calls(json.loads),
+    "arguments as object": calls(carried),
     "arguments stripped": calls(stripped),
     "defaults filled": each("function_call", defaulted),
     "content as string": content(lambda text: text),

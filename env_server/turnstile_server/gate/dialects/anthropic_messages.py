@@ -7,19 +7,15 @@ list of one block, and hints that it moved (``cache_control``), change nothing. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import kind, objects, text
+from turnstile_server.gate.dialects.json_body import dumped, kind, objects, text
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 
 _ROLES = ("user", "assistant", "system")
-_TOO_DEEP = "is nested too deeply"
 
 
 def parse_messages(items: Sequence[dict[str, Any]], before: ParsedBefore) -> tuple[Message, ...]:
@@ -49,23 +45,12 @@ def _sealed(item: dict[str, Any], index: int) -> dict[str, Any]:
     if item.get("role") != "assistant" or not isinstance(content, list):
         return item
     blocks = [
-        {**block, "input": _compact(block["input"], f"messages[{index}].content[{at}].input")}
+        {**block, "input": dumped(block["input"], f"messages[{index}].content[{at}].input").encode()}
         if isinstance(block, dict) and isinstance(block.get("input"), dict)
         else block
         for at, block in enumerate(content)
     ]
     return {**item, "content": blocks}
-
-
-def _compact(value: dict[str, Any], where: str) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError:
-        pass  # deeper than orjson writes
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    except RecursionError:
-        raise InvalidRequest(f"{where} {_TOO_DEEP}") from None
 
 
 def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import orjson
 
 from turnstile.models import Message
 from turnstile_server.errors import ContextOverflow, TurnstileError
+from turnstile_server.gate.dialects.json_body import strict_arguments
 from turnstile_server.gate.dialects.protocol import Head, Reply, Usage
 
 _TYPES = {
@@ -47,25 +47,9 @@ def content_value(message: Message, head: Head, show_reasoning: bool) -> list[di
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
-        written = orjson.Fragment(input_text(call.arguments))
+        written = orjson.Fragment(strict_arguments(call.arguments))
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": written})
     return blocks or [{"type": "text", "text": ""}]
-
-
-def input_text(arguments: str) -> str:
-    """A call's arguments as JSON that every client reads: as the model wrote them, but for what Python's parser
-    takes and strict ones refuse (half a surrogate pair, numbers beyond a double)."""
-    try:
-        orjson.loads(arguments)
-        return arguments
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        text = json.dumps(json.loads(arguments), ensure_ascii=False)
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return orjson.dumps(json.loads(text)).decode()
-    except (ValueError, RecursionError, orjson.JSONEncodeError):
-        return arguments  # nested deeper than these go
 
 
 def signature(head: Head) -> str:

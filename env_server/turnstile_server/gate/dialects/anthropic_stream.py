@@ -16,12 +16,12 @@ from turnstile.models import ToolCall
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.anthropic_reply import (
     error_value,
-    input_text,
     message_value,
     signature,
     stop,
     usage_value,
 )
+from turnstile_server.gate.dialects.json_body import strict_arguments
 from turnstile_server.gate.dialects.protocol import (
     EVENT_STREAM,
     CallEvent,
@@ -82,7 +82,7 @@ class AnthropicStream:
     def _call(self, call: ToolCall) -> bytes:
         block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         opened = _sse("content_block_start", index=self._index, content_block=block)
-        body = self._delta(type="input_json_delta", partial_json=input_text(call.arguments))
+        body = self._delta(type="input_json_delta", partial_json=strict_arguments(call.arguments))
         return opened + body + self._stop()
 
     def _ensure(self, kind: _Kind) -> bytes:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import orjson
 
 from turnstile.models import ToolCall
+from turnstile_server.gate.dialects.json_body import strict_arguments
 from turnstile_server.gate.dialects.protocol import (
     EVENT_STREAM,
     CallEvent,
@@ -142,10 +143,10 @@ def _thought(text: str) -> Part:
 
 
 def _function_call(call: ToolCall, head: Head) -> Part:
-    """The arguments as the model wrote them but for spaces: numbers, escapes and order stay its own.
+    """The arguments as the model wrote them, but for spaces and what strict clients do not read.
 
     Clients of thinking models want a signature beside a call and send it back; it says nothing here."""
-    args = orjson.Fragment(_STRING_OR_SPACE.sub(lambda found: found[1] or "", call.arguments))
+    args = orjson.Fragment(_STRING_OR_SPACE.sub(lambda found: found[1] or "", strict_arguments(call.arguments)))
     return {
         "functionCall": {"id": call.id, "name": call.name, "args": args},
         "thoughtSignature": base64.b64encode(head.turn_id.encode()).decode(),

@@ -16,7 +16,14 @@ from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.gemini_json import camel, item, items
 from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
-from turnstile_server.gate.dialects.json_body import dumped, kind, positive_int, read_object, recorded, text
+from turnstile_server.gate.dialects.json_body import (
+    dumped,
+    kind,
+    positive_int,
+    read_object,
+    recorded,
+    text,
+)
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
@@ -39,6 +46,7 @@ ASKED = (
 MAX_STOP_STRINGS = 16
 
 _DATA = ("text", "functionCall", "functionResponse")
+_OTHER_DATA = ("inlineData", "fileData", "executableCode", "codeExecutionResult")
 _ABOUT_A_PART = ("thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution", "callIndex")
 _WRAPPERS = ("output", "result", "content", "error")
 """Keys that clients wrap a tool's text in, because the wire wants an object."""
@@ -138,13 +146,12 @@ class _Parts:
             for index, part in enumerate(items(content, "parts", f"{where}."))
         ]
         for part, path in self._found:
-            known = any(part.get(key) is not None for key in _DATA)
-            other = next(
-                (key for key, value in part.items() if value is not None and key not in (*_DATA, *_ABOUT_A_PART)),
-                None,
-            )
-            if other is not None and not known:
-                raise InvalidRequest(f"{path}.{other} is not accepted, the model reads text only")
+            there = {key for key, value in part.items() if value is not None}
+            # A field that is not known is data where the part has no other, else something about it.
+            data = [key for key in part if key in there.difference(_DATA, _ABOUT_A_PART)]
+            refused = data if there.isdisjoint(_DATA) else [key for key in data if key in _OTHER_DATA]
+            if refused:
+                raise InvalidRequest(f"{path}.{refused[0]} is not accepted, the model reads text only")
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
         return iter(self._found)
@@ -176,7 +183,9 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     if arguments is not None and not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.args must be an object, not {kind(arguments)}")
     return ToolCall(
-        name=name, arguments=dumped(arguments or {}, f"{where}.args"), id=text(source, "id", f"{where}.") or None
+        name=name,
+        arguments=dumped(arguments or {}, f"{where}.args"),
+        id=text(source, "id", f"{where}.") or None,
     )
 
 

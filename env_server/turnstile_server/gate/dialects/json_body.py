@@ -1,9 +1,10 @@
-"""Reading a JSON body, and reading typed fields of it with errors that name the field."""
+"""Reading a JSON body and typed fields of it, with errors that name the field; a call's arguments as JSON text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -34,9 +35,9 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _without_lone_surrogates(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False)
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+def _without_lone_surrogates(value: Any) -> str:
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return written.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def kind(value: Any) -> str:
@@ -90,6 +91,28 @@ def dumped(value: Any, where: str) -> str:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
         raise InvalidRequest(f"{where} is nested too deeply") from None
+
+
+def strict_arguments(arguments: str) -> str:
+    """A call's arguments as JSON that every client reads: as the model wrote them, but for what Python's parser
+    takes and strict ones refuse (half a surrogate pair is U+FFFD, a number beyond a double null)."""
+    try:
+        orjson.loads(arguments)
+        return arguments
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        value = json.loads(arguments, parse_int=_number, parse_float=_number, parse_constant=_number)
+        return _without_lone_surrogates(value)
+    except (ValueError, RecursionError):
+        return arguments  # nested deeper than these go
+
+
+def _number(written: str) -> int | float | None:
+    value = float(written)
+    if not isfinite(value):
+        return None
+    return value if {".", "e", "E"} & set(written) else int(written)
 
 
 def recorded(source: JsonObject, names: Iterable[str], where: str = "") -> dict[str, Any]:
