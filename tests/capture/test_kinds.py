@@ -285,3 +285,12 @@ def test_causes_are_on_the_rows_of_the_forest_too() -> None:
     play = compacted(tools_for_summary=list(TOOLS))
     forest = export_forest(play.tree, FACTS)
     assert [row.caused_by for row in forest.rows] == [s.caused_by for s in play.export().samples]
+
+
+def test_a_path_in_an_argument_is_no_cause_of_a_conversation_that_names_it_too() -> None:
+    play = Play()
+    path = "/workspace/project/src/parser.py"
+    play.turn(asks("do it"), delegating(path), tools=TOOLS)
+    play.turn(asks(f"What is {path} for?", "helper"), "nothing", tools=[RUN])
+    play.turn(asks(f" {path}\n", "helper"), "nothing", tools=[RUN])
+    assert causes(play) == [None, None, ("turn_0", "call")]
