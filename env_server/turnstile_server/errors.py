@@ -116,6 +116,13 @@ class BudgetExhausted(TurnstileError):
     type = "budget_exhausted"
 
 
+class TooManyRefusals(TurnstileError):
+    """The agent keeps asking for what it was refused: recorded of an episode that ended by it."""
+
+    status = 410
+    type = "too_many_refusals"
+
+
 class TooManyCalls(TurnstileError):
     """The gate's queue is full."""
 

@@ -2,7 +2,7 @@
 
 endings/AGENT.CASE.jsonl is the end of one: of an episode that went well (`ok`), with a prompt that became too
 long (`context_full`), a door that had closed (`gone`), a model that never stopped calling tools (`turns`) or said
-nothing (`empty`).
+nothing (`empty`) or was cut by its length (`too_long`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ TOLD: dict[tuple[str, str], tuple[int, str | None]] = {
     ("claude-code", "gone"): (1, "API Error: 410 episode has ended"),
     ("codex", "ok"): (0, None),
     ("codex", "empty"): (0, None),
+    ("codex", "too_long"): (1, None),
     ("codex", "context_full"): (1, "context_length_exceeded"),
     ("codex", "gone"): (1, "unexpected status 410 Gone: episode has ended"),
     ("gemini-cli", "ok"): (0, None),
@@ -134,6 +135,10 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     assert told.error is not None
     assert told.error.message.endswith("failed; it wrote at last: words")
     assert judged(AgentEnd(9, "", DONE), agent, turns=1, last_refusal=None).status is EpisodeStatus.COMPLETED
+    unheard = judged(failed, agent, turns=0, last_refusal=overflow)
+    assert unheard.status is EpisodeStatus.FAILED
+    assert unheard.error is not None
+    assert unheard.error.message == f"every model call of the agent was refused, at last with: {overflow.message}"
     silent = judged(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
     assert silent.error is not None
     assert "of an image it needs git, libstdc++6" in silent.error.message

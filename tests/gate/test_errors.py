@@ -375,7 +375,11 @@ async def test_five_refusals_in_a_row_end_the_episode(stage: Stage) -> None:
         for _ in range(5):
             refused(await client.post(url(episode), json=body(n=2)), 400, "invalid_request", retry=False)
         ended = await ended_once(stage, episode)
-        assert (ended["status"], ended["error"]["type"]) == ("truncated", "invalid_request")
+        assert (ended["status"], ended["error"]["type"]) == ("truncated", "too_many_refusals")
+        assert (
+            "5 model calls in a row were refused (gate.max_refusals), at last with: n" in ended["error"]["message"]
+        )
+        assert ended["error"]["detail"] == {"last": "invalid_request"}
         refused(await client.post(url(episode), json=body()), 410, "episode_ended", retry=False)
 
 

@@ -65,6 +65,9 @@ def judged(end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: Turnsti
     if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
     said = _last_words(end)
+    if turns == 0 and last_refusal is not None:
+        error = AgentFailed(f"every model call of the agent was refused, at last with: {last_refusal.message}")
+        return Outcome(EpisodeStatus.FAILED, error, end)
     if turns == 0:
         needs = f" (of an image it needs {', '.join(agent.needs)})" if agent.needs else ""
         error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{said}")

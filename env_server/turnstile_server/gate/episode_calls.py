@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from turnstile.models import Sampling, Thread
 from turnstile_server.capture import EarlierCall, TokenTree
-from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TurnstileError
+from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import Call
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 
@@ -152,5 +152,13 @@ class EpisodeCalls:
         if error.retryable:
             return
         self._refusals += 1
-        if isinstance(error, BudgetExhausted) or self._refusals >= self.limits.max_refusals:
+        if isinstance(error, BudgetExhausted):
             self._on_exhausted(error)
+        elif self._refusals >= self.limits.max_refusals:
+            self._on_exhausted(
+                TooManyRefusals(
+                    f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "
+                    f"{error.message}",
+                    detail={"last": error.type},
+                )
+            )
