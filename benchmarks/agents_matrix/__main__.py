@@ -44,6 +44,10 @@ LEFT_OUT = frozenset({"shell"})
 Pair = tuple[str, str]
 
 
+class NeverCalled(Exception):
+    """The agent was not installed here, or did not start: that says nothing of the fault."""
+
+
 @dataclass(frozen=True)
 class Options:
     image: str
@@ -81,6 +85,8 @@ async def _group(rig: Rig, pairs: Iterable[Pair], options: Options) -> int:
         try:
             async with slots:
                 await _row(rig, pair, options)
+        except NeverCalled:
+            failures.append(pair)
         except Exception:  # noqa: BLE001 - whatever it is, the other rows go on
             print(f"{pair[0]:16} {pair[1]:14} FAILED\n{traceback.format_exc()}", flush=True)
             failures.append(pair)
@@ -93,6 +99,9 @@ async def _group(rig: Rig, pairs: Iterable[Pair], options: Options) -> int:
 
 async def _row(rig: Rig, pair: Pair, options: Options) -> None:
     row, recording = await play(rig, *pair)
+    if row.calls == 0:
+        print(f"{row.agent:16} {row.fault:14} FAILED before its first call: {row.error}", flush=True)
+        raise NeverCalled(row.error)
     path = _path(options.rows, pair)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(row.model_dump_json(indent=1))
