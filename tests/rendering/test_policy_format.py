@@ -9,6 +9,7 @@ import pytest
 from chat_templates import HERMES, LLAMA, OPENS_THINKING, QWEN3
 from rendering_models import BASH, LLAMA_TOKENS, make_folder, parse
 
+from local import ROOT
 from turnstile.models import Message, ToolCall
 from turnstile_server.engines.scene import Step
 from turnstile_server.errors import StartupError
@@ -55,3 +56,12 @@ def test_a_template_without_calls_is_refused_by_name(tiny_model: Path, tmp_path:
     vocabulary = load_vocabulary(folder)
     with pytest.raises(StartupError, match="<tool_call> tags"):
         chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
+
+
+def test_a_template_that_shows_tools_by_name_only_is_refused_with_what_to_use_instead() -> None:
+    folder = ROOT / "examples" / "tiny_policy" / "checkpoint"
+    vocabulary = load_vocabulary(folder)
+    with pytest.raises(StartupError, match="<tools> tags") as refused:
+        chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
+    assert str(folder) in refused.value.message
+    assert "make_tiny_model.py" in refused.value.message
