@@ -54,11 +54,12 @@ Answer = Callable[[Prompted], AsyncIterator["Said | Exception"]]
 
 @dataclass(frozen=True)
 class Said:
-    """Tokens of one chunk; ``finish`` on the last."""
+    """Tokens of one chunk; ``finish`` on the last, ``matched``: the stop string that ended it."""
 
     ids: Sequence[int]
     finish: Literal["stop", "length", "abort"] | None = None
     logprobs: Sequence[float] | None = None
+    matched: str | None = None
 
 
 class ScriptedEngine:
@@ -95,7 +96,7 @@ class ScriptedEngine:
         finish = None
         if said.finish is not None:
             spans = (WeightSpan(start=0, end=count, version=self.version),) if count else ()
-            finish = EngineFinish(said.finish, None, spans, cached_tokens=0)
+            finish = EngineFinish(said.finish, said.matched, spans, cached_tokens=0)
         return EngineChunk(np.array(said.ids, np.int32), np.array(logprobs, np.float32), finish)
 
     async def abort(self, rid: str) -> None:
@@ -117,13 +118,15 @@ class ScriptedEngine:
         self.version = version
 
 
-def says(*chunks: Sequence[int], finish: Literal["stop", "length", "abort"] = "stop") -> Answer:
-    """An answer of these chunks, the last with ``finish``."""
+def says(
+    *chunks: Sequence[int], finish: Literal["stop", "length", "abort"] = "stop", matched: str | None = None
+) -> Answer:
+    """An answer of these chunks, the last with ``finish`` and ``matched``."""
 
     async def answer(_: Prompted) -> AsyncIterator[Said | Exception]:
         for chunk in chunks[:-1]:
             yield Said(chunk)
-        yield Said(chunks[-1], finish)
+        yield Said(chunks[-1], finish, matched=matched)
 
     return answer
 

@@ -196,6 +196,26 @@ async def test_max_tokens_is_obeyed_and_said(stage: Stage) -> None:
     assert (call.sampling.max_new_tokens, call.sampling.stop) == (7, ("x", "y"))
 
 
+async def test_a_stop_sequence_that_matched_is_named_and_its_turn_is_a_parent(stage: Stage) -> None:
+    stage.engine.answers = [says(stage.encode("some text HALT"), matched="HALT")]
+    episode = await stage.episode()
+    async with client(episode) as agent:
+        for number in range(2):
+            question = [{"role": "user", "content": f"question {number}"}]
+            reply = await agent.messages.create(**asked(messages=question, stop_sequences=["HALT"]))
+            async with agent.messages.stream(**asked(messages=question, stop_sequences=["HALT"])) as stream:
+                streamed = await stream.get_final_message()
+            for one in (reply, streamed):
+                assert (one.stop_reason, one.stop_sequence) == ("stop_sequence", "HALT")
+                assert one.content[0].text.strip() == "some text"
+        stage.engine.answers = [says(reply_ids(stage, "ok"))]
+        then = await agent.messages.create(**asked(messages=[*question, streamed.to_param(), *GO]))
+    assert (then.stop_reason, then.stop_sequence) == ("end_turn", None)
+    recorded = await turns(stage, episode)
+    assert [turn["stop_string"] for turn in recorded] == ["HALT"] * 4 + [None]
+    assert recorded[-1]["parent_id"] == recorded[-2]["turn_id"]
+
+
 async def test_an_empty_reply_is_read_and_may_be_sent_back(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "")), says(reply_ids(stage, "ok"))]
     episode = await stage.episode()
