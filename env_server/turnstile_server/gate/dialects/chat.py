@@ -132,8 +132,9 @@ class _ChatStream:
         return tail + b"data: [DONE]\n\n"
 
     def error(self, error: TurnstileError) -> bytes:
-        """SDKs raise on a data event that carries ``error``; there is no ``[DONE]`` after it."""
-        return b"data: " + error_body(error) + b"\n\n"
+        """SDKs raise on a data event that carries ``error``; there is no ``[DONE]`` after it. The status that it
+        would have had stands in front of the message: Pi asks again by such words."""
+        return b"data: " + error_body(error, stated=True) + b"\n\n"
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

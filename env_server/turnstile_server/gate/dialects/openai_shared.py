@@ -5,6 +5,7 @@ https://platform.openai.com/docs/guides/error-codes, https://platform.openai.com
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -14,11 +15,13 @@ from turnstile_server.errors import TurnstileError
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def error_body(error: TurnstileError) -> bytes:
-    """``code`` is our stable type; ``type`` is the nearest of OpenAI's."""
+def error_body(error: TurnstileError, *, stated: bool = False) -> bytes:
+    """``code`` is our stable type; ``type`` is the nearest of OpenAI's. ``stated``: the message begins with the
+    status, where it is sent without one."""
+    status = f"{error.status} {HTTPStatus(error.status).phrase}: " if stated else ""
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
     body: dict[str, Any] = {
-        "message": error.message,
+        "message": status + error.message,
         "type": _TYPES.get(error.status, fallback),
         "param": None,
         "code": error.type,
