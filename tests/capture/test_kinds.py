@@ -294,3 +294,65 @@ def test_a_path_in_an_argument_is_no_cause_of_a_conversation_that_names_it_too()
     play.turn(asks(f"What is {path} for?", "helper"), "nothing", tools=[RUN])
     play.turn(asks(f" {path}\n", "helper"), "nothing", tools=[RUN])
     assert causes(play) == [None, None, ("turn_0", "call")]
+
+
+# Where one rule gives way to another ----------------------------------------------------
+
+
+def test_an_agent_that_asks_for_single_tokens_only_has_no_auxiliary_calls() -> None:
+    play = Play()
+    play.turn("system:s user:u1", "a", max_new_tokens=1)
+    play.turn("system:other user:u1", "b", max_new_tokens=1)
+    assert kinds(play) == ["main", "subagent"]
+
+
+def test_a_root_that_shares_as_much_with_an_auxiliary_call_goes_on_with_the_main_conversation() -> None:
+    play = Play()
+    play.turn("system:s user:u1", "title", started_at=0.0)
+    play.turn("system:s user:u1", "a1", tools=[RUN], started_at=1.0)
+    play.turn("system:s user:u1 assistant:edited user:u2", "a2", tools=[RUN], started_at=2.0)
+    assert kinds(play) == ["auxiliary", "main", "main"]
+
+
+def test_headers_alone_tell_a_subagent_from_a_compaction() -> None:
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS, thread=Thread(name="t1"))
+    play.turn(asks("rewritten"), "a2", tools=TOOLS, thread=Thread(name="t2"))
+    play.turn(asks("summed up"), "a3", tools=TOOLS, thread=Thread(name="t1"))
+    assert kinds(play) == ["main", "subagent", "compaction"]
+
+
+def test_a_call_that_came_later_is_no_cause() -> None:
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS)
+    play.turn(asks(PROMPT, "helper"), "done", tools=[RUN])
+    play.turn([*asks("do it"), reply("a1"), Message("user", "again")], delegating(PROMPT), tools=TOOLS)
+    assert causes(play) == [None, None]
+
+
+def test_the_longest_quotation_is_the_cause_then_the_latest() -> None:
+    play = Play()
+    once = [*asks("do it"), delegating(PROMPT), Message("tool", "done", tool_call_id="call_0")]
+    play.turn(asks("do it"), delegating(PROMPT), tools=TOOLS)
+    play.turn(once, delegating(PROMPT[:30]), tools=TOOLS)
+    play.turn(asks(PROMPT, "helper"), "done", tools=[RUN])
+    assert causes(play)[1] == ("turn_0", "call")
+    play.turn(asks("begin anew"), delegating(PROMPT), tools=TOOLS)
+    play.turn(asks(f"{PROMPT} Once more.", "helper"), "done", tools=[RUN])
+    assert causes(play)[-1] == ("turn_3", "call")
+
+
+def test_the_latest_turn_of_the_parents_thread_is_the_cause() -> None:
+    play = Play()
+    play.turn(asks("do it"), "a1", tools=TOOLS, thread=Thread(name="t1"))
+    play.turn([*asks("do it"), reply("a1"), Message("user", "more")], "a2", tools=TOOLS, thread=Thread(name="t1"))
+    play.turn(asks("rewritten"), "done", tools=TOOLS, thread=Thread(name="t2", parent="t1"))
+    assert causes(play) == [None, ("turn_1", "thread")]
+
+
+def test_a_reply_of_the_main_path_that_comes_back_as_a_reply_is_history_and_no_summary() -> None:
+    play = Play()
+    play.turn(asks("do it"), SUMMARY, tools=TOOLS)
+    play.turn([*asks("other", "helper"), reply(SUMMARY), Message("user", "more")], "a2", tools=[RUN])
+    assert kinds(play) == ["main", "subagent"]
+    assert causes(play) == [None, None]
