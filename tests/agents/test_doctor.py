@@ -141,6 +141,19 @@ def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anyth
     assert "make_tiny_model.py" in done.stderr
 
 
+def test_without_sandboxes_it_is_an_error_of_usage(tiny_model: Path) -> None:
+    done = doctor(tiny_model, "plain-loop", "--sandbox", "none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "choose auto, docker or local" in done.stderr
+
+
+@pytest.mark.docker
+def test_an_image_that_is_not_there_is_an_error_of_usage(tiny_model: Path) -> None:
+    done = doctor(tiny_model, "plain-loop", "--sandbox", "docker", "--sandbox-image", "no-such:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Docker has no image no-such:1" in done.stderr
+
+
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """Sockets lie below it, so it has a short path."""

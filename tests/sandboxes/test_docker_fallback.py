@@ -14,11 +14,12 @@ from docker_support import bare_image, container_of, containers_of, docker_provi
 from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC
 
-from turnstile_server.errors import FileProblem, SandboxFailed
+from turnstile_server.errors import FileProblem, SandboxFailed, StartupError
+from turnstile_server.rehearsal.checkup import check_up
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import SandboxSettings, Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -42,6 +43,13 @@ async def bare(bare_provider: DockerProvider) -> Sandbox:
     assert made.agent_door is None
     made.admit("ep_one")
     return made
+
+
+@pytest.mark.parametrize("agent", ["plain-loop", "tool-loop"])
+async def test_the_doctor_names_an_image_in_which_no_agent_can_run(tiny_model: Path, agent: str) -> None:
+    settings = Settings(model=tiny_model, sandboxes={"kind": "docker", "docker_image": bare_image()})
+    with pytest.raises(StartupError, match=f"image {bare_image()} cannot run the sandbox helper"):
+        await check_up(settings, agent, wall_s=60)
 
 
 async def sh(sandbox: Sandbox, script: str, *, user: User = User.AGENT) -> ExecResult:

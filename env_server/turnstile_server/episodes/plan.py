@@ -25,6 +25,8 @@ class Plan:
     sandbox: SandboxSpec | None
     limits: Limits
     """Asked of the server: the episode's, else the task's."""
+    image: str
+    """The task's, else the default; only containers have one. For people."""
 
 
 class Planner:
@@ -60,7 +62,9 @@ class Planner:
                 raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
             mounts = (self._installs,) if agent is not None else ()
             spec = sandbox_spec(task, self._settings, mounts, Resources() if agent is None else agent.resources)
-        return Plan(task, agent, spec, merged(request.limits, task.limits))
+        return Plan(
+            task, agent, spec, merged(request.limits, task.limits), task.image or self._settings.docker_image
+        )
 
 
 def merged(first: Limits, then: Limits) -> Limits:

@@ -63,6 +63,11 @@ class Stage:
         if agent is not None:
             await self._installer.install(agent)
         self._sandbox = sandbox = await self._provider.create(self._spec)
+        if agent is not None and sandbox.agent_door is None:
+            raise TaskFailed(
+                f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
+                "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
+            )
         await furnish(sandbox, self._plan.task, self._archive_of)
         if agent is not None and agent.install.pip:
             await _check_python(sandbox, agent)
@@ -96,11 +101,7 @@ class Stage:
         raise SandboxFailed("the sandbox died while the agent worked in it")
 
     def _launch(self, sandbox: Sandbox, agent: AgentSpec, max_turns: int, env: dict[str, str]) -> Launch:
-        if sandbox.agent_door is None:
-            raise TaskFailed(
-                f"image {self._spec.image} cannot run the sandbox helper (it has no python3), so no agent in it "
-                "can reach the model; use an image with Python 3.8 or later"
-            )
+        assert sandbox.agent_door is not None  # seen to when it was prepared
         occasion = Occasion(
             episode_id=self._episode_id,
             episode_key=self._episode_key,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from turnstile.models import EpisodeStatus, Limits, TaskRef
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.engines.scene import Policy
-from turnstile_server.errors import AgentNotInstalled
+from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.rehearsal.rig import Rehearsal, RehearsalRefused, Rehearsed, rehearsing
 from turnstile_server.rehearsal.shell_policy import ShellPolicy, door_texts
 from turnstile_server.rehearsal.solution import solution_commands
@@ -38,6 +38,9 @@ TASK: dict[str, Any] = {
 }
 MAX_TURNS = 40
 """Well above what a solution needs: an agent that goes round in circles is stopped."""
+
+NO_PLACE = (SandboxUnavailable.type, TaskFailed.type)
+"""Errors of an episode that say, before the first model call, that there is nowhere to run its agent."""
 
 
 class Finding(BaseModel):
@@ -80,8 +83,8 @@ class Report(BaseModel):
 
 
 async def check_up(settings: Settings, agent: str, *, task_id: str | None = None, wall_s: float) -> Report:
-    """``task_id`` None: the small built-in task. Raises StartupError, Unprocessable (no such agent), NotFound (no
-    such task), TaskFailed (no solution that a shell could run)."""
+    """``task_id`` None: the small built-in task. Raises StartupError (settings or sandboxes cannot be used),
+    Unprocessable (no such agent), NotFound (no such task), TaskFailed (no solution that a shell could run)."""
     commands: Sequence[str] = [COMMAND]
     task = TaskRef.model_validate(TASK)
     if task_id is not None:
@@ -93,12 +96,15 @@ async def check_up(settings: Settings, agent: str, *, task_id: str | None = None
         try:
             install_s = await _install(rehearsal, spec)
         except AgentNotInstalled as error:
-            return _failed(spec, "installed", error.message)
+            return _not_installed(spec, error.message)
         try:
             limits = Limits(wall_s=wall_s, max_turns=len(commands) + MAX_TURNS)
             seen = await rehearsal.play(agent, task, limits=limits)
         except RehearsalRefused as error:
-            return _failed(spec, "started", str(error))
+            raise StartupError(str(error)) from error
+        unusable = seen.episode.error
+        if not seen.turns and unusable is not None and unusable.type in NO_PLACE:
+            raise StartupError(unusable.message)
         return report(spec, seen, install_s=install_s, sandboxes=rehearsal.work.sandboxes.name)
 
 
@@ -112,10 +118,9 @@ async def _install(rehearsal: Rehearsal, spec: AgentSpec) -> float | None:
     return time.monotonic() - began
 
 
-def _failed(spec: AgentSpec, name: str, why: str) -> Report:
-    return Report(
-        agent=spec.name, version=spec.version, passed=False, findings=(Finding(name=name, passed=False, text=why),)
-    )
+def _not_installed(spec: AgentSpec, why: str) -> Report:
+    finding = Finding(name="installed", passed=False, text=why)
+    return Report(agent=spec.name, version=spec.version, passed=False, findings=(finding,))
 
 
 def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandboxes: str) -> Report:
