@@ -49,6 +49,14 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
         (GOOD.replace("name: mine", "name: external"), "external"),
         (GOOD + "install: {tree: nowhere}\n", "nowhere"),
         ("name: [", "cannot be read"),
+        (
+            GOOD + "env: {A: '{modle_url}/v1'}\n",
+            r"bad\.yaml.*env\.A: there is no placeholder \{modle_url\}.*\{model_url\}",
+        ),
+        (GOOD.replace("{home}", "{home"), r"command\.1: .*\{home\}"),
+        (GOOD + "stdin: '{}'\n", r"stdin: .*\{instruction\}"),
+        (GOOD + "files: {'{home}/a': '{home.b}'}\n", r"files\.\{home\}/a: "),
+        (GOOD + "files: {'/{x}': ''}\n", r"files\./\{x\}: there is no placeholder \{x\}"),
     ],
 )
 def test_a_bad_spec_stops_the_start_and_names_what_is_wrong(tmp_path: Path, text: str, told: str) -> None:

@@ -13,7 +13,9 @@ import yaml
 
 from turnstile_server.agents.ending import ending
 from turnstile_server.agents.launch import Launch, Occasion, launch
+from turnstile_server.agents.placeholders import PLACEHOLDERS, faults
 from turnstile_server.agents.registry import SPECS, load_registry
+from turnstile_server.agents.spec import AgentSpec
 
 INSTRUCTION = "Mend {this} \"file\": 'now'\n- [x"
 DOOR = "http://127.0.0.1:8001/e/ep_1"
@@ -21,21 +23,30 @@ AGENTS = ("pi", "opencode", "qwen-code", "openclaw", "hermes", "aider", "openhan
 
 
 def launched(name: str, home: str = "/home/agent", workdir: str = "/workspace", **env: str) -> Launch:
-    return launch(
-        load_registry().get(name),
-        Occasion(
-            episode_id="ep_1",
-            episode_key="key-1",
-            agent_door="http://127.0.0.1:8001",
-            instruction=INSTRUCTION,
-            workdir=workdir,
-            home=home,
-            install="there",
-            max_turns=7,
-            env=env,
-            max_output_bytes=1000,
-        ),
+    return launch(load_registry().get(name), occasion(home, workdir, env))
+
+
+def occasion(home: str, workdir: str, env: dict[str, str]) -> Occasion:
+    return Occasion(
+        episode_id="ep_1",
+        episode_key="key-1",
+        agent_door="http://127.0.0.1:8001",
+        instruction=INSTRUCTION,
+        workdir=workdir,
+        home=home,
+        install="there",
+        max_turns=7,
+        env=env,
+        max_output_bytes=1000,
     )
+
+
+def test_what_a_spec_may_hold_is_what_an_episode_fills() -> None:
+    spec = AgentSpec(name="all", version="1", summary="s", command=tuple(f"{{{name}}}" for name in PLACEHOLDERS))
+    assert faults(spec) == []
+    argv = launch(spec, occasion("/home/agent", "/workspace", {})).command.argv
+    assert len(argv) == len(PLACEHOLDERS)
+    assert all(argv)
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnstile_server.agents.npm import ARCH, MACHINE, NODE
+from turnstile_server.agents.placeholders import filled
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.protocol import Command, User
@@ -39,7 +40,7 @@ class Occasion:
 
 
 def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
-    """Raises TaskFailed when the spec has a placeholder that does not exist."""
+    """Raises TaskFailed for a spec that cannot be filled in; the registry loads none."""
     door = f"{occasion.agent_door}/e/{occasion.episode_id}"
     instruction_file = f"{occasion.home}/instruction.md"
     values = {
@@ -59,8 +60,8 @@ def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
 
     def fill(text: str) -> str:
         try:
-            return text.format_map(values)
-        except (KeyError, ValueError, IndexError) as error:
+            return filled(text, values)
+        except ValueError as error:
             raise TaskFailed(f"the spec of agent {spec.name} cannot be filled in: {text!r}: {error}") from error
 
     files = {fill(path): fill(text) for path, text in spec.files.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from turnstile_server.agents import placeholders
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import StartupError, Unprocessable
 
@@ -61,6 +62,13 @@ def _load(path: Path) -> AgentSpec:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise StartupError(f"the agent spec {path} is wrong: {faults}") from error
+    unfilled = placeholders.faults(spec)
+    if unfilled:
+        known = ", ".join(f"{{{name}}}" for name in placeholders.PLACEHOLDERS)
+        raise StartupError(
+            f"the agent spec {path} is wrong: {'; '.join(unfilled)}. Placeholders are {known}; a brace is written "
+            "twice"
+        )
     if spec.install.tree is None:
         return spec
     tree = (path.parent / spec.install.tree).resolve()
