@@ -117,7 +117,8 @@ def body(**fields: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def raw(episode: dict[str, Any], **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client with the episode's key."""
-    async with httpx.AsyncClient(headers=auth(episode), timeout=30, verify=False, **options) as client:
+    options = {"headers": auth(episode), **options}
+    async with httpx.AsyncClient(timeout=30, verify=False, **options) as client:
         yield client
 
 

@@ -196,6 +196,18 @@ async def test_addresses_that_do_not_exist_are_404(stage: Stage) -> None:
     await still_works(stage, episode)
 
 
+@pytest.mark.parametrize("header", [{}, {"anthropic-version": "2023-06-01"}, {"x-goog-api-key": "KEY"}])
+async def test_a_model_whose_name_has_a_slash_is_served_in_every_dialect(
+    stage: Stage, header: dict[str, str]
+) -> None:
+    episode = await stage.episode()
+    headers = {name: episode["episode_key"] if value == "KEY" else value for name, value in header.items()}
+    async with raw(episode, headers={**auth(episode), **headers}) as client:
+        response = await client.get(f"{episode['model_url']}/v1/models/Qwen/Qwen3-8B")
+        assert response.status_code == 200
+        assert "Qwen/Qwen3-8B" in str(response.json())
+
+
 async def test_a_wrong_method_is_405(stage: Stage) -> None:
     episode = await stage.episode()
     async with raw(episode) as client:

@@ -49,11 +49,12 @@ class Endpoint:
 
 
 def endpoint(path: str, purpose: Purpose, *, header: str | None = None) -> Endpoint:
-    """``path`` with ``{name}`` for what is not ``/`` or ``:``; the methods are those of the purpose."""
+    """``path`` with ``{name}`` for what has no ``:`` (names of models have ``/``); the methods are those of the
+    purpose."""
     methods = ("POST",) if purpose in (Purpose.TURN, Purpose.COUNT) else ("GET", "HEAD")
     pieces = re.split(r"\{(\w+)\}", path)
     pattern = "".join(
-        rf"(?P<{piece}>[^/:]+)" if index % 2 else re.escape(piece) for index, piece in enumerate(pieces)
+        rf"(?P<{piece}>[^:]+)" if index % 2 else re.escape(piece) for index, piece in enumerate(pieces)
     )
     return Endpoint(re.compile(pattern), purpose, methods, path, header)
 
