@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -32,6 +33,24 @@ for path in ("/v1/chat/completions", "/v1/no-such"):
         urllib.request.urlopen(urllib.request.Request(os.environ["URL"] + path, body, headers))
     except urllib.error.HTTPError as error:
         print(error.code)
+"""
+CALLS_A_TOOL = """
+import json, os, subprocess, sys, urllib.request
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+tools = [{"type": "function", "function": {"name": "bash", "parameters": schema}}]
+messages = [{"role": "user", "content": sys.stdin.read()}]
+while True:
+    body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
+    messages.append(answer["choices"][0]["message"])
+    if not messages[-1].get("tool_calls"):
+        break
+    for call in messages[-1]["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
 """
 
 
@@ -77,6 +96,17 @@ def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
     assert (told["calls"], told["tool_calls"], told["reward"], told["exit_code"]) == ({"chat": 2}, 1, 1.0, 0)
     assert told["sampled"] == told["trained"] > 0
     assert (told["untrained"], told["breaks"], told["cosmetic"], told["refused"]) == ({}, {}, {}, {})
+
+
+def test_shell_is_checked_with_the_command_that_env_gives(tiny_model: Path) -> None:
+    command = f"python3 -c {shlex.quote(CALLS_A_TOOL)}"
+    done = doctor(tiny_model, "shell", "--env", f"TURNSTILE_COMMAND={command}")
+    assert done.returncode == 0, done.stdout
+    unset = doctor(tiny_model, "shell")
+    assert unset.returncode == 1
+    assert "--env TURNSTILE_COMMAND" in unset.stdout
+    wrong = doctor(tiny_model, "shell", "--env", "TURNSTILE_COMMAND")
+    assert (wrong.returncode, wrong.stderr) == (2, "turnstile: --env 'TURNSTILE_COMMAND' is not NAME=VALUE\n")
 
 
 @pytest.mark.anyio

@@ -77,6 +77,14 @@ def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubD
         assert decode_samples(path.read_bytes()).samples == ()
 
 
+def test_env_is_the_agents_in_every_episode(stub: StubDoor) -> None:
+    given = ("--env", "A=1", "--env", "LINE=x=y z", "--env", "EMPTY=", "--env", "A=2")
+    done = run(stub, "--agent", "shell", *given)
+    assert done.returncode == DONE, done.stderr
+    assert len(stub.created) == 3
+    assert all(request.env == {"A": "2", "LINE": "x=y z", "EMPTY": ""} for request in stub.created)
+
+
 def test_parquet_files_are_written_as_rollouts_end(stub: StubDoor, tmp_path: Path) -> None:
     done = run(stub, "--out", tmp_path, "--format", "parquet")
     assert done.returncode == DONE, done.stderr
@@ -138,6 +146,8 @@ def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubDoor, tmp_p
         (["--tasks", "no such task"], "neither a task id nor"),
         (["--tasks", "./tasks.yaml"], "neither a task id nor"),
         (["--agent", "external"], "external"),
+        (["--env", "NAME"], "--env 'NAME' is not NAME=VALUE"),
+        (["--env", "=x"], "--env '=x' is not NAME=VALUE"),
     ],
 )
 def test_what_cannot_be_run_is_a_usage_error(stub: StubDoor, arguments: list[str], says: str) -> None:

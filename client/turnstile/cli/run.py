@@ -6,7 +6,7 @@ import asyncio
 import re
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from turnstile.cli.run_report import (
 from turnstile.cli.sample_files import Format
 from turnstile.client import AsyncClient
 from turnstile.models import CLIENT_ID_PATTERN, Limits, TaskRef
+from turnstile.models.environment import environment
 from turnstile.rollout import Rollout, RolloutArguments
 
 ALL = "all"
@@ -77,6 +78,10 @@ def run(
     max_turns: Annotated[int | None, typer.Option("--max-turns", min=1, help="Model calls per episode.")] = None,
     max_completion_tokens: Annotated[
         int | None, typer.Option("--max-completion-tokens", min=1, help="Sampled tokens per model call.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="For the agent's environment; repeat for more."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for episodes.jsonl and the samples; a new one.")
@@ -131,6 +136,7 @@ def run(
         with reported():
             files.prepare()
     options["samples"] = files is not None
+    options["env"] = _env(env or ())
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
     done: list[Rollout] = []
     interrupted = False
@@ -217,6 +223,13 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
                 fail(f"--tasks {part!r} is neither a task id nor {_file(private)}", USAGE)
             ids.append(part)
     return sources, () if ALL in ids else tuple(ids)
+
+
+def _env(words: Iterable[str]) -> dict[str, str]:
+    try:
+        return environment(words)
+    except ValueError as error:
+        fail(f"--env {error}", USAGE)
 
 
 def _file(private: bool) -> str:

@@ -9,16 +9,18 @@ was started released.
 from __future__ import annotations
 
 import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import anyio
 import typer
 
+from turnstile.models.environment import environment
 from turnstile_server.commands.serve import SandboxKind, nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.rehearsal.checkup import Report, check_up
-from turnstile_server.settings import Settings
 
 FAILED = 1
 USAGE = 2
@@ -44,6 +46,10 @@ def doctor(
     agent_specs: Annotated[
         list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="For the agent's environment; repeat for more."),
+    ] = None,
     wall_s: Annotated[float, typer.Option("--wall-s", min=1, help="Seconds for the episode.")] = WALL_S,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
@@ -58,7 +64,13 @@ def doctor(
     }
     settings = settings_of(nested(flags), config)
     try:
-        report = anyio.run(_until_signalled, settings, name, task, wall_s)
+        variables = environment(env or ())
+    except ValueError as error:
+        typer.echo(f"turnstile: --env {error}", err=True)
+        raise typer.Exit(USAGE) from None
+    try:
+        check = partial(check_up, settings, name, task_id=task, wall_s=wall_s, env=variables)
+        report = anyio.run(_until_signalled, check)
     except (StartupError, Unprocessable, NotFound, TaskFailed) as error:
         typer.echo(f"turnstile: {error.message}", err=True)
         raise typer.Exit(USAGE) from None
@@ -69,8 +81,8 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-async def _until_signalled(settings: Settings, name: str, task: str | None, wall_s: float) -> Report | int:
-    """The report, or the number of the signal that came first; everything is released before this returns."""
+async def _until_signalled(check: Callable[[], Awaitable[Report]]) -> Report | int:
+    """What ``check`` gives, or the signal that came first, by number; all is released before this returns."""
     outcome: Report | Exception | int | None = None
     async with anyio.create_task_group() as tasks:
 
@@ -83,7 +95,7 @@ async def _until_signalled(settings: Settings, name: str, task: str | None, wall
 
         tasks.start_soon(stop)
         try:
-            outcome = await check_up(settings, name, task_id=task, wall_s=wall_s)
+            outcome = await check()
         except Exception as error:  # noqa: BLE001 - raised below, as it is: the task group would wrap it
             outcome = error
         tasks.cancel_scope.cancel()

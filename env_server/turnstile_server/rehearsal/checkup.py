@@ -6,7 +6,7 @@ What was seen becomes a report by a pure function; only ``check_up`` does anythi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -82,9 +82,18 @@ class Report(BaseModel):
     """The last of what the agent printed, where it did not pass."""
 
 
-async def check_up(settings: Settings, agent: str, *, task_id: str | None = None, wall_s: float) -> Report:
-    """``task_id`` None: the small built-in task. Raises StartupError (settings or sandboxes cannot be used),
-    Unprocessable (no such agent), NotFound (no such task), TaskFailed (no solution that a shell could run)."""
+async def check_up(
+    settings: Settings,
+    agent: str,
+    *,
+    task_id: str | None = None,
+    wall_s: float,
+    env: Mapping[str, str] | None = None,
+) -> Report:
+    """``task_id`` None: the small built-in task. ``env``: the episode's.
+
+    Raises StartupError (settings or sandboxes cannot be used), Unprocessable (no such agent), NotFound (no such
+    task), TaskFailed (no solution that a shell could run)."""
     commands: Sequence[str] = [COMMAND]
     task = TaskRef.model_validate(TASK)
     if task_id is not None:
@@ -99,7 +108,7 @@ async def check_up(settings: Settings, agent: str, *, task_id: str | None = None
             return _not_installed(spec, error.message)
         try:
             limits = Limits(wall_s=wall_s, max_turns=len(commands) + MAX_TURNS)
-            seen = await rehearsal.play(agent, task, limits=limits)
+            seen = await rehearsal.play(agent, task, limits=limits, env=dict(env or {}))
         except RehearsalRefused as error:
             raise StartupError(str(error)) from error
         unusable = seen.episode.error
