@@ -138,6 +138,49 @@ async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.anyio
+async def test_an_agent_without_tools_is_judged_by_the_rest_if_its_spec_says_that_it_has_none(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = specs(tmp_path, talker=["python3", "-c", ASKS_ONCE])
+    wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
+    supposed = await check_up(wanted, "talker", wall_s=60)
+    assert "0; it offered the model no tools" in {finding.text for finding in supposed.findings}
+    for says in (False, None):
+        spec = json.loads((folder / "talker.yaml").read_text()) | {"offers_tools": says}
+        (folder / "talker.yaml").write_text(json.dumps(spec))
+        report = await check_up(wanted, "talker", wall_s=60)
+        assert report.passed
+        assert {"tool calls", "work"} <= findings(report, None)
+
+
+@pytest.mark.anyio
+async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_path: Path) -> None:
+    program = CALLS_A_TOOL.replace('"model": "m"', '"model": "m", "max_tokens": 5').replace(
+        "OPENAI_API_KEY", "KEY"
+    )
+    program = program.replace('os.environ["OPENAI_BASE_URL"]', 'os.environ["URL"] + "/v1"')
+    folder = specs(tmp_path, short=["python3", "-c", program])
+    report = await check_up(
+        settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs"), "short", wall_s=60
+    )
+    assert findings(report, False) == {"tool calls", "work"}
+    for finding in report.findings:
+        if finding.passed is False:
+            assert "1 of 1 replies were cut at their length, at 5 tokens" in finding.text
+
+
+def test_what_a_failed_agent_printed_is_cut_to_a_few_lines(tiny_model: Path, tmp_path: Path) -> None:
+    noisy = "import sys\nfor i in range(99): print(i, 'x' * 9000)\nsys.exit(3)"
+    folder = specs(tmp_path, noisy=["python3", "-c", noisy])
+    done = doctor(tiny_model, "noisy", "--agent-specs", str(folder))
+    assert done.returncode == 1
+    assert "exit code 3" in done.stdout
+    assert "\n  98 xxx" in done.stdout
+    assert len(done.stdout) < 8000
+    assert max(map(len, done.stdout.splitlines())) < 400
+
+
+@pytest.mark.anyio
 async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("{name: x, version: '1', summary: s, command: [x], install: {pip: [./none]}}")
     wanted = settings(tiny_model, specs=(tmp_path,), install_dir=tmp_path / "installs")

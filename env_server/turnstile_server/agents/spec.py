@@ -110,3 +110,8 @@ class AgentSpec(Part):
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
     uses_tools: bool = Field(False, description="Whether it speaks to the tool door.")
+    offers_tools: bool | None = Field(
+        True,
+        description="Whether it offers the model tools, of its own or the tool door's; false: it works by its "
+        "replies' text; null: up to the episode.",
+    )

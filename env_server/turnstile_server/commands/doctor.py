@@ -26,6 +26,8 @@ FAILED = 1
 USAGE = 2
 SIGNALLED = 128
 WALL_S = 300.0
+TAIL_LINES = 12
+LINE_CHARS = 300
 
 
 def doctor(
@@ -105,12 +107,22 @@ async def _until_signalled(check: Callable[[], Awaitable[Report]]) -> Report | i
     return outcome
 
 
+def _one_line(text: str) -> str:
+    """Some agents print kilobytes of JSON in a line; an error may quote them."""
+    first, _, rest = text.partition("\n")
+    cut = first[:LINE_CHARS]
+    return f"{cut} …" if rest or cut != first else cut
+
+
 def written(report: Report) -> str:
     """The report as lines: a mark, what was looked at, what was seen."""
     marks = {True: "ok", False: "FAILED", None: ""}
     lines = [f"{report.agent} {report.version}"]
-    lines += [f"  {marks[finding.passed]:<7}{finding.name:<13}{finding.text}" for finding in report.findings]
-    if report.output:
-        lines += ["The last of what it printed:", *(f"  {line}" for line in report.output.splitlines()[-20:])]
+    lines += [
+        f"  {marks[finding.passed]:<7}{finding.name:<13}{_one_line(finding.text)}" for finding in report.findings
+    ]
+    if report.output.strip():
+        tail = report.output.strip().splitlines()[-TAIL_LINES:]
+        lines += ["The last of what it printed (--json has more):", *(f"  {_one_line(line)}" for line in tail)]
     lines.append("It works here." if report.passed else "It does not work here.")
     return "\n".join(lines)

@@ -79,7 +79,7 @@ class Report(BaseModel):
     cosmetic: dict[str, int] = {}
     refused: dict[str, int] = {}
     output: str = ""
-    """The last of what the agent printed, where it did not pass."""
+    """The last of what the agent, or its installation, printed, where it did not pass."""
 
 
 async def check_up(
@@ -129,7 +129,7 @@ async def _install(rehearsal: Rehearsal, spec: AgentSpec) -> float | None:
 
 def _not_installed(spec: AgentSpec, why: str) -> Report:
     finding = Finding(name="installed", passed=False, text=why)
-    return Report(agent=spec.name, version=spec.version, passed=False, findings=(finding,))
+    return Report(agent=spec.name, version=spec.version, passed=False, findings=(finding,), output=why)
 
 
 def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandboxes: str) -> Report:
@@ -152,13 +152,28 @@ def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandbox
     if episode.error is not None:
         ended.append(f"{episode.error.type}: {episode.error.message}")
     counted = f"{stats.sampled_tokens} sampled = {stats.trained_tokens} trained + {untrained} untrained"
+    cut = _cut(seen)
+    silent = "it offered the model no tools" if seen.turns and not seen.offered_tools else None
+    if (
+        silent is not None and spec.offers_tools is not True
+    ):  # then nothing that it could be asked to do shows more
+        called = _finding("tool calls", None, f"not judged: {silent}")
+        work = _finding("work", None, f"not judged: {silent}")
+    else:
+        called = _finding(
+            "tool calls",
+            seen.tool_calls > 0,
+            _told(str(seen.tool_calls), silent, None if seen.tool_calls else cut),
+        )
+        done = episode.reward == 1.0
+        work = _finding("work", done, "done" if done else _told(f"reward {episode.reward}", cut))
     findings = (
         _finding("installed", True, "was installed before" if install_s is None else f"in {install_s:.1f} s"),
         _finding("started", bool(seen.turns), f"in {sandboxes}; {seen.wall_s:.1f} s to its end{_memory(seen)}"),
         _finding("model calls", spec.dialect in calls, _counts(calls)),
-        _finding("tool calls", seen.tool_calls > 0, str(seen.tool_calls)),
+        called,
         _finding("ended", over, ", ".join(ended)),
-        _finding("work", episode.reward == 1.0, "done" if episode.reward == 1.0 else f"reward {episode.reward}"),
+        work,
         _finding("tokens", seen.accounted, f"{counted}{_reasons(stats.untrained)}"),
         _finding("audit", seen.audit.passed, "every invariant holds" if not checks else ", ".join(checks)),
         _finding("breaks", None, _counts(stats.breaks)),
@@ -190,8 +205,23 @@ def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandbox
     )
 
 
+def _cut(seen: Rehearsed) -> str | None:
+    """The scripted replies are short: where one was cut, the agent asked for less, or its prompt left no room."""
+    cut = [turn.sampling.max_new_tokens for turn in seen.turns if turn.finish_reason == "length"]
+    if not cut:
+        return None
+    return (
+        f"{len(cut)} of {len(seen.turns)} replies were cut at their length, at {min(cut)} tokens the shortest: "
+        "the max_tokens that the agent asks for, or the end of the context"
+    )
+
+
 def _finding(name: str, passed: bool | None, text: str) -> Finding:
     return Finding(name=name, passed=passed, text=text)
+
+
+def _told(*parts: str | None) -> str:
+    return "; ".join(part for part in parts if part is not None)
 
 
 def _counts(counts: dict[str, int]) -> str:

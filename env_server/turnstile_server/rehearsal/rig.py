@@ -30,6 +30,7 @@ from turnstile.models import (
 )
 from turnstile.models.wire import decode_samples
 from turnstile_server.app import Parts, assemble, model_folder
+from turnstile_server.capture.keys import tools_key
 from turnstile_server.control.auth import load_secret
 from turnstile_server.engines.scene import Policy
 from turnstile_server.engines.scripted import CHUNK_TOKENS, ScriptedEngine
@@ -70,6 +71,11 @@ class Rehearsed:
         sampled = sum(len(turn.completion_ids) for turn in self.turns)
         stats = self.samples.stats
         return masked + listed == sampled == stats.sampled_tokens and stats.trained_tokens == masked
+
+    @property
+    def offered_tools(self) -> bool:
+        """Whether a call offered the model any."""
+        return any(turn.tools_key != tools_key((), turn.template_hash) for turn in self.turns)
 
     @property
     def tool_calls(self) -> int:
