@@ -230,7 +230,10 @@ def test_an_audit_of_nothing_or_both_is_a_usage_error(arguments: list[str]) -> N
 
 def test_an_unreachable_server_is_exit_code_3() -> None:
     done = turnstile_process("episodes", "list", "--url", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 could not be asked" in one_sentence(done, UNREACHABLE)
+    said = one_sentence(done, UNREACHABLE)
+    assert "http://127.0.0.1:9 could not be asked" in said
+    assert "turnstile serve" in said
+    assert "--url" in said
 
 
 def test_a_wrong_key_is_exit_code_2_and_says_where_the_key_is(door: Door) -> None:

@@ -288,6 +288,12 @@ def test_agents_are_a_table_for_people_and_json_lines_for_scripts(stub: StubDoor
     assert json.loads(row)["name"] == "tool-loop"
 
 
+def test_a_server_that_answers_that_it_cannot_serve_is_no_server_that_is_not_there(stub: StubDoor) -> None:
+    stub.answer = lambda _: Answer(503, "shutting_down")
+    done = turnstile("episodes", "show", "ep_1", TURNSTILE_URL=stub.url)
+    assert "turnstile serve" not in one_sentence(done, UNREACHABLE)
+
+
 def test_agents_of_several_servers_say_whose_they_are(stub: StubDoor) -> None:
     with running_stub() as other:
         shown = turnstile("agents", "list", "--url", stub.url, "--url", other.url)

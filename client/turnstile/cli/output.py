@@ -29,6 +29,7 @@ _EXIT_CODES: tuple[tuple[type[errors.TurnstileError], int], ...] = (
     (errors.AuthError, USAGE),
     (errors.InvalidRequest, USAGE),
 )
+_NO_SERVER = "; `turnstile serve` starts a server, --url or TURNSTILE_URL names one that is elsewhere"
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -44,11 +45,16 @@ def reported() -> Iterator[None]:
         yield
     except errors.TurnstileError as error:
         code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED)
-        fail(error.message, code)
+        fail(error.message + (_NO_SERVER if _nobody_there(error) else ""), code)
     except BrokenPipeError:
         raise  # the reader of a pipe has enough; typer ends quietly
     except OSError as error:
         fail(f"{error.filename or 'file'}: {error.strerror or error}", FAILED)
+
+
+def _nobody_there(error: errors.TurnstileError) -> bool:
+    """Not even a connection: neither a server that answers 503 nor one that was lost on the way."""
+    return isinstance(error, errors.ServerUnavailable) and error.status is None and not error.may_have_happened
 
 
 def show_table(table: Table) -> None:
