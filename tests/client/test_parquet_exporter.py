@@ -43,6 +43,7 @@ weight_version_names: list<item: string> not null
 turn_spans: list<item: struct<turn_id: string not null, context_start: int32 not null, start: int32 not null, \
 end: int32 not null, trained: bool not null>> not null
 kind: dictionary<values=string, indices=int8, ordered=0> not null
+caused_by: struct<turn_id: string, by: string>
 episode_id: string not null
 group_id: string
 rollout_id: string not null
