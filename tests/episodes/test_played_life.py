@@ -514,8 +514,8 @@ async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happ
     async with opened(tiny_model, tmp_path, max_running=2) as house:
         house.grader.grade_it = for_ever
         playing, grading, queued = [await house.play() for _ in range(3)]
-        await house.provider.agent(0)
-        process = await house.provider.agent(1)
+        agents = [await house.provider.agent(index) for index in range(2)]  # in either order
+        (process,) = [one for one in agents if grading["episode_id"] in one.command.argv[2]]
         await house.think(process)
         process.end(result())
         await house.status(grading, "grading")
