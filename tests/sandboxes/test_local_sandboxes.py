@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import wsgiref
 from pathlib import Path
 
@@ -321,6 +322,34 @@ def test_a_record_of_a_pid_that_is_another_process_by_now_kills_nothing(tmp_path
         leftovers.write_record(record, process.pid)
         leftovers.kill_recorded(record)
         assert process.wait() == -signal.SIGKILL
+
+
+FORKER = """
+import subprocess, sys, time
+for _ in range(400):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+"""
+
+
+def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too(run_dir: Path) -> None:
+    name = f"sb-{run_dir.name}"
+    environment = {**os.environ, leftovers.MARK_VARIABLE: name}
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", FORKER], env=environment) as forker:
+            while len(of_mark(name)) < 20:
+                time.sleep(0.001)
+            leftovers.kill_marked(name)
+            forker.wait()
+            assert of_mark(name) == []
+
+
+def of_mark(name: str) -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and name.encode() in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
 
 
 async def test_without_control_groups_each_process_is_bounded(

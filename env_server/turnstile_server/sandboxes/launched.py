@@ -82,8 +82,8 @@ class Launched:
                     await process.wait()
             except TimeoutError:
                 _LOG.error("the sandbox %s cannot be killed", self.name)
-        if self.marked:
-            await asyncio.to_thread(leftovers.kill_marked, self.name)
+        if self.marked and not await asyncio.to_thread(leftovers.kill_marked, self.name):
+            _LOG.error("processes of the sandbox %s do not go", self.name)
         if self.group is not None and not await self.group.remove():
             _LOG.error("the control group of the sandbox %s does not go", self.name)
         if said := self.said():

@@ -263,7 +263,9 @@ class LocalProvider:
         """Removes what an earlier server left here."""
         for record in self._run_dir.glob(f"{_OWN}*{leftovers.RECORD_SUFFIX}"):
             leftovers.kill_recorded(record)
-            await asyncio.to_thread(leftovers.kill_marked, record.name.removesuffix(leftovers.RECORD_SUFFIX))
+            name = record.name.removesuffix(leftovers.RECORD_SUFFIX)
+            if not await asyncio.to_thread(leftovers.kill_marked, name):
+                _LOG.warning("processes of the sandbox %s of an earlier server do not go", name)
         if self._cgroups is not None:
             for group in self._cgroups.left():
                 if not await group.remove():
