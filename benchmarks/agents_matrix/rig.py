@@ -1,7 +1,7 @@
 """A server of our own for the matrix: everything real but the model, whose part is played by ``Stagehand``.
 
 Owns the server while its block lasts: doors without ports (agents come in through their sandboxes' sockets, the
-matrix through ASGI), a journal in a folder that goes with it, a microphone at the agent door, a gauge at every
+matrix through ASGI), a journal in a folder that goes with it, a microphone at the agent door, a watch on every
 sandbox. Leaving the block, on whatever path, destroys the sandboxes.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 
 from agents_matrix.faults import Stagehand
-from agents_matrix.gauge import GaugedProvider
+from agents_matrix.heard import HeardProvider
 from agents_matrix.recording import Refusal, Said
 from agents_matrix.tape import CURRENT, Microphone
-from turnstile.models import Int32Array, Message
+from turnstile.models import Int32Array
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.app import Parts, assemble
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
@@ -28,6 +28,8 @@ from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import TurnstileError
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import Metrics
+from turnstile_server.rehearsal.chat import chat_format
+from turnstile_server.rehearsal.watched import Watch
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
@@ -45,7 +47,7 @@ class Rig:
     control: httpx.AsyncClient
     stagehand: Stagehand
     microphone: Microphone
-    gauges: GaugedProvider
+    watch: Watch
     agents: AgentRegistry
 
 
@@ -97,9 +99,10 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
         stack.push_async_callback(journal.close)
         renderer = create_renderer(model, settings.rendering)
         stagehand = Stagehand()
-        engine = OverheardEngine(stagehand, _chat_format(model, renderer), renderer)
+        engine = OverheardEngine(stagehand, chat_format(load_vocabulary(model), renderer), renderer)
         work = make_workplace(settings)
-        gauges = GaugedProvider(work.sandboxes)
+        watch = Watch()
+        heard = HeardProvider(work.sandboxes, watch)
         parts = Parts(
             settings,
             journal,
@@ -107,7 +110,7 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
             engine,
             EpisodeKeys(b"m" * 32),
             Metrics(),
-            replace(work, sandboxes=gauges),
+            replace(work, sandboxes=heard),
         )
         doors = await assemble(parts, NO_PORT, None, stack)
         control = await stack.enter_async_context(
@@ -115,16 +118,4 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
                 transport=httpx.ASGITransport(doors.control), base_url="http://control", timeout=None
             )
         )
-        yield Rig(control, stagehand, gauges.microphone, gauges, work.agents)
-
-
-def _chat_format(model: Path, renderer: Renderer) -> ChatFormat:
-    control = {token.text: token.id for token in load_vocabulary(model).control}
-    prompt = renderer.render([Message(role="system", content="x"), Message(role="user", content="x")], []).ids
-    return ChatFormat(
-        renderer.decode,
-        lambda text: renderer.encode_completion(text).tolist(),
-        prompt=prompt.tolist(),
-        control=control,
-        thinking=("<think>", "</think>"),
-    )
+        yield Rig(control, stagehand, heard.microphone, watch, work.agents)

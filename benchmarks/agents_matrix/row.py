@@ -58,7 +58,7 @@ async def play(rig: Rig, agent: str, fault: str) -> tuple[Row, Recording]:
     turns = (await _get(rig, f"/episodes/{episode_id}/turns"))["turns"]
     spec = rig.agents.get(agent)
     timings = episode["timings"]
-    peak = rig.gauges.peaks.get(episode_id)
+    peak = rig.watch.peak_bytes.get(episode_id)
     today = datetime.now(UTC).date().isoformat()
     row = Row(
         agent=agent,
