@@ -72,7 +72,11 @@ class GateSettings(Section):
     )
     max_body_bytes: int = Field(32 << 20, ge=1024, description="Largest model call; more is 413.")
     body_timeout_s: float = Field(30.0, gt=0, description="Time to receive a call's body; later is 408.")
-    max_calls: int = Field(256, ge=1, description="Model calls in flight over all episodes; more is 429.")
+    max_calls: int = Field(
+        256,
+        ge=1,
+        description="Model calls in flight over all episodes, those that only count tokens too; more is 429.",
+    )
     max_calls_per_episode: int = Field(32, ge=1, description="Model calls in flight per episode; more is 429.")
     status_hold_s: float = Field(
         15.0,

@@ -602,6 +602,29 @@ async def test_too_many_calls_of_the_server_are_429(tiny_model: Path, tmp_path: 
         await _one_too_many(stage, [await stage.episode(), await stage.episode()])
 
 
+async def test_calls_that_only_count_are_within_the_servers_limit(tiny_model: Path, tmp_path: Path) -> None:
+    count = {"model": "m", "messages": [{"role": "user", "content": "how long?"}]}
+    async with staged(tiny_model, tmp_path, gate={"max_calls": 1}) as stage:
+        answer = Held(reply_ids(stage, "slow"))
+        stage.engine.answers = [answer]
+        episode = await stage.episode()
+        counting = url(episode).replace("/chat/completions", "/messages/count_tokens")
+        async with raw(episode) as client, anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                assert (await client.post(url(episode), json=body())).status_code == 200
+
+            tasks.start_soon(ask)
+            await answer.called.wait()
+            response = await client.post(counting, json=count)
+            assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert response.headers["x-should-retry"] == "true"
+            answer.all()
+        async with raw(episode) as client:
+            for _ in range(2):
+                assert (await client.post(counting, json=count)).json()["input_tokens"] > 0
+
+
 async def _one_too_many(stage: Stage, episodes: list[dict[str, Any]]) -> None:
     answer = Held(reply_ids(stage, "slow"))
     stage.engine.answers = [answer, says(reply_ids(stage, "fine"))]

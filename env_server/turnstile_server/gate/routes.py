@@ -6,9 +6,11 @@ dialect, with a status that SDKs retry only where that helps (``x-should-retry``
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 import anyio
@@ -106,25 +108,35 @@ class Gate:
                 name = route.params["model"]
                 await exchange.respond(200, dialect.model(name, self._conductor.context_length))
             case Purpose.COUNT:
-                await self._count(exchange, episode, route)
+                with self._in_flight():
+                    await self._count_prompt(exchange, episode, route)
             case _:
-                await self._counted(exchange, episode, route)
+                with self._in_flight():
+                    await self._measured(exchange, episode, route)
 
-    async def _count(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
-        """How long a call's prompt would be; no turn, no generation."""
-        episode.check_open()
-        call = route.dialect.parse(await exchange.body(), None, route.params)
-        tokens = await self._conductor.count(episode, call)
-        await exchange.respond(200, route.dialect.count(tokens))
-
-    async def _counted(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
-        """One model call, within the server's bound, counted whatever becomes of it."""
+    @contextlib.contextmanager
+    def _in_flight(self) -> Iterator[None]:
+        """Within the server's bound on all that has a body to read and a prompt to render."""
         if self._calls >= self._settings.max_calls:
             raise TooManyCalls(
                 f"the server has {self._calls} model calls in flight, its limit (gate.max_calls); try again",
                 retry_after_s=1.0,
             )
         self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    async def _count_prompt(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
+        """How long a call's prompt would be; no turn, no generation."""
+        episode.check_open()
+        call = route.dialect.parse(await exchange.body(), None, route.params)
+        tokens = await self._conductor.count(episode, call)
+        await exchange.respond(200, route.dialect.count(tokens))
+
+    async def _measured(self, exchange: Exchange, episode: EpisodeCalls, route: Route) -> None:
+        """One model call, in the metrics whatever becomes of it."""
         self._metrics.call_started()
         started = time.perf_counter()
         call: Call | None = None
@@ -136,7 +148,6 @@ class Gate:
             status = error.status
             raise
         finally:
-            self._calls -= 1
             engine_s = call.answer.node.turn.timings.engine_s if call is not None and call.answer else None
             self._metrics.call_ended(route.dialect.name, status, time.perf_counter() - started, engine_s)
 
