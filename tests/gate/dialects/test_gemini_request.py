@@ -394,7 +394,7 @@ REFUSED: dict[str, tuple[Wire, str]] = {
             ("sound", {"responseModalities": ["AUDIO"]}, "only TEXT is generated"),
             ("speech", {"speechConfig": {"voice": 1}}, "speechConfig: only text"),
             ("no tokens", {"maxOutputTokens": 0}, "maxOutputTokens must be a whole number above 0"),
-            ("stop", {"stopSequences": [""]}, "stopSequences must be an array of non-empty strings"),
+            ("stop", {"stopSequences": [""]}, "stopSequences must be a non-empty string or an array of them"),
             ("stops", {"stopSequences": ["x"] * 17}, "has 17 strings; at most 16"),
             ("enum", {"responseMimeType": "text/x.enum"}, "responseMimeType 'text/x.enum' is not known"),
             ("deep options", {"responseSchema": DEEP}, "responseSchema is nested deeper than 100 levels"),

@@ -25,6 +25,7 @@ from turnstile_server.gate.dialects.json_body import (
     recorded,
     text,
 )
+from turnstile_server.gate.dialects.options import forced_call, stop_strings
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import NO_PARAMS, ModelCall
 
@@ -43,8 +44,6 @@ ASKED = (
 
 COUNTING = "counting"
 """The part of the path that says that the prompt is only counted; such a body has no max_tokens."""
-
-MAX_STOP_STRINGS = 16
 
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
 """Types of tools that the provider runs; a date follows."""
@@ -72,7 +71,7 @@ def parse_anthropic(
         stream=flag(source, "stream"),
         stream_usage=True,
         max_tokens=max_tokens,
-        stop=_stop(source.get("stop_sequences")),
+        stop=stop_strings(source.get("stop_sequences"), "stop_sequences"),
         parse_calls=_parse_calls(source.get("tool_choice")),
         json_schema=_json_schema(source),
         asked={**asked, "hosted_tools": hosted} if hosted else asked,
@@ -119,16 +118,6 @@ def _tool(item: dict[str, Any], where: str) -> Tool:
     return Tool(name=name, spec={"type": "function", "function": function})
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise InvalidRequest("stop_sequences must be an array of non-empty strings")
-    if len(value) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop_sequences has {len(value)} strings; at most {MAX_STOP_STRINGS} are accepted")
-    return tuple(value)
-
-
 def _parse_calls(choice: Any) -> bool:
     """``disable_parallel_tool_use`` is recorded: how many calls a reply has is the policy's to say."""
     name = choice.get("type") if isinstance(choice, dict) else choice
@@ -136,9 +125,7 @@ def _parse_calls(choice: Any) -> bool:
         return True
     if name == "none":
         return False
-    raise InvalidRequest(
-        f"tool_choice {name!r} is not accepted: forcing a call would change what the policy samples; use auto"
-    )
+    raise forced_call(f"tool_choice {name!r}")
 
 
 def _show_reasoning(thinking: Any) -> bool:

@@ -13,15 +13,23 @@ from typing import Any
 from turnstile.models import Message, Role, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.json_body import (
-    dumped,
     flag,
-    kind,
     objects,
     positive_int,
     read_object,
     recorded,
     text,
 )
+from turnstile_server.gate.dialects.openai_request import (
+    call_arguments,
+    content_text,
+    format_schema,
+    may_call,
+    refuse_logit_bias,
+    refuse_logprobs,
+    role_of,
+)
+from turnstile_server.gate.dialects.options import stop_strings
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
@@ -45,8 +53,6 @@ ASKED = (
     "chat_template_kwargs",
 )
 """Fields that say how to sample: recorded as asked, and part of the retry identity."""
-
-MAX_STOP_STRINGS = 16
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -74,9 +80,9 @@ def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
         stream=flag(source, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
         max_tokens=positive_int(source, "max_completion_tokens") or positive_int(source, "max_tokens"),
-        stop=_stop(source.get("stop")),
-        parse_calls=_parse_calls(source.get("tool_choice")),
-        json_schema=_json_schema(source.get("response_format")),
+        stop=stop_strings(source.get("stop"), "stop", one_alone=True),
+        parse_calls=may_call(source.get("tool_choice")),
+        json_schema=format_schema(source.get("response_format"), "response_format", "json_schema"),
         asked=recorded(source, ASKED),
     )
 
@@ -84,10 +90,9 @@ def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
 def _refuse_unsupported(source: dict[str, Any]) -> None:
     if source.get("n") not in (None, 1):
         raise InvalidRequest("n must be 1: every completion is one turn of the episode")
-    if source.get("logit_bias"):
-        raise InvalidRequest("logit_bias is not accepted: recorded logprobs must be those of the policy")
+    refuse_logit_bias(source)
     if source.get("logprobs") or source.get("top_logprobs"):
-        raise InvalidRequest("logprobs go to the trainer, through the control door; leave them out")
+        raise refuse_logprobs()
     for key in ("functions", "function_call"):
         if source.get(key):
             raise InvalidRequest(f"{key} is the retired form of tools; send tools instead")
@@ -98,11 +103,8 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
 
 
 def _message(source: dict[str, Any], where: str) -> Message:
-    name = source.get("role")
-    role = _ROLES.get(name) if isinstance(name, str) else None
-    if role is None:
-        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}, not {name!r}")
-    content = _content(source.get("content"), f"{where}.content")
+    role = role_of(source, _ROLES, where)
+    content = content_text(source.get("content"), f"{where}.content", ("text",))
     if role == "assistant":
         if source.get("function_call"):
             raise InvalidRequest(f"{where}.function_call is the retired form of tool_calls; send tool_calls")
@@ -126,30 +128,6 @@ def _exact(item: dict[str, Any]) -> bool:
     return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
 
 
-def _content(value: Any, where: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{where} must be a string or an array of parts, not {kind(value)}")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise InvalidRequest(f"{where} must be an object, not {kind(part)}")
-    if part.get("type") == "text":
-        return text(part, "text", f"{where}.") or ""
-    if part.get("type") == "refusal":
-        return text(part, "refusal", f"{where}.") or ""
-    raise InvalidRequest(
-        f"{where}: a part of type {part.get('type')!r} is not accepted, the model reads text only"
-    )
-
-
 def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     function = source.get("function")
     if source.get("type", "function") != "function" or not isinstance(function, dict):
@@ -157,9 +135,7 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     name = text(function, "name", f"{where}.function.")
     if not name:
         raise InvalidRequest(f"{where}.function.name is missing")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):  # some clients send the object itself
-        arguments = "{}" if arguments is None else dumped(arguments, f"{where}.function.arguments")
+    arguments = call_arguments(function.get("arguments"), f"{where}.function.arguments")
     return ToolCall(name=name, arguments=arguments, id=text(source, "id", f"{where}."))
 
 
@@ -176,43 +152,3 @@ def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
             raise InvalidRequest(f"{where}: a tool named {name!r} is offered twice")
         tools[name] = Tool(name=name, spec=item)
     return tuple(tools.values())
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-        raise InvalidRequest("stop must be a non-empty string or an array of them")
-    if len(items) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has {len(items)} strings; at most {MAX_STOP_STRINGS} are accepted")
-    return tuple(items)
-
-
-def _parse_calls(choice: Any) -> bool:
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
-    raise InvalidRequest(
-        f"tool_choice {choice!r} is not accepted: forcing a call would change what the policy samples; use auto"
-    )
-
-
-def _json_schema(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"response_format must be an object, not {kind(value)}")
-    match value.get("type"):
-        case "text":
-            return None
-        case "json_object":
-            return '{"type":"object"}'
-        case "json_schema":
-            inner = value.get("json_schema")
-            schema = inner.get("schema") if isinstance(inner, dict) else None
-            if not isinstance(schema, dict):
-                raise InvalidRequest("response_format.json_schema.schema must be an object")
-            return dumped(schema, "response_format.json_schema.schema")
-    raise InvalidRequest(f"response_format.type {value.get('type')!r} is not known")

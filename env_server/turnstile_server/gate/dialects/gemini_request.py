@@ -24,6 +24,7 @@ from turnstile_server.gate.dialects.json_body import (
     recorded,
     text,
 )
+from turnstile_server.gate.dialects.options import stop_strings
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 
@@ -42,8 +43,6 @@ ASKED = (
     "thinkingConfig",
 )
 """Fields of generationConfig that say how to sample: recorded as asked, and part of the retry identity."""
-
-MAX_STOP_STRINGS = 16
 
 _DATA = ("text", "functionCall", "functionResponse")
 _OTHER_DATA = ("inlineData", "fileData", "executableCode", "codeExecutionResult")
@@ -85,7 +84,7 @@ def _call(source: dict[str, Any], before: ParsedBefore, params: Mapping[str, str
         stream=params.get("method") == "streamGenerateContent",
         stream_usage=True,
         max_tokens=positive_int(config, "maxOutputTokens"),
-        stop=_stop(config.get("stopSequences")),
+        stop=stop_strings(config.get("stopSequences"), "generationConfig.stopSequences", one_alone=True),
         parse_calls=may_call(source),
         json_schema=_response_schema(config),
         asked=asked,
@@ -267,18 +266,6 @@ def _answered_names(contents: Sequence[dict[str, Any]]) -> Iterator[str | None]:
         for part in items(camel(content), "parts"):
             if (response := camel(part).get("functionResponse")) is not None:
                 yield response.get("name")
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    where = "generationConfig.stopSequences"
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
-        raise InvalidRequest(f"{where} must be an array of non-empty strings")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"{where} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are accepted")
-    return tuple(strings)
 
 
 def _response_schema(config: dict[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.gemini_json import camel, item, items
 from turnstile_server.gate.dialects.json_body import kind, text
+from turnstile_server.gate.dialects.options import forced_call
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _SCHEMAS = ("items", "additionalProperties")
@@ -77,9 +78,7 @@ def may_call(source: Mapping[str, Any]) -> bool:
     where = "toolConfig.functionCallingConfig"
     mode = (text(config, "mode", f"{where}.") or "AUTO").upper()
     if mode not in ("AUTO", "VALIDATED", "NONE", "MODE_UNSPECIFIED"):
-        raise InvalidRequest(
-            f"{where}.mode {mode!r} is not accepted: forcing a call would change what the policy samples; use AUTO"
-        )
+        raise forced_call(f"{where}.mode {mode!r}", "AUTO")
     if mode != "NONE" and config.get("allowedFunctionNames"):
         raise InvalidRequest(
             f"{where}.allowedFunctionNames is not accepted: offer only the tools that may be called"

@@ -24,6 +24,15 @@ from turnstile_server.gate.dialects.json_body import (
     recorded,
     text,
 )
+from turnstile_server.gate.dialects.openai_request import (
+    call_arguments,
+    content_text,
+    format_schema,
+    may_call,
+    refuse_logit_bias,
+    refuse_logprobs,
+    role_of,
+)
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
 from turnstile_server.gate.dialects.protocol import ModelCall
 from turnstile_server.gate.dialects.responses_reasoning import unsealed
@@ -118,9 +127,8 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
             raise InvalidRequest(f"{key} is not accepted, because no response is kept here: {instead}")
     included = source.get("include")
     if source.get("top_logprobs") or (isinstance(included, list) and _LOGPROBS in included):
-        raise InvalidRequest("logprobs go to the trainer, through the control door; leave them out")
-    if source.get("logit_bias"):
-        raise InvalidRequest("logit_bias is not accepted: recorded logprobs must be those of the policy")
+        raise refuse_logprobs()
+    refuse_logit_bias(source)
 
 
 def _input(source: dict[str, Any]) -> list[dict[str, Any]]:
@@ -149,7 +157,7 @@ def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
         case "function_call" | "custom_tool_call":
             return (Message("assistant", tool_calls=(_call(item, where),)),)
         case "function_call_output" | "custom_tool_call_output":
-            output = _content(item.get("output"), f"{where}.output")
+            output = content_text(item.get("output"), f"{where}.output", _TEXT_PARTS)
             return (Message("tool", output, tool_call_id=text(item, "call_id", f"{where}.")),)
         case "reasoning":
             reasoning = _reasoning(item, where)
@@ -164,11 +172,8 @@ def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    name = item.get("role")
-    role = _ROLES.get(name) if isinstance(name, str) else None
-    if role is None:
-        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}, not {name!r}")
-    return Message(role, _content(item.get("content"), f"{where}.content"))
+    content = content_text(item.get("content"), f"{where}.content", _TEXT_PARTS)
+    return Message(role_of(item, _ROLES, where), content)
 
 
 def _call(item: dict[str, Any], where: str) -> ToolCall:
@@ -178,10 +183,7 @@ def _call(item: dict[str, Any], where: str) -> ToolCall:
     if item["type"] == "custom_tool_call":
         arguments = custom_arguments(text(item, "input", f"{where}.") or "")
     else:
-        written = item.get("arguments")
-        if not isinstance(written, str):  # some clients send the object itself
-            written = "{}" if written is None else dumped(written, f"{where}.arguments")
-        arguments = written
+        arguments = call_arguments(item.get("arguments"), f"{where}.arguments")
     namespace = text(item, "namespace", f"{where}.")
     return ToolCall(joined(namespace, name), arguments, text(item, "call_id", f"{where}."))
 
@@ -209,61 +211,14 @@ def _exact(item: dict[str, Any]) -> bool:
     return isinstance(item.get("arguments", ""), str)
 
 
-def _content(value: Any, where: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{where} must be a string or an array of parts, not {kind(value)}")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise InvalidRequest(f"{where} must be an object, not {kind(part)}")
-    if part.get("type") in _TEXT_PARTS:
-        return text(part, "text", f"{where}.") or ""
-    if part.get("type") == "refusal":
-        return text(part, "refusal", f"{where}.") or ""
-    raise InvalidRequest(
-        f"{where}: a part of type {part.get('type')!r} is not accepted, the model reads text only"
-    )
-
-
 def _parse_calls(choice: Any) -> bool:
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         raise InvalidRequest(
             "tool_choice allowed_tools is not accepted: the policy may call whatever it is offered; send in tools"
             " only what it may call"
         )
-    raise InvalidRequest(
-        f"tool_choice {choice!r} is not accepted: forcing a call would change what the policy samples; use auto"
-    )
+    return may_call(choice)
 
 
 def _json_schema(value: Any) -> str | None:
-    if value is None:
-        return None
-    wanted = value.get("format") if isinstance(value, dict) else value
-    if wanted is None:
-        return None
-    if not isinstance(wanted, dict):
-        raise InvalidRequest(f"text.format must be an object, not {kind(wanted)}")
-    match wanted.get("type"):
-        case "text":
-            return None
-        case "json_object":
-            return '{"type":"object"}'
-        case "json_schema":
-            schema = wanted.get("schema")
-            if not isinstance(schema, dict):
-                raise InvalidRequest("text.format.schema must be an object")
-            return dumped(schema, "text.format.schema")
-    raise InvalidRequest(f"text.format.type {wanted.get('type')!r} is not known")
+    return format_schema(value.get("format") if isinstance(value, dict) else value, "text.format")
