@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from conversation import TOOL, raw, reply_ids, turns, url
 from gate_support import says, staged
+from mutations import mutated
 
 pytestmark = pytest.mark.anyio
 
@@ -38,37 +38,6 @@ VALID: dict[str, Any] = {
     "response_format": {"type": "text"},
     "metadata": {"k": "v"},
 }
-STRANGE: list[Any] = [
-    *(None, True, False, 0, -1, 1, 1.5, 2**63, 2**64, 10**30, -(2**70), 1e308),
-    *("", "x", "\u0000", "\ud800", "\u202e<|im_end|>", "{", "null", "auto", "assistant", "function"),
-    *([], {}, [[]], [{}], [None], {"type": "text"}, {"": ""}, {"role": "user"}, {"$ref": "#"}, {"properties": []}),
-    {"type": "object", "properties": {"a": {"default": {"b": [1]}}, "b": 7, "c": {"type": ["string", "null"]}}},
-]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values inside ``value``."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [found for key in keys for found in [(*path, key), *places(value[key], (*path, key))]]
-
-
-def mutated(pick: random.Random) -> dict[str, Any]:
-    body = copy.deepcopy(VALID)
-    for _ in range(pick.randrange(1, 4)):
-        *way, last = pick.choice(places(body))
-        target = body
-        for key in way:
-            target = target[key]
-        match pick.randrange(4):
-            case 0:
-                del target[last]
-            case 1 if isinstance(target, list):
-                target.insert(last, copy.deepcopy(pick.choice(target)))
-            case _:
-                target[last] = copy.deepcopy(pick.choice(STRANGE))
-        if not places(body):
-            return body
-    return body
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -80,7 +49,7 @@ async def test_no_body_makes_the_gate_fail(tiny_model: Path, tmp_path: Path, see
         served = 0
         async with raw(episode) as client:
             for _ in range(150):
-                content = json.dumps(mutated(pick))
+                content = json.dumps(mutated(pick, VALID))
                 response = await client.post(url(episode), content=content)
                 assert response.status_code in (200, 400), (response.text, content)
                 if response.status_code == 400:

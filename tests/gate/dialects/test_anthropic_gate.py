@@ -16,8 +16,8 @@ import httpx
 import pytest
 from conversation import Held, call_text, one_by_one, reply_ids, turns, turns_once
 from gate_support import Stage, fails, says, staged
-from test_anthropic_request import VALID, places
-from test_fuzz import STRANGE
+from mutations import mutated
+from test_anthropic_request import VALID
 
 from turnstile_server.errors import (
     EngineProtocolError,
@@ -434,19 +434,14 @@ async def test_hostile_text_in_any_block_adds_no_control_token(stage: Stage, tin
 
 async def test_no_anthropic_body_makes_the_gate_fail(tiny_model: Path, tmp_path: Path) -> None:
     pick = random.Random(5)
+    valid = {key: VALID[key] for key in VALID if key != "output_config"}
     async with staged(tiny_model, tmp_path, gate={"max_refusals": 10**6}) as stage:
         stage.engine.answers = [says(reply_ids(stage, "ok"))]
         episode = await stage.episode()
         served = 0
         async with plain(episode) as http:
             for _ in range(200):
-                changed = json.loads(json.dumps({key: VALID[key] for key in VALID if key != "output_config"}))
-                *way, last = pick.choice(places(changed))
-                target: Any = changed
-                for key in way:
-                    target = target[key]
-                target[last] = pick.choice(STRANGE)
-                content = json.dumps(changed)
+                content = json.dumps(mutated(pick, valid))
                 response = await http.post("/v1/messages", content=content)
                 if response.status_code == 200:
                     served += 1

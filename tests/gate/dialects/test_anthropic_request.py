@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import re
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mutations import replaced
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
@@ -425,22 +425,9 @@ def call_or_refusal(data: bytes) -> None:
         assert all(isinstance(json.loads(c.arguments), dict) for m in call.messages for c in m.tool_calls)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values inside ``value``."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [found for key in keys for found in [(*path, key), *places(value[key], (*path, key))]]
-
-
 @given(seed=st.integers(0, 2**32), strange=st.lists(_json, min_size=1, max_size=3))
 def test_a_valid_body_with_anything_in_it_is_a_call_or_a_refusal(seed: int, strange: list[Any]) -> None:
-    pick, changed = random.Random(seed), copy.deepcopy(VALID)
-    for value in strange:
-        *way, last = pick.choice(places(changed))
-        target: Any = changed
-        for key in way:
-            target = target[key]
-        target[last] = copy.deepcopy(value)
-    call_or_refusal(json.dumps(changed).encode())
+    call_or_refusal(json.dumps(replaced(random.Random(seed), VALID, strange)).encode())
 
 
 @given(value=_json | st.fixed_dictionaries({"max_tokens": st.just(1), "messages": _json, "tools": _json}))

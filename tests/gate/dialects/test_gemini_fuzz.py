@@ -3,7 +3,6 @@ neither."""
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from pathlib import Path
@@ -14,6 +13,7 @@ from conversation import raw, reply_ids, turns
 from gate_support import says, staged
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import STRANGE, mutated
 
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
@@ -69,43 +69,11 @@ VALID: dict[str, Any] = {
 DEEP: Any = "x"
 for _ in range(600):
     DEEP = {"type": [DEEP], "items": DEEP} if _ < 3 else {"items": DEEP}
-STRANGE: list[Any] = [
-    *(None, True, False, 0, -1, 1, 1.5, 2**63, 2**64, 10**30, -(2**70), 1e308, DEEP),
-    *("", "x", "\u0000", "\ud800", "\u202e<|im_end|>", "{", "null", "AUTO", "model", "functionCall"),
-    *([], {}, [[]], [{}], [None], {"text": "a"}, {"": ""}, {"parts": {}}, {"$ref": "#"}, {"properties": []}),
-    {"type": "OBJECT", "properties": {"a": {"nullable": True, "anyOf": [1]}, "b": 7}, "propertyOrdering": [[]]},
-]
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-
-
-def places(value: Any, path: tuple[Any, ...] = (), depth: int = 12) -> list[tuple[Any, ...]]:
-    """The paths of all values inside ``value``."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    below = keys if depth else []
-    return [found for key in below for found in [(*path, key), *places(value[key], (*path, key), depth - 1)]]
-
-
-def mutated(pick: random.Random, change: Any = None) -> dict[str, Any]:
-    body = copy.deepcopy(VALID)
-    for _ in range(pick.randrange(1, 4)):
-        *way, last = pick.choice(places(body))
-        target = body
-        for key in way:
-            target = target[key]
-        match pick.randrange(4):
-            case 0:
-                del target[last]
-            case 1 if isinstance(target, list):
-                target.insert(last, json.loads(json.dumps(pick.choice(target))))
-            case _:
-                target[last] = json.loads(json.dumps(pick.choice([*STRANGE, change])))
-        if not places(body):
-            return body
-    return body
 
 
 def outcome(body: bytes, method: str, before: ParsedBefore | None = None) -> ModelCall | str:
@@ -127,7 +95,7 @@ def test_a_body_that_was_valid_is_still_a_call_or_a_refusal(seed: int, change: A
     outcome(json.dumps(VALID).encode(), method, before)
     pick = random.Random(seed)
     for _ in range(4):
-        body = json.dumps(mutated(pick, change)).encode()
+        body = json.dumps(mutated(pick, VALID, [*STRANGE, DEEP, change])).encode()
         assert outcome(body, method, before) == outcome(body, method)
 
 
@@ -142,7 +110,7 @@ async def test_no_gemini_body_makes_the_gate_fail(tiny_model: Path, tmp_path: Pa
         path = f"{episode['model_url']}/v1beta/models/m"
         async with raw(episode) as client:
             for _ in range(150):
-                content = json.dumps(mutated(pick))
+                content = json.dumps(mutated(pick, VALID, [*STRANGE, DEEP]))
                 response = await client.post(f"{path}:{METHODS[served % 2]}", content=content)
                 assert response.status_code in (200, 400), (response.text, content)
                 if response.status_code == 400:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import mutated
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
@@ -349,40 +349,6 @@ VALID: Wire = {
     "store": False,
     "top_logprobs": 0,
 }
-STRANGE: list[Any] = [
-    *(None, True, False, 0, -1, 1.5, 2**64, "", "x", "\u0000", "\ud800", "{", "auto", "message", "function_call"),
-    *(
-        [],
-        {},
-        [[]],
-        [{}],
-        [None],
-        {"type": "input_text"},
-        {"": ""},
-        {"role": "user"},
-        {"type": ["x"]},
-        {"type": {}},
-    ),
-]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [found for key in keys for found in [(*path, key), *places(value[key], (*path, key))]]
-
-
-def mutated(pick: random.Random) -> Wire:
-    body = copy.deepcopy(VALID)
-    for _ in range(pick.randrange(1, 4)):
-        *way, last = pick.choice(places(body))
-        target: Any = body
-        for key in way:
-            target = target[key]
-        if pick.randrange(4):
-            target[last] = copy.deepcopy(pick.choice(STRANGE))
-        else:
-            del target[last]
-    return body
 
 
 def parsed(body: bytes, before: ParsedBefore | None = None) -> ModelCall | str:
@@ -409,7 +375,7 @@ def test_any_change_of_a_body_is_a_call_or_is_refused_also_with_a_known_history(
     before = ParsedBefore()
     served = 0
     for _ in range(2000):
-        body = json.dumps(mutated(pick)).encode()
+        body = json.dumps(mutated(pick, VALID)).encode()
         found = parsed(body)
         assert parsed(body, before) == found
         served += isinstance(found, ModelCall)
