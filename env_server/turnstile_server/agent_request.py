@@ -35,8 +35,7 @@ def episode_key(headers: Headers) -> str:
 async def read_body(receive: Receive, headers: Headers, section: str, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone. ``section`` is that of the settings.
 
-    What is too large is still read to its end, unkept: a client that is answered while it sends has its
-    connection reset under it, sees no status, and tries again.
+    What is too large is still read to its end, as by ``discard_body``.
     """
     declared = headers.get("content-length", "")
     too_large = declared.isdigit() and int(declared) > max_bytes
@@ -61,3 +60,15 @@ async def read_body(receive: Receive, headers: Headers, section: str, max_bytes:
     if too_large:
         raise BodyTooLarge(f"the body is larger than {max_bytes} bytes ({section}.max_body_bytes)")
     raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s ({section}.body_timeout_s)")
+
+
+async def discard_body(receive: Receive, timeout_s: float) -> None:
+    """Reads what nobody wants to its end, unkept, before the answer: a client that is answered while it sends may
+    have its connection reset under it, see no status, and try again. Raises CallerGone."""
+    with anyio.move_on_after(timeout_s):
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGone
+            more = message.get("more_body", False)

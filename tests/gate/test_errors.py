@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import httpx
 import openai
 import pytest
@@ -343,6 +346,26 @@ async def test_a_body_that_never_ends_is_408(tiny_model: Path, tmp_path: Path) -
         assert top.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in top
         assert json.loads(content)["error"]["code"] == "request_timeout"
+        await still_works(stage, episode)
+
+
+@pytest.mark.parametrize("fault", ["no key", "wrong key", "no such path", "no such episode"])
+async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it(
+    tiny_model: Path, tmp_path: Path, fault: str
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        episode = await stage.episode()
+        at = urlsplit(url(episode))
+        key = {"no key": {}, "wrong key": {"authorization": "Bearer wrong"}}.get(fault, auth(episode))
+        path = {"no such path": at.path.replace("chat", "chit"), "no such episode": "/e/none/v1/messages"}
+
+        def asked() -> int:
+            # As simple clients do: everything is sent before anything is read, and the connection is not kept.
+            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=30)) as client:
+                client.request("POST", path.get(fault, at.path), bytes(8 << 20), {"connection": "close", **key})
+                return client.getresponse().status
+
+        assert await anyio.to_thread.run_sync(asked) == (404 if "such" in fault else 401)
         await still_works(stage, episode)
 
 

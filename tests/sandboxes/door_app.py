@@ -1,5 +1,5 @@
 """What stands behind the sandboxes' doors in tests: it says which path it was asked for; ``/stream`` sends its
-second half when the test lets it, or notes that the caller has left."""
+second half when the test lets it, or notes that the caller has left; ``/early`` answers unread bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class DoorApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.paths.append(scope["path"])
         body = b""
-        while (message := await receive())["type"] == "http.request":
+        early = scope["path"].endswith("/early")
+        while not early and (message := await receive())["type"] == "http.request":
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break

@@ -119,6 +119,21 @@ print(connection.getresponse().read().decode())
     assert [result.stdout for result in results] == [b"POST /e/one/mcp 5000000\n"] * 4
 
 
+async def test_an_answer_arrives_that_comes_before_its_request_was_read(sandbox: HelpedSandbox) -> None:
+    sandbox.admit("one")
+    script = """
+import http.client, sys, urllib.parse
+url = urllib.parse.urlsplit(sys.argv[1])
+for size in (100, 70_000, 5_000_000):
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=30)
+    connection.request("POST", "/e/one/early", body=bytes(size), headers={"connection": "close"})
+    print(connection.getresponse().read().decode())
+"""
+    assert sandbox.agent_door is not None
+    results = await asyncio.gather(*(python(sandbox, script, sandbox.agent_door) for _ in range(4)))
+    assert [result.stdout for result in results] == [b"POST /e/one/early 0\n" * 3] * 4
+
+
 async def test_connections_without_end_take_nothing_from_commands(sandbox: HelpedSandbox) -> None:
     script = """
 import socket, sys, time, urllib.parse

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import httpx
 import pytest
 from mcp.shared.exceptions import MCPError
@@ -388,6 +392,19 @@ async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbo
             assert refused.status_code == 429
             assert refused.json()["error"]["data"] == {"type": "too_many_calls"}
             assert refused.headers["retry-after"] == "1"
+
+
+async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it(tmp_path: Path) -> None:
+    async with door_stage(tmp_path) as stage:
+        at = urlsplit(stage.tool_url(stage.episodes.begin("e1", None)))
+
+        def asked() -> int:
+            # As simple clients do: everything is sent before anything is read, and the connection is not kept.
+            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=30)) as client:
+                client.request("POST", at.path, bytes(8 << 20), {"connection": "close"})
+                return client.getresponse().status
+
+        assert await anyio.to_thread.run_sync(asked) == 401
 
 
 async def test_a_body_that_is_too_large_is_413_with_or_without_a_declared_length(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.agent_request import CallerGone, read_body
+from turnstile_server.agent_request import CallerGone, discard_body, read_body
 from turnstile_server.settings import GateSettings
 
 Header = tuple[bytes, bytes]
@@ -38,10 +38,12 @@ class Exchange:
         self._send = send
         self._settings = settings
         self._ending = False
+        self._body_read = False
 
     async def body(self) -> bytes:
         """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone."""
         limits = self._settings
+        self._body_read = True
         try:
             return await read_body(
                 self._receive, self.headers, "gate", limits.max_body_bytes, limits.body_timeout_s
@@ -49,6 +51,11 @@ class Exchange:
         except CallerGone:
             self.gone = True
             raise
+
+    async def discard_body(self) -> None:
+        """Before an answer that does not wait for the body. Raises CallerGone."""
+        if not self._body_read:
+            await discard_body(self._receive, self._settings.body_timeout_s)
 
     async def watch(self, responding: anyio.CancelScope) -> None:
         """Cancels ``responding`` when the caller goes. Run beside the response, after the body was read."""

@@ -207,6 +207,7 @@ class Gate:
 async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -> None:
     if exchange.status is not None:
         return  # the stream was cut short by a fault of ours; a broken end tells the agent so
+    await exchange.discard_body()
     headers: list[Header] = [(b"x-should-retry", b"true" if error.retryable else b"false")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))

@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.agent_request import CallerGone, episode_key, read_body, split_path
+from turnstile_server.agent_request import CallerGone, discard_body, episode_key, read_body, split_path
 from turnstile_server.errors import NotFound, TurnstileError
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory
@@ -86,14 +86,12 @@ class ToolDoor:
             await _refuse(scope, send, error)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        episode_id, path = split_path(scope["path"])
-        if not episode_id or path.rstrip("/") != TOOL_PATH:
-            raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")
-        headers = Headers(scope=scope)
-        key = episode_key(headers)
-        episode = self._directory.open_tools(episode_id, key)
-        episode.check_open()  # before a body is read that nothing will come of
-        limits = self._settings
+        headers, limits = Headers(scope=scope), self._settings
+        try:
+            key, episode = self._admitted(scope["path"], headers)
+        except TurnstileError:
+            await discard_body(receive, limits.body_timeout_s)
+            raise
         body = await read_body(receive, headers, "tools", limits.max_body_bytes, limits.body_timeout_s)
         episode.check_open()
         sessions = self._sessions.get(key)
@@ -101,6 +99,16 @@ class ToolDoor:
             sessions = self._sessions[key] = EpisodeSessions(self._server, limits)
             self._tasks.start_soon(self._keep, key, sessions, episode)
         await sessions.serve(episode, scope, body, receive, send)
+
+    def _admitted(self, path: str, headers: Headers) -> tuple[str, EpisodeTools]:
+        """The episode that the request's key opens. Raises NotFound, Unauthorized, Gone."""
+        episode_id, rest = split_path(path)
+        if not episode_id or rest.rstrip("/") != TOOL_PATH:
+            raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")
+        key = episode_key(headers)
+        episode = self._directory.open_tools(episode_id, key)
+        episode.check_open()  # before a body is read that nothing will come of
+        return key, episode
 
     async def _keep(self, key: str, sessions: EpisodeSessions, episode: EpisodeTools) -> None:
         try:

@@ -1,6 +1,7 @@
 """TCP on the sandbox's loopback to the agent door's Unix socket, for clients that know no Unix sockets.
 
-Holds: bytes are never looked at; a slow side stops the other; each end's close reaches the other end.
+Holds: bytes are never looked at; a slow side stops the other; each end's close reaches the other end; an answer
+arrives, also one that comes, with the door's close, before its request was read to the end.
 """
 
 from __future__ import annotations
@@ -56,52 +57,86 @@ class Forwarder:
 
 
 class _Half:
-    """One direction of a connection."""
+    """One direction of a connection. ``from_client``: its source is the client, its sink the door; else the other
+    way round. Faults of the client's socket are raised: without a client there is nothing to do. The door may end
+    at any time, and what it said before must still arrive."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
-        self.source = source
-        self.sink = sink
+    def __init__(self, source: socket.socket, sink: socket.socket, from_client: bool) -> None:
         self.buffer = bytearray()
         self.ended = False
-        self.shut = False
+        self.done = False
+        """The end was passed on, or there is nobody to pass it to."""
+        self._source = source
+        self._sink = sink
+        self._from_client = from_client
+        self._refused = False
+        """The door takes no more. The client's bytes are read all the same, because an end of a connection that
+        is closed with bytes unread loses what was on its way to the other."""
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.ended and len(self.buffer) < _BUFFER
+
+    def receive(self) -> None:
+        try:
+            data = self._source.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            if self._from_client:
+                raise
+            data = b""
+        self.ended = not data
+        if not self._refused:
+            self.buffer += data
+
+    def pass_on(self) -> None:
+        try:
+            if self.buffer:
+                del self.buffer[: self._sink.send(self.buffer)]
+            if self.ended and not self.buffer and not self.done:
+                self.done = True
+                if not self._refused:
+                    self._sink.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return
+        except OSError:
+            if not self._from_client:
+                raise
+            self._refused = True
+            self.buffer.clear()
+            self.done = self.ended
 
 
 class _Pair:
+    """``inner``: the client's connection; ``outer``: the one to the door that was made for it."""
+
     def __init__(self, loop: Loop, inner: socket.socket, outer: socket.socket, pairs: set[_Pair]) -> None:
         self._loop = loop
         self._pairs = pairs
         self._sockets = (inner, outer)
-        self._halves = (_Half(inner, outer), _Half(outer, inner))
+        # Each reads from the socket at its own place, and writes to the other.
+        self._halves = (_Half(inner, outer, from_client=True), _Half(outer, inner, from_client=False))
         inner.setblocking(False)
         self._watch()
 
     def _watch(self) -> None:
-        for half, other in (self._halves, self._halves[::-1]):
-            # ``half`` reads from this socket, ``other`` writes to it.
-            read = not half.ended and len(half.buffer) < _BUFFER
+        for end, half, other in zip(self._sockets, self._halves, self._halves[::-1]):  # noqa: B905 - Python 3.8
             self._loop.watch(
-                half.source.fileno(),
-                read=(lambda half=half: self._move(half, reading=True)) if read else None,  # type: ignore[misc]
+                end.fileno(),
+                read=(lambda half=half: self._move(half, reading=True)) if half.wants_more else None,  # type: ignore[misc]
                 write=(lambda other=other: self._move(other, reading=False)) if other.buffer else None,  # type: ignore[misc]
             )
 
     def _move(self, half: _Half, reading: bool) -> None:
         try:
             if reading:
-                data = half.source.recv(_READ)
-                half.buffer += data
-                half.ended = not data
-            if half.buffer:
-                del half.buffer[: half.sink.send(half.buffer)]
-            if half.ended and not half.buffer and not half.shut:
-                half.shut = True
-                half.sink.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
-            pass
+                half.receive()
+            half.pass_on()
         except OSError:
             self._close()
             return
-        if all(half.shut for half in self._halves):
+        if all(half.done for half in self._halves):
             self._close()
         else:
             self._watch()

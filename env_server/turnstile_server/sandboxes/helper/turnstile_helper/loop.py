@@ -15,9 +15,17 @@ import signal
 import sys
 import time
 import traceback
-from typing import Callable  # noqa: UP035 - Python 3.8
+from typing import Callable, NamedTuple, Optional  # noqa: UP035 - Python 3.8
 
 Callback = Callable[[], None]
+
+
+class _Watched(NamedTuple):
+    """``serial``: of this time that the descriptor is looked at; its number may be another file's later."""
+
+    serial: int
+    read: Optional[Callback]  # noqa: UP045 - Python 3.8
+    write: Optional[Callback]  # noqa: UP045 - Python 3.8
 
 
 class Timer:
@@ -50,15 +58,15 @@ class Loop:
         write: Callback | None = None,
     ) -> None:
         """Sets both callbacks of a descriptor; none of them: it is no longer looked at."""
-        known = fd in self._selector.get_map()
+        known = self._selector.get_map().get(fd)
         events = (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
         if not events:
-            if known:
+            if known is not None:
                 self._selector.unregister(fd)
-        elif known:
-            self._selector.modify(fd, events, (read, write))
+        elif known is not None:
+            self._selector.modify(fd, events, _Watched(known.data.serial, read, write))
         else:
-            self._selector.register(fd, events, (read, write))
+            self._selector.register(fd, events, _Watched(next(self._order), read, write))
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
         timer = Timer(callback)
@@ -69,13 +77,16 @@ class Loop:
         """For ever: the helper ends by leaving its process."""
         while True:
             for key, events in self._selector.select(self._run_timers()):
-                read, write = key.data
-                if events & selectors.EVENT_READ and read is not None:
-                    self._call(read, key.fd)
-                # The first callback may have closed the descriptor, or changed its mind about it.
-                now = self._selector.get_map().get(key.fd)
-                if events & selectors.EVENT_WRITE and write and now is not None and now.data[1]:
-                    self._call(now.data[1], key.fd)
+                # Each callback may have closed this descriptor, or changed its mind about it.
+                if events & selectors.EVENT_READ and (now := self._watched(key)) and now.read:
+                    self._call(now.read, key)
+                if events & selectors.EVENT_WRITE and (now := self._watched(key)) and now.write:
+                    self._call(now.write, key)
+
+    def _watched(self, key: selectors.SelectorKey) -> Optional[_Watched]:  # noqa: UP045 - Python 3.8
+        """What the descriptor of an event is looked at for by now, if it is still the same file."""
+        now = self._selector.get_map().get(key.fd)
+        return now.data if now is not None and now.data.serial == key.data.serial else None
 
     def _run_timers(self) -> float | None:
         """Runs what is due; returns the seconds to the next one."""
@@ -89,13 +100,13 @@ class Loop:
                 self._call(timer.callback, None)
         return None
 
-    def _call(self, callback: Callback, fd: int | None) -> None:
+    def _call(self, callback: Callback, key: selectors.SelectorKey | None) -> None:
         try:
             callback()
         except Exception:  # noqa: BLE001 - one request's fault may not end the others
             sys.stderr.write(traceback.format_exc())
-            if fd is not None:
-                self.watch(fd)
+            if key is not None and self._watched(key):
+                self.watch(key.fd)
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
