@@ -45,7 +45,7 @@ def error_of(response: httpx.Response, status: int, kind: str) -> dict[str, Any]
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not await holds():  # noqa: ASYNC110 - the other side is a server in another thread
             await anyio.sleep(0.01)
 

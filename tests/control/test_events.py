@@ -63,7 +63,7 @@ async def run(subscription: Subscription, reader: Reader, closing: anyio.Event |
     stream = EventStream(
         subscription.events(), closing=closing or anyio.Event(), heartbeat_s=30, send_timeout_s=0.05
     )
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await stream({"type": "http"}, reader.receive, reader.send)
 
 

@@ -100,7 +100,7 @@ class ScriptedEngine:
         self.generate = handler
 
     async def wait_for_abort(self, rid: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.abort_events[rid].wait()
 
 

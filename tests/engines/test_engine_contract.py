@@ -157,7 +157,7 @@ async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, tiny_mode
 
 async def wait_until_known(engine: Engine, name: str) -> None:
     """Waits until the engine has the call ``name``: until then it would take another of that name."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             await asyncio.sleep(0.05)
             try:

@@ -137,7 +137,7 @@ class PuppetProvider:
 
     async def agent(self, index: int = 0) -> PuppetProcess:
         """The agent's process in the ``index``-th sandbox, once it runs."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while len(self.made) <= index:  # noqa: ASYNC110 - several tests' steps lead here
                 await anyio.sleep(0.005)
             await self.made[index].started.wait()

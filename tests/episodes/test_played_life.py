@@ -47,7 +47,7 @@ class House:
 
     async def status(self, episode: dict[str, Any], *wanted: str) -> dict[str, Any]:
         """The episode once its status is one of ``wanted``."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while True:
                 shown: dict[str, Any] = await self.stage.get(episode)
                 if shown["status"] in wanted:
@@ -392,7 +392,7 @@ async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(house
     await house.status(created, "running")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call, house, created)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not house.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
                 await anyio.sleep(0.005)
         tasks.start_soon(house.stage.post, created, "finish")
@@ -422,7 +422,7 @@ async def test_a_cancellation_cuts_a_grading_short(house: House) -> None:
     await house.think(process)
     process.end(result())
     await house.status(created, "grading")
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         shown = await house.stage.post(created, "cancel")
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
 
@@ -493,7 +493,7 @@ async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(
         await house.think(process)
         breaking.broken = True
         process.end(result())
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while breaking.refused < 3:  # noqa: ASYNC110 - the journal knows no event
                 await anyio.sleep(0.01)
         assert (await house.stage.get(created))["status"] == "grading"

@@ -232,7 +232,7 @@ async def test_an_abandoned_open_gives_the_directory_back(tmp_path: Path) -> Non
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 journal = await FileJournal.open(tmp_path, small())
