@@ -54,7 +54,7 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     now = await episode.status()
     assert (now.status, now.metadata, now.limits.max_turns) == ("running", {"split": "train"}, 3)
     assert (await episode.finish()).status == "completed"
-    assert (await episode.wait(timeout=5)).status == "completed"
+    assert (await episode.wait(timeout=60)).status == "completed"
     [turn] = await episode.turns()
     assert turn.turn_id == turn_id
     [row] = (await episode.samples()).samples
@@ -76,7 +76,7 @@ async def test_wait_returns_when_the_episode_ends(client: Any, door: Door) -> No
     ended: list[Any] = []
 
     async def wait() -> None:
-        ended.append(await episode.wait(timeout=20))
+        ended.append(await episode.wait(timeout=60))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)

@@ -19,12 +19,12 @@ def door(open_door: OpenDoor) -> Iterator[Door]:
 @pytest.fixture
 async def http(door: Door) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"authorization": f"Bearer {door.key}"}
-    async with httpx.AsyncClient(base_url=door.url, headers=headers, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=door.url, headers=headers, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 async def stranger(door: Door) -> AsyncIterator[httpx.AsyncClient]:
     """Without the key."""
-    async with httpx.AsyncClient(base_url=door.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=door.url, timeout=60) as client:
         yield client

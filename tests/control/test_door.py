@@ -101,7 +101,7 @@ async def test_wait_answers_at_the_next_change_of_status(http: httpx.AsyncClient
 
 async def test_wait_is_cut_to_the_servers_ceiling(open_door: OpenDoor) -> None:
     with open_door(control={"max_wait_s": 0.05}) as door:
-        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=20) as http:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
             path = f"/episodes/{(await create(http)).episode_id}"
             assert (await http.get(path, params={"wait": 3600})).json()["status"] == "running"
 

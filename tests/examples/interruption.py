@@ -13,7 +13,7 @@ STARTED_S = 200.0
 ENDED_S = 60.0
 GONE_S = 20.0
 FAMILY = 5
-"""Server, engine, a sandbox and who is in it: then it is at work."""
+"""Server, engine, a sandbox and who is in it."""
 
 
 def _heed_interrupts() -> None:
@@ -21,8 +21,9 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def leaves_nothing_when_interrupted(command: list[str], folder: Path) -> None:
-    """Interrupts ``command`` once it is at work: it must end, with an error, and all below it."""
+def leaves_nothing_when_interrupted(command: list[str], folder: Path, *, processes: int = FAMILY) -> None:
+    """Interrupts ``command`` once it is at work, with ``processes`` below it: it must end, with an error, and all
+    of them."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -33,10 +34,10 @@ def leaves_nothing_when_interrupted(command: list[str], folder: Path) -> None:
     family: set[tuple[int, str]] = set()
     try:
         deadline = time.monotonic() + STARTED_S
-        while len(family) < FAMILY and time.monotonic() < deadline:
+        while len(family) < processes and time.monotonic() < deadline:
             time.sleep(0.1)
             family = descendants(process.pid)
-        assert len(family) >= FAMILY
+        assert len(family) >= processes
         process.send_signal(signal.SIGINT)
         assert process.wait(ENDED_S) != 0
     finally:

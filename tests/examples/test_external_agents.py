@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-
-from local import descendants, running
+from interruption import leaves_nothing_when_interrupted
 
 pytestmark = pytest.mark.timeout(300)
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "external_agents.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "external_agents.py"
 
 
 def run_script(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -76,17 +74,5 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
 
 
 def test_an_interrupted_run_leaves_nothing_running() -> None:
-    process = subprocess.Popen([sys.executable, SCRIPT, "--turns", "40"], stdout=subprocess.DEVNULL)
-    family: set[tuple[int, str]] = set()
-    try:
-        deadline = time.monotonic() + 90
-        while len(family) < 4 and time.monotonic() < deadline:  # server, engine, two agents
-            time.sleep(0.2)
-            family = descendants(process.pid)
-        assert len(family) >= 4
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    finally:
-        process.kill()
-        process.wait()
-    assert not family & running()
+    # The server, its engine and two agents.
+    leaves_nothing_when_interrupted([sys.executable, str(SCRIPT), "--turns", "40"], ROOT, processes=4)
