@@ -162,6 +162,19 @@ async def test_output_of_children_is_waited_for_within_the_grace(
     await provider.close()
 
 
+async def test_what_was_written_before_the_end_is_kept_without_any_grace(
+    backend: Backend, sandbox_settings: SandboxSettings, run_dir: Path, door_app: DoorApp
+) -> None:
+    provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": 0.0}), run_dir)
+    await provider.start(door_app)
+    sandbox = await provider.create(SPEC)
+    held = Command(("sh", "-c", f"sleep {_SECONDS} & head -c 60000 /dev/zero; echo now >&2"))
+    for _ in range(5):
+        results = await asyncio.gather(*(sandbox.exec(held) for _ in range(10)))
+        assert [(len(result.stdout), result.stderr) for result in results] == [(60_000, b"now\n")] * 10
+    await provider.close()
+
+
 @pytest.mark.parametrize("prefix", ["", "setsid "], ids=["in its group", "in a session of its own"])
 async def test_a_server_left_behind_with_its_output_elsewhere_lives_until_stop_all(
     sandbox: HelpedSandbox, prefix: str

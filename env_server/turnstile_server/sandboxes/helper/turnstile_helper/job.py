@@ -177,7 +177,10 @@ class Job:
         if self._outputs or self._timed_out:
             processes.kill_group(self.pid)
         for fd in list(self._outputs):
-            self._drop_output(fd)
+            # What is in the pipe, at most one read, was written in time, however late we come to it.
+            self._read(fd)
+            if fd in self._outputs:
+                self._drop_output(fd)
         self._close_stdin()
         dropped = sum(output.finish() for output in self._all_outputs)
         self._outbox.send(
