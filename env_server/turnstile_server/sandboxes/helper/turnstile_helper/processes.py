@@ -38,11 +38,16 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_session(session: int) -> None:
-    """Every process of the session, those in other process groups of it (a shell's job control) too."""
+    """Every process of the session, those in other process groups of it (a shell's job control) too, until none is
+    left: one may be made behind a look at all of them."""
     kill_group(session)
-    for pid, (_, sid, state) in _table().items():
-        if sid == session and state not in "ZX":
+    for _ in range(_ROUNDS):
+        left = [pid for pid, (_, sid, state) in _table().items() if sid == session and state not in "ZX"]
+        if not left:
+            return
+        for pid in left:
             _kill(pid)
+        time.sleep(_ROUND_S)
 
 
 def kill_group(group: int) -> None:
