@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -42,19 +44,13 @@ async def read_body(receive: Receive, headers: Headers, section: str, max_bytes:
     parts: list[bytes] = []
     size = 0
     with anyio.move_on_after(timeout_s):
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise CallerGone
-            part = message.get("body", b"")
+        async for part in _parts(receive):
             size += len(part)
             too_large = too_large or size > max_bytes
             if too_large:
                 parts.clear()
             else:
                 parts.append(part)
-            more = message.get("more_body", False)
         if not too_large:
             return b"".join(parts)
     if too_large:
@@ -66,9 +62,15 @@ async def discard_body(receive: Receive, timeout_s: float) -> None:
     """Reads what nobody wants to its end, unkept, before the answer: a client that is answered while it sends may
     have its connection reset under it, see no status, and try again. Raises CallerGone."""
     with anyio.move_on_after(timeout_s):
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise CallerGone
-            more = message.get("more_body", False)
+        async for _ in _parts(receive):
+            pass
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        yield message.get("body", b"")
+        more = message.get("more_body", False)

@@ -97,5 +97,5 @@ def test_a_start_that_waits_can_be_stopped(tiny_model: Path, tmp_path: Path, sen
         waiting = process.stderr.readline()
         assert "waiting for the engine at http://127.0.0.1:9" in waiting
         process.send_signal(sent)
-        _, rest = process.communicate(timeout=60)  # far less than engine.start_timeout_s
+        _, rest = process.communicate(timeout=60)  # less than engine.start_timeout_s
     assert (process.returncode, rest) == (0, "")

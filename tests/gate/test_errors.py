@@ -625,6 +625,14 @@ async def test_too_many_calls_of_the_server_are_429(tiny_model: Path, tmp_path: 
         await _one_too_many(stage, [await stage.episode(), await stage.episode()])
 
 
+async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, gate={"body_timeout_s": 0.2}) as stage:
+        at = urlsplit(url(await stage.episode()))
+        async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
+            await connection.send(f"POST {at.path} HTTP/1.1\r\nhost: gate\r\ncontent-length: 9\r\n\r\n{{".encode())
+            assert (await connection.receive()).startswith(b"HTTP/1.1 401 ")
+
+
 async def test_calls_that_only_count_are_within_the_servers_limit(tiny_model: Path, tmp_path: Path) -> None:
     count = {"model": "m", "messages": [{"role": "user", "content": "how long?"}]}
     async with staged(tiny_model, tmp_path, gate={"max_calls": 1}) as stage:

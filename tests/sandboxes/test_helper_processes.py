@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from turnstile_server.sandboxes.helper.turnstile_helper import processes
 
 FORKER = """
@@ -27,6 +29,17 @@ def test_processes_that_are_made_while_their_session_is_killed_are_killed_too() 
                 time.sleep(0.001)
             processes.kill_session(leader.pid)
             assert alive_in(leader.pid) == []
+
+
+def test_a_session_that_does_not_go_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as leader:
+        with monkeypatch.context() as stuck:
+            stuck.setattr(processes, "kill_group", lambda group: None)
+            stuck.setattr(processes, "_kill", lambda pid: None)
+            processes.kill_session(leader.pid)
+        assert alive_in(leader.pid)
+        processes.kill_session(leader.pid)
+        assert alive_in(leader.pid) == []
 
 
 def alive_in(session: int) -> list[str]:

@@ -343,6 +343,18 @@ def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too
             assert of_mark(name) == []
 
 
+def test_a_marked_process_that_does_not_go_is_told_in_the_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**os.environ, leftovers.MARK_VARIABLE: f"sb-{run_dir.name}"}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        with monkeypatch.context() as stuck:
+            stuck.setattr(leftovers.os, "kill", lambda pid, number: None)
+            assert not leftovers.kill_marked(f"sb-{run_dir.name}")
+        assert process.poll() is None
+        process.kill()
+
+
 def of_mark(name: str) -> list[str]:
     found = []
     for process in Path("/proc").iterdir():

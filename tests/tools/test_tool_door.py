@@ -407,6 +407,14 @@ async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it
         assert await anyio.to_thread.run_sync(asked) == 401
 
 
+async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(tmp_path: Path) -> None:
+    async with door_stage(tmp_path, body_timeout_s=0.2) as stage:
+        at = urlsplit(stage.tool_url(stage.episodes.begin("e1", None)))
+        async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
+            await connection.send(f"POST {at.path} HTTP/1.1\r\nhost: door\r\ncontent-length: 9\r\n\r\n{{".encode())
+            assert (await connection.receive()).startswith(b"HTTP/1.1 401 ")
+
+
 async def test_a_body_that_is_too_large_is_413_with_or_without_a_declared_length(tmp_path: Path) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(4):

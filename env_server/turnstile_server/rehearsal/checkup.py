@@ -154,9 +154,8 @@ def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandbox
     counted = f"{stats.sampled_tokens} sampled = {stats.trained_tokens} trained + {untrained} untrained"
     cut = _cut(seen)
     silent = "it offered the model no tools" if seen.turns and not seen.offered_tools else None
-    if (
-        silent is not None and spec.offers_tools is not True
-    ):  # then nothing that it could be asked to do shows more
+    if silent is not None and spec.offers_tools is not True:
+        # Nothing that it could be asked to do would show more.
         called = _finding("tool calls", None, f"not judged: {silent}")
         work = _finding("work", None, f"not judged: {silent}")
     else:

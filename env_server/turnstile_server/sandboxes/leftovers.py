@@ -16,6 +16,7 @@ RECORD_SUFFIX = ".pid"
 MARK_VARIABLE = "TURNSTILE_SANDBOX"
 _ROUNDS = 100
 _ROUND_S = 0.02
+"""A killed process needs a moment to be gone; after two seconds of this it is stuck in the kernel."""
 _UNSEEN_ROUNDS = 2
 
 

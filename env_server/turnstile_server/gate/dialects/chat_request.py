@@ -21,12 +21,12 @@ from turnstile_server.gate.dialects.json_body import (
     text,
 )
 from turnstile_server.gate.dialects.openai_request import (
+    LOGPROBS,
     call_arguments,
     content_text,
     format_schema,
     may_call,
     refuse_logit_bias,
-    refuse_logprobs,
     role_of,
 )
 from turnstile_server.gate.dialects.options import stop_strings
@@ -92,7 +92,7 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
         raise InvalidRequest("n must be 1: every completion is one turn of the episode")
     refuse_logit_bias(source)
     if source.get("logprobs") or source.get("top_logprobs"):
-        raise refuse_logprobs()
+        raise InvalidRequest(LOGPROBS)
     for key in ("functions", "function_call"):
         if source.get(key):
             raise InvalidRequest(f"{key} is the retired form of tools; send tools instead")

@@ -1,6 +1,7 @@
 """What requests of OpenAI's two dialects have in common: texts in parts, arguments, tool choice, formats.
 
-https://platform.openai.com/docs/api-reference/chat/create, …/responses/create.
+https://platform.openai.com/docs/api-reference/chat/create, …/responses/create. What cannot be read, or obeyed,
+raises InvalidRequest, which names the field.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.json_body import dumped, kind, text
 from turnstile_server.gate.dialects.options import forced_call
+
+LOGPROBS = "logprobs go to the trainer, through the control door; leave them out"
+"""Each dialect asks for them in a way of its own."""
 
 
 def role_of(item: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> Role:
@@ -57,10 +61,6 @@ def call_arguments(written: Any, where: str) -> str:
 def refuse_logit_bias(source: Mapping[str, Any]) -> None:
     if source.get("logit_bias"):
         raise InvalidRequest("logit_bias is not accepted: recorded logprobs must be those of the policy")
-
-
-def refuse_logprobs() -> InvalidRequest:
-    return InvalidRequest("logprobs go to the trainer, through the control door; leave them out")
 
 
 def may_call(choice: Any) -> bool:

@@ -25,12 +25,12 @@ from turnstile_server.gate.dialects.json_body import (
     text,
 )
 from turnstile_server.gate.dialects.openai_request import (
+    LOGPROBS,
     call_arguments,
     content_text,
     format_schema,
     may_call,
     refuse_logit_bias,
-    refuse_logprobs,
     role_of,
 )
 from turnstile_server.gate.dialects.parsed_before import ParsedBefore
@@ -127,7 +127,7 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
             raise InvalidRequest(f"{key} is not accepted, because no response is kept here: {instead}")
     included = source.get("include")
     if source.get("top_logprobs") or (isinstance(included, list) and _LOGPROBS in included):
-        raise refuse_logprobs()
+        raise InvalidRequest(LOGPROBS)
     refuse_logit_bias(source)
 
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Callable, NamedTuple, Optional  # noqa: UP035 - Python 3.8
+from typing import Callable, NamedTuple  # noqa: UP035 - Python 3.8
 
 Callback = Callable[[], None]
 
@@ -24,8 +24,8 @@ class _Watched(NamedTuple):
     """``serial``: of this time that the descriptor is looked at; its number may be another file's later."""
 
     serial: int
-    read: Optional[Callback]  # noqa: UP045 - Python 3.8
-    write: Optional[Callback]  # noqa: UP045 - Python 3.8
+    read: Callback | None
+    write: Callback | None
 
 
 class Timer:
@@ -83,7 +83,7 @@ class Loop:
                 if events & selectors.EVENT_WRITE and (now := self._watched(key)) and now.write:
                     self._call(now.write, key)
 
-    def _watched(self, key: selectors.SelectorKey) -> Optional[_Watched]:  # noqa: UP045 - Python 3.8
+    def _watched(self, key: selectors.SelectorKey) -> _Watched | None:
         """What the descriptor of an event is looked at for by now, if it is still the same file."""
         now = self._selector.get_map().get(key.fd)
         return now.data if now is not None and now.data.serial == key.data.serial else None

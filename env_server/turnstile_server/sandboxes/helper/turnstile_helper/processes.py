@@ -39,7 +39,7 @@ def _prctl(option: int, value: int) -> None:
 
 def kill_session(session: int) -> None:
     """Every process of the session, those in other process groups of it (a shell's job control) too, until none is
-    left: one may be made behind a look at all of them."""
+    left, or what is left does not go: one may be made behind a look at all of them."""
     kill_group(session)
     for _ in range(_ROUNDS):
         left = [pid for pid, (_, sid, state) in _table().items() if sid == session and state not in "ZX"]
