@@ -1,4 +1,7 @@
-"""The thin client is thin: what an import costs, measured in a fresh process."""
+"""The thin client is thin: what an import takes and loads, seen in a fresh process.
+
+Its time depends on the machine; scripts/client_budget.py compares it with that of what the client stands on.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,12 @@ from typing import Any
 
 import pytest
 
-MAX_SECONDS = 0.5
 MAX_MEGABYTES = 60
 
 PROBE = """
-import json, re, sys, time
-start = time.process_time()
+import json, re, sys
 {statement}
-seconds = time.process_time() - start
 print(json.dumps({{
-    "seconds": seconds,
     "megabytes": int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024,
     "modules": sorted({{name.split(".")[0] for name in sys.modules}} | set(sys.modules) & {{"turnstile.cli"}}),
 }}))
@@ -41,10 +40,8 @@ def cost_of(statement: str) -> dict[str, Any]:
         "from turnstile.models.wire import decode_samples",
     ],
 )
-def test_an_import_stays_under_half_a_second_of_cpu_and_60_megabytes(statement: str) -> None:
-    costs = [cost_of(statement) for _ in range(5)]  # the best of several: other processes only add
-    assert min(cost["seconds"] for cost in costs) < MAX_SECONDS
-    assert max(cost["megabytes"] for cost in costs) < MAX_MEGABYTES
+def test_an_import_stays_under_60_megabytes(statement: str) -> None:
+    assert cost_of(statement)["megabytes"] < MAX_MEGABYTES
 
 
 def test_the_client_loads_no_part_of_the_server_and_no_command_line() -> None:
