@@ -1,6 +1,6 @@
 """What sandboxes cost: a command by the helper and by Docker's own exec; a sandbox cold, warm and by hand.
 
-    python benchmarks/sandbox.py [--image TAG] [--rounds N] [--write-docs]
+    python benchmarks/sandbox.py [--image TAG] [--rounds N] [--starts N] [--write-docs]
 
 Needs a Docker engine and an image with Python (``scripts/ci_docker.sh up``, ``scripts/sandbox_image.sh TAG``);
 ends with a sentence and status 1 without. All ways take turns in the same container, so that they see the same
@@ -44,7 +44,6 @@ COMMANDS = {
     "sh -c 'echo hi'": ("sh", "-c", "echo hi"),
     "read 64 KiB": ("head", "-c", "65536", "/dev/zero"),
 }
-STARTS = 12
 ITSELF = """
 import os, sys, time
 quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
@@ -152,10 +151,10 @@ async def commands(sandbox: Sandbox, engine: docker.DockerClient, rounds: int) -
     return lines
 
 
-async def starts(provider: SandboxProvider, label: str) -> list[Row]:
+async def starts(provider: SandboxProvider, label: str, count: int) -> list[Row]:
     """Until the first command has ended; and the removal."""
     made, removed = [], []
-    for number in range(STARTS + 1):
+    for number in range(count + 1):
         started = time.perf_counter()
         sandbox = await provider.create(SPEC)
         await by_helper(sandbox, ("true",))
@@ -167,13 +166,13 @@ async def starts(provider: SandboxProvider, label: str) -> list[Row]:
     return [Row(f"{label}, first command done", made), Row(f"{label}, removed", removed)]
 
 
-async def warm_starts(provider: SandboxProvider, settings: SandboxSettings) -> list[Row]:
+async def warm_starts(provider: SandboxProvider, settings: SandboxSettings, count: int) -> list[Row]:
     pool = SandboxPool(provider, settings.model_copy(update={"warm": 2}))
     await pool.start(no_door)
     try:
         handed, first = [], []
         held = await pool.create(SPEC)
-        for _ in range(STARTS):
+        for _ in range(count):
             while pool.warm < 2:  # noqa: ASYNC110 - the pool tells nobody
                 await asyncio.sleep(0.05)
             await held.destroy()
@@ -187,21 +186,21 @@ async def warm_starts(provider: SandboxProvider, settings: SandboxSettings) -> l
         await pool.close()
 
 
-async def by_hand(image: str) -> Row:
+async def by_hand(image: str, count: int) -> Row:
     async def run() -> None:
         process = await asyncio.create_subprocess_exec(
             "docker", "run", "--rm", "--network", "none", image, "true", stdout=asyncio.subprocess.DEVNULL
         )
         assert await process.wait() == 0
 
-    return Row("`docker run --rm --network none … true`", [await timed(run) for _ in range(STARTS)])
+    return Row("`docker run --rm --network none … true`", [await timed(run) for _ in range(count)])
 
 
 def folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="ts-"))
 
 
-async def measure(image: str, rounds: int) -> str:
+async def measure(image: str, rounds: int, count: int) -> str:
     settings = SandboxSettings(docker_image=image)
     engine = docker.from_env()
     version = engine.version()["Version"]
@@ -210,16 +209,16 @@ async def measure(image: str, rounds: int) -> str:
     await provider.start(no_door)
     try:
         lines = await commands(await provider.create(SPEC), engine, rounds)
-        rows = await starts(provider, "Docker, cold")
+        rows = await starts(provider, "Docker, cold", count)
     finally:
         await provider.close()
     other = DockerProvider(settings, folder(), f"benchmark-{secrets.token_hex(4)}")
-    rows += await warm_starts(other, settings)
-    rows.append(await by_hand(image))
+    rows += await warm_starts(other, settings, count)
+    rows.append(await by_hand(image, count))
     local = LocalProvider(settings, folder())
     try:
         await local.start(no_door)
-        rows += await starts(local, "bubblewrap, cold")
+        rows += await starts(local, "bubblewrap, cold", count)
     except TurnstileError as error:
         rows.append(Row(f"bubblewrap: not measured, {error.message}", [float("nan")]))
     finally:
@@ -229,7 +228,7 @@ async def measure(image: str, rounds: int) -> str:
     head = (
         f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Docker {version}, Python "
         f"{platform.python_version()}; load average before the run {load:.1f}; {time.strftime('%Y-%m-%d')}; "
-        f"medians of {rounds} (commands) and {STARTS} (sandboxes)."
+        f"medians of {rounds} (commands) and {count} (sandboxes)."
     )
     return "\n".join([head, "", *lines])
 
@@ -245,11 +244,12 @@ def write_docs(report: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", default=os.environ.get("TURNSTILE_TEST_IMAGE", SandboxSettings().docker_image))
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=40, help="of commands and files")
+    parser.add_argument("--starts", type=int, default=12, help="of sandboxes of each kind")
     parser.add_argument("--write-docs", action="store_true", help=f"put the tables into {DOCS.name}")
     arguments = parser.parse_args()
     try:
-        report = asyncio.run(measure(arguments.image, arguments.rounds))
+        report = asyncio.run(measure(arguments.image, arguments.rounds, arguments.starts))
     except (DockerException, TurnstileError, OSError, subprocess.SubprocessError) as error:
         print(f"cannot measure: {error}", file=sys.stderr)
         return 1

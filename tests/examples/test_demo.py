@@ -1,4 +1,4 @@
-"""`make demo` itself: the script as a process, as a newcomer runs it."""
+"""The script of `make demo` as a process, as a newcomer runs it; whole, `.ci/run` runs it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,6 @@ def test_it_plays_errands_shows_an_episode_and_audits_all() -> None:
     assert audited is not None
     assert audited[1] == audited[2] != "0"
     assert "Passed" in done.stdout
-
-
-@pytest.mark.slow
-def test_it_solves_a_third_as_it_is_run_without_options() -> None:
-    done = run_demo("--sandbox", "local")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "of 48 episodes" in done.stdout
-    assert "One sample:" in done.stdout
 
 
 def test_too_few_solved_is_a_failure_and_said() -> None:

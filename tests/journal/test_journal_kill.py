@@ -97,7 +97,6 @@ async def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [2, 3])
-async def test_hundreds_of_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> None:
-    assert await kill_often(tmp_path, 120, seed) > 0
+async def test_a_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    assert await kill_often(tmp_path, 100, seed=2) > 0
     shutil.rmtree(tmp_path)

@@ -23,6 +23,8 @@ from turnstile_server.sandboxes.helped import HelpedSandbox
 from turnstile_server.settings import SandboxSettings
 
 BARE_IMAGE = "turnstile-test:bare"
+KNOWN_IMAGES: dict[str, bool] = {}
+"""Images are probed once in all tests: a container less for each."""
 APPLETS = (
     "cat chmod chown dirname env false find grep head id kill ls mkdir mkfifo mktemp mv ps pwd readlink rm sed"
 )
@@ -86,7 +88,7 @@ def _only_busybox(packed: bytes) -> bytes:
 def docker_provider(settings: SandboxSettings, run_dir: Path, image: str | None = None) -> DockerProvider:
     """The run folder is the test's own, so its name is an owner that no other test has."""
     chosen = settings.model_copy(update={"docker_image": image or python_image()})
-    return DockerProvider(chosen, run_dir, owner=run_dir.name)
+    return DockerProvider(chosen, run_dir, owner=run_dir.name, known_images=KNOWN_IMAGES)
 
 
 def _kill_helper(sandbox: HelpedSandbox, run_dir: Path) -> None:

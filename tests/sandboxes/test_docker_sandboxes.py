@@ -22,7 +22,7 @@ from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, SANDBOX_LA
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.pool import SandboxPool
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, Sandbox, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, Sandbox, User
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -278,12 +278,3 @@ async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(
         await pool.close()
     assert containers_of(run_dir.name) == []
     assert folders(run_dir) == []
-
-
-async def test_an_image_is_tried_once_for_all_who_ask_for_it_at_once(
-    sandbox_settings: SandboxSettings, run_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with started(sandbox_settings, run_dir, bare_image()) as provider:
-        made = await asyncio.gather(*(provider.create(SandboxSpec(LIMITS)) for _ in range(3)))
-        assert all(sandbox.agent_door is None for sandbox in made)
-        assert caplog.text.count("has no Python 3.8") == 1

@@ -33,6 +33,10 @@ _SHARED_MEMORY_BYTES = 64 << 20
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
 
 
+def name(sandbox_id: str) -> str:
+    return f"turnstile-{sandbox_id}"
+
+
 def layout(spec: SandboxSpec, image: Image) -> Layout:
     return Layout(workdir=spec.workdir, path=image.path, own_tree=spec.image_files)
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import secrets
 import shutil
-from collections.abc import Awaitable
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -21,6 +20,8 @@ from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
+from turnstile_server.sandboxes.docker.probes import ImageProbes
+from turnstile_server.sandboxes.docker.undisturbed import undisturbed
 from turnstile_server.sandboxes.door import SandboxDoor
 from turnstile_server.sandboxes.helped import HelpedSandbox
 from turnstile_server.sandboxes.link import HelperLink
@@ -40,7 +41,8 @@ _LOOK_S = 1.0
 class DockerProvider:
     """``run_dir``: this server's own folder for its sandboxes' sockets, locked while it serves; short. ``owner``:
     the same for every server with this data directory and for no other that uses this engine.
-    ``idle_connection_s``: as the agent listener's. ``needs_image``: ``start`` fails without the default image."""
+    ``idle_connection_s``: as the agent listener's. ``needs_image``: ``start`` fails without the default image.
+    ``known_images``: by image id whether it runs the helper, for providers that share what they learn."""
 
     name = "docker"
     isolated = True
@@ -54,6 +56,7 @@ class DockerProvider:
         *,
         idle_connection_s: float = 75.0,
         needs_image: bool = False,
+        known_images: dict[str, bool] | None = None,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
@@ -64,7 +67,9 @@ class DockerProvider:
         self._engine = DockerEngine(settings)
         self._agent_door: ASGIApp | None = None
         self._open: dict[str, HelpedSandbox | ExecSandbox] = {}
-        self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._probes = ImageProbes(
+            self._engine, self._labels("probe"), self._remove, {} if known_images is None else known_images
+        )
         self._watches: set[asyncio.Task[None]] = set()
 
     async def start(self, agent_door: ASGIApp) -> None:
@@ -112,7 +117,7 @@ class DockerProvider:
             raise TaskFailed(missing)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         made: HelpedSandbox | ExecSandbox
-        if await self._runs_helper(image, name):
+        if await self._probes.runs_helper(image, name):
             made = await self._helped(sandbox_id, spec, image, name, agent_door)
         else:
             made = await self._plain(sandbox_id, spec, image, name)
@@ -124,7 +129,8 @@ class DockerProvider:
     async def close(self) -> None:
         started = self._agent_door is not None
         self._agent_door = None
-        for task in [*self._watches, *self._probes.values()]:
+        self._probes.cancel()
+        for task in self._watches:
             task.cancel()
         results = await asyncio.gather(
             *(each.destroy() for each in list(self._open.values())), return_exceptions=True
@@ -153,7 +159,7 @@ class DockerProvider:
             max_connections=self._settings.max_connections,
             name=sandbox_id,
         )
-        container = _container_name(sandbox_id)
+        container = containers.name(sandbox_id)
         link: HelperLink | None = None
         try:
             await door.open()
@@ -169,7 +175,7 @@ class DockerProvider:
             )
             await sandbox.open()
         except BaseException:
-            await _undisturbed(self._undo(container, door, link))
+            await undisturbed(self._undo(container, door, link))
             raise
         self._open[sandbox_id] = sandbox
         self._watch(sandbox_id, sandbox)
@@ -191,7 +197,7 @@ class DockerProvider:
             await asyncio.wait({calling})
 
     async def _plain(self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str) -> ExecSandbox:
-        container = _container_name(sandbox_id)
+        container = containers.name(sandbox_id)
         try:
             body = containers.plain(spec, image, self._settings, self._labels(sandbox_id))
             await self._engine.create(container, body, image_name=image_name)
@@ -202,39 +208,10 @@ class DockerProvider:
             )
             await sandbox.open()
         except BaseException:
-            await _undisturbed(self._undo(container, None, None))
+            await undisturbed(self._remove(container))
             raise
         self._open[sandbox_id] = sandbox
         return sandbox
-
-    async def _runs_helper(self, image: Image, image_name: str) -> bool:
-        """Tried once per image, in a container of its own; calls that come meanwhile wait for the same trial."""
-        trial = self._probes.get(image.image_id)
-        if trial is None or (trial.done() and (trial.cancelled() or trial.exception() is not None)):
-            trial = asyncio.create_task(self._try(image, image_name))
-            trial.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._probes[image.image_id] = trial
-        return await asyncio.shield(trial)
-
-    async def _try(self, image: Image, image_name: str) -> bool:
-        container = _container_name(f"try-{secrets.token_hex(6)}")
-        body = containers.probe(image, self._labels("trial"))
-        try:
-            await self._engine.create(container, body, image_name=image_name)
-            try:
-                await self._engine.start(container, image_name=image_name)
-            except TaskFailed:
-                runs = False
-            else:
-                runs = await self._engine.wait(container) == 0
-        finally:
-            await _undisturbed(self._undo(container, None, None))
-        if not runs:
-            log.warning(
-                "%s has no Python 3.8 or newer: its sandboxes have slow commands and no way to the agent door",
-                image_name,
-            )
-        return runs
 
     # Ending.
 
@@ -246,7 +223,7 @@ class DockerProvider:
             if sandbox.destroyed:
                 return
             try:
-                state = await self._engine.state(_container_name(sandbox_id))
+                state = await self._engine.state(containers.name(sandbox_id))
             except SandboxUnavailable as error:
                 log.warning("a sandbox died: %s", error.message, extra={"sandbox": sandbox_id})
                 return
@@ -260,7 +237,7 @@ class DockerProvider:
 
     async def _release(self, sandbox_id: str) -> None:
         self._open.pop(sandbox_id, None)
-        await self._remove(_container_name(sandbox_id))
+        await self._remove(containers.name(sandbox_id))
 
     async def _remove(self, container: str) -> None:
         """Never raises: what the engine does not remove now, the sweep at the close or the next start does."""
@@ -295,21 +272,3 @@ class DockerProvider:
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         return {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: sandbox_id}
-
-
-def _container_name(sandbox_id: str) -> str:
-    return f"turnstile-{sandbox_id}"
-
-
-async def _undisturbed(work: Awaitable[None]) -> None:
-    """Waits for ``work`` to its end, cancelled or not; a cancellation meanwhile is raised afterwards."""
-    task: asyncio.Future[None] = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
