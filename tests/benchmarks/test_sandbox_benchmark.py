@@ -29,7 +29,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(240)
 def test_a_quick_run_prints_every_row() -> None:
     done = run("--rounds", "2", "--starts", "2")
     assert done.returncode == 0, done.stdout + done.stderr

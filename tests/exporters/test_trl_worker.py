@@ -27,8 +27,6 @@ from turnstile.exporters.trl.rows import oldest_version
 from turnstile.exporters.trl.worker import WorkerFailed
 from turnstile.models import EpisodeStatus, Sample
 
-pytestmark = pytest.mark.timeout(240)
-
 STALE_S = 3600.0
 
 

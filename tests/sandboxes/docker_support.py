@@ -46,9 +46,9 @@ def container_of(sandbox_id: str) -> Container:
 
 
 def containers_of(owner: str) -> list[str]:
-    return [
-        each.name or "" for each in engine().containers.list(all=True, filters={"label": f"{OWNER_LABEL}={owner}"})
-    ]
+    label = {"label": f"{OWNER_LABEL}={owner}"}
+    # One may go between the listing and the look at it.
+    return [each.name or "" for each in engine().containers.list(all=True, filters=label, ignore_removed=True)]
 
 
 def bare_image() -> str:

@@ -54,7 +54,7 @@ async def image(watched: WatchedEngine, name: str) -> Image:
 
 
 async def test_all_who_ask_wait_for_one_probe_and_others_know_its_result(
-    watched: WatchedEngine, run_dir: Path
+    watched: WatchedEngine, run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known: dict[str, bool] = {}
     able, unable = await image(watched, python_image()), await image(watched, bare_image())
@@ -64,6 +64,7 @@ async def test_all_who_ask_wait_for_one_probe_and_others_know_its_result(
     )
     assert answers == [True, False, True, False, True]
     assert watched.made == 2
+    assert caplog.text.count("an image has no Python 3.8") == 1
     assert known == {able.image_id: True, unable.image_id: False}
     assert containers_of(run_dir.name) == []
     assert await probes(watched, run_dir, known).runs_helper(able, "an image")
