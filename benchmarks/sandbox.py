@@ -30,7 +30,7 @@ from docker.errors import DockerException
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.sandboxes.docker.provider import DockerProvider
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
 from turnstile_server.settings import SandboxSettings

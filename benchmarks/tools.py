@@ -32,12 +32,12 @@ import mcp
 from mcp.client.streamable_http import streamable_http_client
 
 from turnstile_server.errors import NotFound
-from turnstile_server.listeners import Listener, bind, url_of
+from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.sandboxes.docker.provider import DockerProvider
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
 from turnstile_server.settings import SandboxSettings, ToolSettings
-from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import EpisodeTools
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -90,7 +90,7 @@ class OneEpisode:
 async def door_url(sandbox: Sandbox) -> AsyncIterator[str]:
     episode, settings = OneEpisode(sandbox), ToolSettings()
     bound = bind("agent", "127.0.0.1", 0)
-    async with ToolDoor(episode, Toolbox(settings), settings) as door, anyio.create_task_group() as tasks:
+    async with McpEndpoint(episode, Toolbox(settings), settings) as door, anyio.create_task_group() as tasks:
         listener = Listener(door, bound, idle_s=60, grace_s=1, access_log=False)
         tasks.start_soon(listener.serve)
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from turnstile_server.asgi import app
 from turnstile_server.commands.serve import main as _serve
+from turnstile_server.http.hosted import app
 
 __all__ = ["app", "main"]
 

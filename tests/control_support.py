@@ -28,8 +28,8 @@ from starlette.types import ASGIApp
 from turnstile_server.app import Parts, assemble
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
-from turnstile_server.listeners import Listener, bind, url_of
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agents_matrix import hands
-from turnstile_server.engines.scene import Broken, Scene, Step, ToolUse
 from turnstile_server.errors import (
     ContextOverflow,
     EngineProtocolError,
@@ -20,6 +19,7 @@ from turnstile_server.errors import (
     TooManyCalls,
     TurnstileError,
 )
+from turnstile_server.testing.policy import FailedStep, PolicyInput, Step, ToolUse
 
 TASK = (
     "Create hello.py, a program that prints hello, in the current folder. Run it, and read it once more. "
@@ -64,8 +64,8 @@ class Act:
     errands: set[str] = field(default_factory=set)
 
 
-Says = Step | Broken
-Fault = Callable[[Scene, Act], Says | None]
+Says = Step | FailedStep
+Fault = Callable[[PolicyInput, Act], Says | None]
 """What goes wrong in this call; None: nothing."""
 
 
@@ -79,7 +79,7 @@ class Stagehand:
         act = self._acts[episode_id] = Act(fault)
         return act
 
-    def __call__(self, scene: Scene) -> Says:
+    def __call__(self, scene: PolicyInput) -> Says:
         act = self._acts.get(scene.episode_id) or self.cast(scene.episode_id, "ok")
         act.offered |= bool(scene.tools)
         wrong = FAULTS[act.fault](scene, act)
@@ -87,7 +87,7 @@ class Stagehand:
         return wrong or right(scene, act)
 
 
-def right(scene: Scene, act: Act) -> Step:
+def right(scene: PolicyInput, act: Act) -> Step:
     """The next step of whatever this conversation is about."""
     if act.fault in SUMMED and _summary_wanted(scene):
         act.fired += act.fault == "compaction"
@@ -106,7 +106,7 @@ def right(scene: Scene, act: Act) -> Step:
     return Step(reasoning=THOUGHT, text="It is done.", calls=() if ending is None else (ending,))
 
 
-def _errand(scene: Scene, number: str) -> Step:
+def _errand(scene: PolicyInput, number: str) -> Step:
     use = hands.shell(scene.tools, SUB_COMMAND.format(number=number))
     if f"SUBMARK-{number}" not in _heard(scene) and use is not None:
         return Step(reasoning=THOUGHT, text="I count.", calls=(use,))
@@ -124,7 +124,7 @@ def _command(act: Act, done: int) -> str | None:
     return LONG_COMMAND.format(start=start, end=start + LONG_LINES, mark=done + 1)
 
 
-def _progress(scene: Scene) -> int:
+def _progress(scene: PolicyInput) -> int:
     """How many commands have been run, by the marks they print."""
     shown = scene.prompt.replace("SUBMARK", "")
     done = 0
@@ -133,7 +133,7 @@ def _progress(scene: Scene) -> int:
     return done
 
 
-def _summary_wanted(scene: Scene) -> bool:
+def _summary_wanted(scene: PolicyInput) -> bool:
     """Whether the last words, or those to a model without tools, ask for a summary. One that is at hand to go on
     with is not asked for."""
     last = scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
@@ -142,7 +142,7 @@ def _summary_wanted(scene: Scene) -> bool:
     return SUMMARY_WANTED.search(last) is not None and SUMMED_UP not in last
 
 
-def _summary(scene: Scene) -> str:
+def _summary(scene: PolicyInput) -> str:
     marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(scene)))
     text = f"The task is: {TASK} {SUMMED_UP}: {marks or 'none'}."
     frame = FRAMED.search(scene.prompt)
@@ -151,27 +151,27 @@ def _summary(scene: Scene) -> str:
     return f"<analysis>\nThe numbers matter little.\n</analysis>\n\n<{frame[1]}>\n{text}\n</{frame[1]}>"
 
 
-def _heard(scene: Scene) -> str:
+def _heard(scene: PolicyInput) -> str:
     return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
 
 
-def _nothing(scene: Scene, act: Act) -> None:
+def _nothing(scene: PolicyInput, act: Act) -> None:
     return None
 
 
 def _refused_first(*errors: Callable[[], TurnstileError]) -> Fault:
     """The first calls of the episode are refused before a token."""
 
-    def fault(scene: Scene, act: Act) -> Says | None:
-        return Broken(errors[act.calls]()) if act.calls < len(errors) else None
+    def fault(scene: PolicyInput, act: Act) -> Says | None:
+        return FailedStep(errors[act.calls]()) if act.calls < len(errors) else None
 
     return fault
 
 
-def _once(after: int, say: Callable[[Scene, Act], Says | None]) -> Fault:
+def _once(after: int, say: Callable[[PolicyInput, Act], Says | None]) -> Fault:
     """What ``say`` says, in the main conversation, as soon as ``after`` commands have been run; once."""
 
-    def fault(scene: Scene, act: Act) -> Says | None:
+    def fault(scene: PolicyInput, act: Act) -> Says | None:
         reached = _progress(scene) == after if scene.tools else not act.offered
         if act.fired or TASK not in scene.prompt or not reached:
             return None
@@ -182,35 +182,35 @@ def _once(after: int, say: Callable[[Scene, Act], Says | None]) -> Fault:
     return fault
 
 
-def _cut(scene: Scene, act: Act) -> Says:
+def _cut(scene: PolicyInput, act: Act) -> Says:
     error = EngineUnavailable("the engine was lost in the middle of a reply", retry_after_s=1.0)
-    return Broken(error, Step(reasoning=THOUGHT, text=CHATTER), after=60)
+    return FailedStep(error, Step(reasoning=THOUGHT, text=CHATTER), after=60)
 
 
-def _malformed(scene: Scene, act: Act) -> Says:
+def _malformed(scene: PolicyInput, act: Act) -> Says:
     use = hands.shell(scene.tools, "true")
     name = "bash" if use is None else use.tool
     return Step(text=f'I try.\n<tool_call>\n{{"name": "{name}", "arguments": {{"command": "ls \n</tool_call>')
 
 
-def _bad_arguments(scene: Scene, act: Act) -> Says | None:
+def _bad_arguments(scene: PolicyInput, act: Act) -> Says | None:
     use = hands.misused_shell(scene.tools)
     return None if use is None else Step(reasoning=THOUGHT, text="I try.", calls=(use,))
 
 
-def _empty(scene: Scene, act: Act) -> Says:
+def _empty(scene: PolicyInput, act: Act) -> Says:
     return Step()
 
 
-def _too_long(scene: Scene, act: Act) -> Says:
+def _too_long(scene: PolicyInput, act: Act) -> Says:
     return Step(reasoning=THOUGHT, text=CHATTER)
 
 
-def _context_full(scene: Scene, act: Act) -> Says:
-    return Broken(ContextOverflow("the prompt is longer than the model's context: shorten the history"))
+def _context_full(scene: PolicyInput, act: Act) -> Says:
+    return FailedStep(ContextOverflow("the prompt is longer than the model's context: shorten the history"))
 
 
-def _subagents(scene: Scene, act: Act) -> Says | None:
+def _subagents(scene: PolicyInput, act: Act) -> Says | None:
     """Two at once; where they work in the background, the main conversation waits for them."""
     if TASK not in scene.prompt:
         return None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from turnstile_server.engines.scene import Scene, ToolUse
+from turnstile_server.testing.policy import PolicyInput, ToolUse
 
 Tools = Mapping[str, Mapping[str, Any]]
 
@@ -51,7 +51,7 @@ def misused_shell(tools: Tools) -> ToolUse | None:
     return None if use is None else ToolUse(tool=use.tool, arguments={"nothing": [1, 2]})
 
 
-def subagent(scene: Scene, task: str) -> ToolUse | None:
+def subagent(scene: PolicyInput, task: str) -> ToolUse | None:
     """A sub-agent set to ``task``; None where the agent offers none."""
     for name, tool in _named(scene.tools, SUBAGENTS):
         properties = _properties(tool)
@@ -67,7 +67,7 @@ def subagent(scene: Scene, task: str) -> ToolUse | None:
     return None
 
 
-def waiting(scene: Scene) -> ToolUse | None:
+def waiting(scene: PolicyInput) -> ToolUse | None:
     """Waits for sub-agents that were started in the background, where the agent has a tool for that."""
     ids = list(dict.fromkeys(AGENT_ID.findall(_heard(scene))))
     for name, tool in _named(scene.tools, WAITS):
@@ -76,7 +76,7 @@ def waiting(scene: Scene) -> ToolUse | None:
     return None
 
 
-def end(scene: Scene) -> ToolUse | None:
+def end(scene: PolicyInput) -> ToolUse | None:
     """How this agent is told that all is done, where saying nothing more is not enough."""
     if ENDING_COMMAND in scene.prompt:
         return shell(scene.tools, f"echo {ENDING_COMMAND}")
@@ -90,7 +90,7 @@ def end(scene: Scene) -> ToolUse | None:
     return None
 
 
-def _heard(scene: Scene) -> str:
+def _heard(scene: PolicyInput) -> str:
     return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
 
 

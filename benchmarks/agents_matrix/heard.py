@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.types import ASGIApp
 
 from agents_matrix.tape import Microphone
-from turnstile_server.rehearsal.watched import WatchedProvider
+from turnstile_server.testing.recording import RecordingProvider
 
 
-class HeardProvider(WatchedProvider):
+class HeardProvider(RecordingProvider):
     """``microphone``: at the door, once it is started."""
 
     microphone: Microphone

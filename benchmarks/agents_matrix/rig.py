@@ -21,20 +21,20 @@ from agents_matrix.tape import CURRENT, Microphone
 from turnstile.models import Int32Array
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.app import Parts, assemble
+from turnstile_server.backends import build_backends
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
-from turnstile_server.engines.scene import ChatFormat
-from turnstile_server.engines.scripted import ScriptedEngine
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import TurnstileError
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.rehearsal.chat import chat_format
-from turnstile_server.rehearsal.watched import Watch
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import Settings
-from turnstile_server.workplace import make_workplace
+from turnstile_server.testing.chat import chat_format
+from turnstile_server.testing.policy import ChatFormat
+from turnstile_server.testing.recording import Watch
+from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 CHUNK_PAUSE_S = 0.01
 """Between the pieces of a reply: calls that agents make at once are then in flight at once."""
@@ -100,7 +100,7 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
         renderer = create_renderer(model, settings.rendering)
         stagehand = Stagehand()
         engine = OverheardEngine(stagehand, chat_format(load_vocabulary(model), renderer), renderer)
-        work = make_workplace(settings)
+        work = build_backends(settings)
         watch = Watch()
         heard = HeardProvider(work.sandboxes, watch)
         parts = Parts(

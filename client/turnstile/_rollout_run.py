@@ -27,7 +27,7 @@ T = TypeVar("T")
 _TASK_FAILED = "task_failed"
 
 
-class Door(Protocol):
+class RolloutBackend(Protocol):
     """The servers, as a rollout sees them."""
 
     @property
@@ -76,7 +76,12 @@ class RolloutRun:
     """One rollout. ``run`` raises the errors that no other attempt would mend: the request itself is wrong."""
 
     def __init__(
-        self, door: Door, settings: ClientSettings, options: RolloutOptions, plan: Plan, watchers: Watchers
+        self,
+        door: RolloutBackend,
+        settings: ClientSettings,
+        options: RolloutOptions,
+        plan: Plan,
+        watchers: Watchers,
     ) -> None:
         self._door = door
         self._settings = settings
@@ -234,7 +239,7 @@ class RolloutRun:
 class _Creation:
     """A creation under way. It outlives the cancellation of whoever asked, until it is known what it made."""
 
-    def __init__(self, door: Door, fields: dict[str, Any]) -> None:
+    def __init__(self, door: RolloutBackend, fields: dict[str, Any]) -> None:
         self._door = door
         self._fields = fields
         self._server: str | None = None

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
 
-from turnstile._rollout_run import Door, Plan, RolloutRun, Watchers
+from turnstile._rollout_run import Plan, RolloutBackend, RolloutRun, Watchers
 from turnstile._settings import ClientSettings
 from turnstile.models import TaskRef, new_id
 from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks, task_ref
@@ -26,7 +26,9 @@ _END = object()
 class RolloutStream:
     """``next`` and ``close`` may be called from different tasks of one loop; nothing runs before the first."""
 
-    def __init__(self, door: Door, settings: ClientSettings, tasks: Tasks, options: RolloutOptions) -> None:
+    def __init__(
+        self, door: RolloutBackend, settings: ClientSettings, tasks: Tasks, options: RolloutOptions
+    ) -> None:
         self._door = door
         self._settings = settings
         self._source = tasks

@@ -20,15 +20,15 @@ import anyio
 import anyio.to_thread
 from starlette.types import ASGIApp
 
-from turnstile_server.agent_door import AgentDoor
 from turnstile_server.agents.launch import INSTALLS
+from turnstile_server.backends import Backends, build_backends
+from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key, load_secret
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.openenv import DoorLoader, OpenEnvParts, build_openenv_router, preloading
-from turnstile_server.control.rest import ControlParts, build_router
 from turnstile_server.control.standby import build_standby_app, standby_gate
-from turnstile_server.control.training import TrainingDoor
+from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
@@ -39,10 +39,11 @@ from turnstile_server.episodes.plan import Planner
 from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.factory import make_dialects
-from turnstile_server.gate.routes import Gate
-from turnstile_server.gate.turn import Conductor
+from turnstile_server.gate.pipeline import CallPipeline
+from turnstile_server.gate.server import Gate
+from turnstile_server.http.agent_app import AgentApp
+from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
-from turnstile_server.listeners import Listener, bind, url_of
 from turnstile_server.observability.journal_collector import JournalCollector
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
@@ -50,10 +51,9 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
-from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
-from turnstile_server.workplace import Workplace, make_workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     agent_socket = bind("agent", settings.gate.host, settings.gate.port)
     stack.callback(agent_socket.close)
     control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
-    doors = await open_doors(settings, model_dir, agent_url, stack)
+    doors = await open_apps(settings, model_dir, agent_url, stack)
     idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
     return Server(
         control=Listener(
@@ -107,12 +107,12 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     )
 
 
-async def open_doors(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Doors:
+async def open_apps(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Apps:
     """Builds and starts what is behind the doors. ``model_dir`` None: a server without a model."""
     if model_dir is None:
         key = load_control_key(settings) if settings.control.auth else None
         control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
-        return Doors(control, standby_gate, anyio.Event())
+        return Apps(control, standby_gate, anyio.Event())
     journal = await FileJournal.open(settings.data_dir / "journal", settings.journal)
     stack.push_async_callback(_shielded, journal.close)
     key = load_control_key(settings) if settings.control.auth else None
@@ -138,12 +138,12 @@ class Parts:
     engine: Engine
     keys: EpisodeKeys
     metrics: Metrics
-    work: Workplace | None = None
+    work: Backends | None = None
     """None: the settings'."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Apps:
     """The two doors as ASGI applications. ``closing``: set it first at shutdown; whoever only waits is let go."""
 
     control: ASGIApp
@@ -154,14 +154,14 @@ class Doors:
     """The backend: docker, local or none."""
 
 
-async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Doors:
+async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
     """Joins the parts to the two doors; ``control_key`` None switches the control door's authentication off."""
     settings, engine, metrics = parts.settings, parts.engine, parts.metrics
-    work = parts.work or make_workplace(settings)
+    work = parts.work or build_backends(settings)
     context_length = _context_length(settings, engine)
     stack.push_async_callback(_shielded, work.sandboxes.close)  # after the episodes, which use them
     conductor = await stack.enter_async_context(
-        Conductor(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
+        CallPipeline(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
     )
     episodes = await stack.enter_async_context(
         Episodes(
@@ -200,7 +200,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     trainer = engine if isinstance(engine, TrainerEngine) else None
     if trainer is not None:
         await stack.enter_async_context(closed_at(trainer, closing))
-    training = TrainingDoor(
+    training = TrainerSampling(
         episodes,
         trainer,
         lambda text, close: parts.renderer.encode_completion(text, close=close),
@@ -209,8 +209,8 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     router = build_router(ControlParts(episodes, training, engine, metrics, settings.control, workers, closing))
     catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
     toolbox = Toolbox(settings.tools)
-    tools = await stack.enter_async_context(ToolDoor(episodes, toolbox, settings.tools))
-    agent_door = AgentDoor(gate, tools)
+    tools = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools))
+    agent_door = AgentApp(gate, tools)
     await work.sandboxes.start(agent_door)
     openenv = DoorLoader(
         OpenEnvParts(
@@ -220,7 +220,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [router, catalog, build_openenv_router(openenv)]
     control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
-    return Doors(control, agent_door, closing, episodes, work.sandboxes.name)
+    return Apps(control, agent_door, closing, episodes, work.sandboxes.name)
 
 
 async def serve(settings: Settings) -> None:

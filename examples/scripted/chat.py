@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from scripted.script import ScriptError
-from turnstile_server.engines.scene import CALL_OPEN, ChatFormat
+from turnstile_server.testing.policy import CALL_OPEN, ChatFormat
 
 THINKING = ("<think>", "</think>")
 

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 
 from scripted.script import Play, Script, ScriptError, Step
 from turnstile_server.errors import TaskFailed
-from turnstile_server.rehearsal.shell_policy import SUBMIT_COMMAND
-from turnstile_server.rehearsal.solution import (
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.testing.shell_policy import SUBMIT_COMMAND
+from turnstile_server.testing.solution import (
     CHARACTERS_PER_COMMAND,
     delete_commands,
     solution_files,
     text_of,
     write_commands,
 )
-from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Task
 
 __all__ = ["SUBMIT_COMMAND", "gold_script"]
 

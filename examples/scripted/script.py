@@ -19,9 +19,9 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from turnstile_server.engines.scene import Scene, Step
+from turnstile_server.testing.policy import PolicyInput, Step
 
-__all__ = ["THE_END", "Play", "Policy", "Scene", "Script", "ScriptError", "Step", "load_script"]
+__all__ = ["THE_END", "Play", "Policy", "PolicyInput", "Script", "ScriptError", "Step", "load_script"]
 
 
 class ScriptError(Exception):
@@ -39,7 +39,7 @@ class Play(BaseModel):
         return frozenset(use.tool for step in self.steps for use in step.tool_uses)
 
 
-Policy = Callable[[Scene], Step | None]
+Policy = Callable[[PolicyInput], Step | None]
 """What is said in a scene; None leaves the call to the model."""
 
 THE_END = Step(text="Done.")
@@ -54,7 +54,7 @@ class Script:
     def __init__(self, plays: tuple[Play, ...]) -> None:
         self.plays = plays
 
-    def __call__(self, scene: Scene) -> Step | None:
+    def __call__(self, scene: PolicyInput) -> Step | None:
         fitting = [
             play for play in self.plays if play.instruction in scene.prompt and play.tools <= scene.tools.keys()
         ]

@@ -18,7 +18,7 @@ from turnstile.models import EpisodeStatus
 from turnstile_server.agents.ending import Ending, ending
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec, EndRule, Resources
-from turnstile_server.episodes.outcome import AgentEnd, judged
+from turnstile_server.episodes.outcome import AgentEnd, outcome_of_exit
 from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import ContextOverflow, EngineUnavailable
 from turnstile_server.settings import SandboxSettings
@@ -65,7 +65,7 @@ def test_what_agents_wrote_at_their_end_is_read_right(agent: str, case: str) -> 
     known = load_registry().get(agent)
     code, reason = TOLD[agent, case]
     log = (LOGS / f"{agent}.{case}.jsonl").read_text()
-    outcome = judged(AgentEnd(code, log, ending(known.end, log)), known, turns=1, last_refusal=None)
+    outcome = outcome_of_exit(AgentEnd(code, log, ending(known.end, log)), known, turns=1, last_refusal=None)
     if reason is None:
         assert (outcome.status, outcome.error) == (EpisodeStatus.COMPLETED, None)
     else:
@@ -128,21 +128,23 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     agent = spec(needs=("git", "libstdc++6"))
     failed = AgentEnd(0, "words", Ending(True, None))
     overflow, broken = ContextOverflow("full"), EngineUnavailable("gone")
-    assert judged(failed, agent, turns=1, last_refusal=broken).error is broken
-    assert judged(failed, agent, turns=1, last_refusal=overflow).status is EpisodeStatus.TRUNCATED
-    told = judged(failed, agent, turns=1, last_refusal=None)
+    assert outcome_of_exit(failed, agent, turns=1, last_refusal=broken).error is broken
+    assert outcome_of_exit(failed, agent, turns=1, last_refusal=overflow).status is EpisodeStatus.TRUNCATED
+    told = outcome_of_exit(failed, agent, turns=1, last_refusal=None)
     assert told.status is EpisodeStatus.FAILED
     assert told.error is not None
     assert told.error.message.endswith("failed; it wrote at last: words")
-    assert judged(AgentEnd(9, "", DONE), agent, turns=1, last_refusal=None).status is EpisodeStatus.COMPLETED
-    unheard = judged(failed, agent, turns=0, last_refusal=overflow)
+    assert (
+        outcome_of_exit(AgentEnd(9, "", DONE), agent, turns=1, last_refusal=None).status is EpisodeStatus.COMPLETED
+    )
+    unheard = outcome_of_exit(failed, agent, turns=0, last_refusal=overflow)
     assert unheard.status is EpisodeStatus.FAILED
     assert unheard.error is not None
     assert unheard.error.message == f"every model call of the agent was refused, at last with: {overflow.message}"
-    silent = judged(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
+    silent = outcome_of_exit(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
     assert silent.error is not None
     assert "of an image it needs git, libstdc++6" in silent.error.message
-    mute = judged(AgentEnd(1, "noise", Ending(True, "no key")), spec(), turns=0, last_refusal=None)
+    mute = outcome_of_exit(AgentEnd(1, "noise", Ending(True, "no key")), spec(), turns=0, last_refusal=None)
     assert mute.error is not None
     assert mute.error.message == "the agent ended with exit code 1 without a model call: no key"
 

@@ -11,9 +11,9 @@ import pytest
 
 from turnstile.models import EpisodeStatus, Limits, TaskRef
 from turnstile_server.agents.registry import load_registry
-from turnstile_server.engines.scene import Scene, Step
-from turnstile_server.rehearsal.rig import Rehearsed, rehearsing
 from turnstile_server.settings import Settings
+from turnstile_server.testing.policy import PolicyInput, Step
+from turnstile_server.testing.server import Rehearsed, rehearsing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -50,7 +50,7 @@ WORK_FOLDER = {
 LOOK = "ls /tmp/started /tmp/hooked; id -u; pwd"
 
 
-def policy(scene: Scene) -> Step:
+def policy(scene: PolicyInput) -> Step:
     """Looks around, submits, closes."""
     shells = [name for name in scene.tools if name.rpartition("__")[2] in SHELLS]
     doors = [name for name in scene.tools if name.endswith("submit")]
@@ -69,10 +69,10 @@ def policy(scene: Scene) -> Step:
 SHELLS = {"Bash", "exec_command", "run_shell_command", "shell"}
 
 
-async def played(agent: str, model: Path, image: str) -> tuple[Rehearsed, list[Scene]]:
-    scenes: list[Scene] = []
+async def played(agent: str, model: Path, image: str) -> tuple[Rehearsed, list[PolicyInput]]:
+    scenes: list[PolicyInput] = []
 
-    def watched(scene: Scene) -> Step:
+    def watched(scene: PolicyInput) -> Step:
         scenes.append(scene)
         return policy(scene)
 

@@ -19,8 +19,8 @@ import pytest
 from local import ROOT, TURNSTILE, descendants, running
 from turnstile.models import EpisodeStatus
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
-from turnstile_server.rehearsal.checkup import Report, check_up
 from turnstile_server.settings import Settings
+from turnstile_server.testing.doctor import Report, check_up
 
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from agents import Job, make_repository, run_agent, trajectory
 from local import serve
-from scripted.script import Scene, Step
+from scripted.script import PolicyInput, Step
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet, Turn
@@ -101,9 +101,9 @@ async def test_it_mends_the_repository_when_the_model_calls_its_tool(tiny_model:
         bash(f"{sys.executable} -m unittest 2>&1 | tail -n 3", "Now the tests."),
         bash(SUBMIT),
     ]
-    scenes: list[Scene] = []
+    scenes: list[PolicyInput] = []
 
-    def policy(scene: Scene) -> Step:
+    def policy(scene: PolicyInput) -> Step:
         scenes.append(scene)
         return answers[len(scenes) - 1]
 

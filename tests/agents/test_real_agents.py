@@ -19,15 +19,15 @@ from network_witness import Witness, witnessed
 
 from turnstile.models import EpisodeStatus, Limits
 from turnstile_server.agents.registry import load_registry
-from turnstile_server.engines.scene import Policy, Scene, Step
-from turnstile_server.rehearsal.rig import Rehearsed, rehearsing
-from turnstile_server.rehearsal.shell_policy import ShellPolicy, door_texts
-from turnstile_server.rehearsal.solution import solution_commands
-from turnstile_server.rehearsal.watched import Watch
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Task
+from turnstile_server.testing.policy import Policy, PolicyInput, Step
+from turnstile_server.testing.recording import Watch
+from turnstile_server.testing.server import Rehearsed, rehearsing
+from turnstile_server.testing.shell_policy import ShellPolicy, door_texts
+from turnstile_server.testing.solution import solution_commands
 from turnstile_server.tools.toolbox import SUBMIT, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
@@ -60,7 +60,7 @@ def answering(task: Task, settings: Settings) -> Policy:
     (said,) = (tool.description for tool in Toolbox(settings.tools).all_tools if tool.name == SUBMIT)
     answer = task.gold.answer if task.gold is not None else None
 
-    def policy(scene: Scene) -> Step:
+    def policy(scene: PolicyInput) -> Step:
         names = [name for name, tool in scene.tools.items() if said in str(tool.get("description", ""))]
         if not names or scene.calls_made:
             return Step(text="Done.")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.engines.scene import Scene, Shown
-from turnstile_server.rehearsal.shell_policy import (
+from turnstile_server.settings import ToolSettings
+from turnstile_server.testing.policy import PolicyInput, PromptMessage
+from turnstile_server.testing.shell_policy import (
     ASIDE,
     SUBMIT_COMMAND,
     SUBMIT_MARK,
@@ -15,7 +16,6 @@ from turnstile_server.rehearsal.shell_policy import (
     door_texts,
     shell_tool,
 )
-from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
 
 TEXT = {"type": "string"}
@@ -99,26 +99,29 @@ def test_the_tool_doors_shell_is_for_agents_that_have_none() -> None:
         assert found.name == name
 
 
-def scene(*messages: Shown, tools: dict[str, Any] | None = None) -> Scene:
+def scene(*messages: PromptMessage, tools: dict[str, Any] | None = None) -> PolicyInput:
     offered = tool("Bash", {"command": TEXT}) if tools is None else tools
-    return Scene("", 0, offered, tuple(messages))
+    return PolicyInput("", 0, offered, tuple(messages))
 
 
 def test_commands_are_run_in_order_by_what_the_prompt_shows_then_it_closes() -> None:
     policy = ShellPolicy(["one", "two"])
-    user, called = Shown("user", "Do it."), Shown("assistant", "Step 1.\n<tool_call>\n{}\n</tool_call>")
-    result = Shown("user", "<tool_response>\nok\n</tool_response>")
+    user, called = (
+        PromptMessage("user", "Do it."),
+        PromptMessage("assistant", "Step 1.\n<tool_call>\n{}\n</tool_call>"),
+    )
+    result = PromptMessage("user", "<tool_response>\nok\n</tool_response>")
     steps = [policy(scene(user, *[called, result] * count)) for count in range(3)]
     assert [step.arguments for step in steps] == [{"command": "one"}, {"command": "two"}, {}]
     assert (steps[2].tool, steps[2].text) == (None, "Done.")
-    split = policy(scene(user, Shown("assistant", "Step 1."), user, called, result))
+    split = policy(scene(user, PromptMessage("assistant", "Step 1."), user, called, result))
     assert split.arguments == {"command": "two"}, "a turn that an agent shows as two is one call"
     assert policy(scene(user, tools={})).text == ASIDE
 
 
 def test_an_agent_that_ends_by_a_command_is_given_it_once() -> None:
     policy = ShellPolicy(["one"])
-    system = Shown("system", f"To finish, run `echo {SUBMIT_MARK}`.")
-    called = Shown("assistant", "<tool_call>\n{}\n</tool_call>")
+    system = PromptMessage("system", f"To finish, run `echo {SUBMIT_MARK}`.")
+    called = PromptMessage("assistant", "<tool_call>\n{}\n</tool_call>")
     assert policy(scene(system, called)).arguments == {"command": SUBMIT_COMMAND}
     assert policy(scene(system, called, called)).tool is None

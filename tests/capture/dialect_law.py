@@ -20,7 +20,7 @@ from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.capture import Match, TokenTree
 from turnstile_server.capture.compare import compare_reply
 from turnstile_server.capture.keys import chain, group, tools_key
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     CallEvent,
     Dialect,
     Event,

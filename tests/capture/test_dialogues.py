@@ -18,9 +18,9 @@ from turnstile.models import Message
 from turnstile_server.capture import Node, TokenTree
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
+from turnstile_server.gate.dialects.base import Dialect
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import Dialect
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 
 Wire = dict[str, Any]
@@ -144,7 +144,7 @@ GEMINI = Wiring(
 @settings(max_examples=40)
 @given(data=st.data())
 def test_every_call_of_a_dialogue_continues_the_turn_before_it(wiring: Wiring, data: st.DataObject) -> None:
-    tree, before = TokenTree(), ParsedBefore()
+    tree, before = TokenTree(), ParseCache()
     conversations = [Conversation() for _ in range(data.draw(st.integers(1, 3)))]
     for seq in range(data.draw(st.integers(1, 8))):
         number = data.draw(st.integers(0, len(conversations) - 1))

@@ -11,7 +11,7 @@ from capture.play import FACTS, Play, reply, says
 from capture.turns import make_tool, make_turn
 from turnstile.models import Message, ToolCall, Turn
 from turnstile_server.capture import Match, export_samples
-from turnstile_server.capture.quotations import QUOTED_CHARS, SUMMARY_SHARE, Quotations
+from turnstile_server.capture.quote_index import QUOTED_CHARS, SUMMARY_SHARE, QuoteIndex
 
 PLACE = Match(parent=None, new_messages=(), echo=(), broken=None)
 LONG = "x" * QUOTED_CHARS
@@ -34,7 +34,7 @@ def turn(seq: int, content: str, *arguments: str) -> Turn:
 def test_replies_and_arguments_are_found_as_by_looking_for_each(
     said: list[tuple[str, str]], contents: list[str]
 ) -> None:
-    quotations = Quotations([turn(seq, content, argument) for seq, (content, argument) in enumerate(said)])
+    quotations = QuoteIndex([turn(seq, content, argument) for seq, (content, argument) in enumerate(said)])
     replies = {f"turn_{seq}": quoted(content, contents) for seq, (content, _) in enumerate(said)}
     assert quotations.replies(contents) == {name: length for name, length in replies.items() if length}
     arguments = {f"turn_{seq}": told(argument.strip(), contents) for seq, (_, argument) in enumerate(said)}

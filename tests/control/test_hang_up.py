@@ -11,10 +11,10 @@ import pytest
 
 from control_support import running_app
 from turnstile.models import Episode
+from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.protocol import EpisodeService
-from turnstile_server.control.rest import ControlParts, build_router
-from turnstile_server.control.training import TrainingDoor
+from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.errors import NotFound
 from turnstile_server.observability.metrics import Metrics
@@ -47,7 +47,7 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     service, workers = cast(EpisodeService, episodes), anyio.CapacityLimiter(1)
     parts = ControlParts(
         service,
-        TrainingDoor(service, None, lambda text, close: np.empty(0, np.int32), workers),
+        TrainerSampling(service, None, lambda text, close: np.empty(0, np.int32), workers),
         cast(Engine, None),
         metrics,
         settings,

@@ -14,14 +14,14 @@ import pytest
 
 from turnstile.models import Int32Array, Message, Tool, ToolCall
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
-from turnstile_server.engines.scene import Broken, Policy, Scene, Step, ToolUse
-from turnstile_server.engines.scripted import ScriptedEngine
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, StartupError
-from turnstile_server.rehearsal.chat import chat_format
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
+from turnstile_server.testing.chat import chat_format
+from turnstile_server.testing.policy import FailedStep, Policy, PolicyInput, Step, ToolUse
+from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -43,16 +43,16 @@ def renderer(tiny_model: Path) -> Renderer:
 class Played:
     """An engine whose policy answers with ``says``, and what it was shown."""
 
-    def __init__(self, model: Path, renderer: Renderer, *says: Step | Broken, **options: Any) -> None:
+    def __init__(self, model: Path, renderer: Renderer, *says: Step | FailedStep, **options: Any) -> None:
         self.renderer = renderer
-        self.scenes: list[Scene] = []
+        self.scenes: list[PolicyInput] = []
         vocabulary = load_vocabulary(model)
         self.engine = ScriptedEngine(
             self._policy(says), chat_format(vocabulary, renderer), vocab_size=vocabulary.size, **options
         )
 
-    def _policy(self, says: tuple[Step | Broken, ...]) -> Policy:
-        def policy(scene: Scene) -> Step | Broken:
+    def _policy(self, says: tuple[Step | FailedStep, ...]) -> Policy:
+        def policy(scene: PolicyInput) -> Step | FailedStep:
             self.scenes.append(scene)
             return says[len(self.scenes) - 1]
 
@@ -166,7 +166,7 @@ async def test_a_broken_call_fails_after_that_many_tokens(
     tiny_model: Path, renderer: Renderer, error: Exception, after: int
 ) -> None:
     step = Step(text="one two three four five six seven eight nine ten eleven twelve thirteen fourteen")
-    played = Played(tiny_model, renderer, step, Broken(error, step, after), Broken(error, step, after))
+    played = Played(tiny_model, renderer, step, FailedStep(error, step, after), FailedStep(error, step, after))
     whole = ids_of(await played.chunks([TASK]))
     prompt = renderer.render([TASK], [BASH]).ids
     for stream in (True, False):
@@ -185,7 +185,7 @@ async def test_a_broken_call_fails_after_that_many_tokens(
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_silent_call_ends_when_it_is_aborted(tiny_model: Path, renderer: Renderer, after: int) -> None:
-    silent = Broken(None, Step(text="one two three four"), after)
+    silent = FailedStep(None, Step(text="one two three four"), after)
     played = Played(tiny_model, renderer, silent)
     chunks: list[EngineChunk] = []
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
+from turnstile_server.backends import Backends, build_backends
 from turnstile_server.settings import Settings
-from turnstile_server.workplace import Workplace, make_workplace
 
 SCRIPT = """
 import json, os, sys, time, urllib.request
@@ -53,8 +53,8 @@ TASK: dict[str, Any] = {
 SOLVE = "open('answer.py', 'w').write('ANSWER = 42')"
 
 
-def light_work(model: Path, data_dir: Path, folder: Path, **settings: Any) -> tuple[Workplace, dict[str, Any]]:
+def light_work(model: Path, data_dir: Path, folder: Path, **settings: Any) -> tuple[Backends, dict[str, Any]]:
     """A workplace whose one agent is LIGHT, and the settings that it was made from."""
     wanted = {"sandboxes": {"kind": "local"}, "agents": {"install_dir": folder}, **settings}
-    made = make_workplace(Settings(**{"model": model, "data_dir": data_dir, **wanted}))
+    made = build_backends(Settings(**{"model": model, "data_dir": data_dir, **wanted}))
     return replace(made, agents=AgentRegistry({LIGHT.name: LIGHT})), wanted

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec, EndRule
+from turnstile_server.backends import Backends, build_backends
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxSpec, User
 from turnstile_server.settings import AgentSettings, Settings
 from turnstile_server.tasks.model import Task
-from turnstile_server.workplace import Workplace, make_workplace
 
 
 def result(code: int = 0, output: bytes = b"") -> ExecResult:
@@ -179,11 +179,11 @@ TALKER = PUPPET.model_copy(
 class Theatre:
     provider: PuppetProvider
     grader: PuppetGrader
-    work: Workplace
+    work: Backends
 
 
 def theatre(folder: Path, **settings: Any) -> Theatre:
-    made = make_workplace(Settings(**{"data_dir": folder, **settings}))
+    made = build_backends(Settings(**{"data_dir": folder, **settings}))
     provider, grader = PuppetProvider(), PuppetGrader()
     agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER, TALKER)})
     installer = Installer(AgentSettings(install_dir=folder))

@@ -21,7 +21,7 @@ from light import LIGHT, TASK
 from local import TURNSTILE, descendants, running
 from turnstile import AsyncClient, Rollout
 from turnstile.models import EpisodeStatus, Fault, Turn
-from turnstile_server.workplace import owner_of
+from turnstile_server.backends import owner_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -20,15 +20,15 @@ from transformers import AutoTokenizer
 
 from local import ROOT, descendants, running, serve
 from scripted.gold import gold_script
-from scripted.script import THE_END, Play, Scene, Script, ScriptError, Step, load_script
+from scripted.script import THE_END, Play, PolicyInput, Script, ScriptError, Step, load_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineUnavailable
-from turnstile_server.rehearsal.solution import CHARACTERS_PER_COMMAND
 from turnstile_server.settings import EngineSettings
 from turnstile_server.tasks.model import Task
+from turnstile_server.testing.solution import CHARACTERS_PER_COMMAND
 
 pytestmark = pytest.mark.anyio
 
@@ -267,11 +267,11 @@ def test_the_longest_instruction_that_fits_the_agents_tools_is_played() -> None:
     shell = Play(instruction="Count", steps=(Step(tool="bash"), Step(text="two")))
     longer = Play(instruction="Count all", steps=(Step(text="longer"),))
     script = Script((with_submit, shell, longer))
-    assert script(Scene("Count", 0, {"bash": {}, "submit": {}})) == with_submit.steps[0]
-    assert script(Scene("Count", 1, {"bash": {}})) == shell.steps[1]
-    assert script(Scene("Count all", 0, {"bash": {}})) == longer.steps[0]
-    assert script(Scene("Count", 2, {"bash": {}})) == THE_END
-    assert script(Scene("Another", 0, {"bash": {}})) is None
+    assert script(PolicyInput("Count", 0, {"bash": {}, "submit": {}})) == with_submit.steps[0]
+    assert script(PolicyInput("Count", 1, {"bash": {}})) == shell.steps[1]
+    assert script(PolicyInput("Count all", 0, {"bash": {}})) == longer.steps[0]
+    assert script(PolicyInput("Count", 2, {"bash": {}})) == THE_END
+    assert script(PolicyInput("Another", 0, {"bash": {}})) is None
 
 
 async def test_the_models_turns_are_counted_by_ids_not_by_what_a_message_says(

@@ -16,7 +16,8 @@ import numpy as np
 import openai
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
-from turnstile_server.app import Doors, Parts, assemble
+from turnstile_server.app import Apps, Parts, assemble
+from turnstile_server.backends import Backends
 from turnstile_server.engines.protocol import (
     EngineCapabilities,
     EngineChunk,
@@ -25,14 +26,13 @@ from turnstile_server.engines.protocol import (
     EngineState,
 )
 from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
-from turnstile_server.listeners import Listener, bind, url_of
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.settings import RenderingSettings, Settings
-from turnstile_server.workplace import Workplace
 
 CONTEXT = 32_768
 
@@ -165,7 +165,7 @@ class Stage:
     engine: ScriptedEngine
     journal: FileJournal
     encode: Callable[[str], list[int]]
-    doors: Doors
+    doors: Apps
 
     async def episode(self, **fields: Any) -> dict[str, Any]:
         """Creates an external episode; the answer's JSON."""
@@ -194,7 +194,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    model: Path, data_dir: Path, *, context_length: int = CONTEXT, work: Workplace | None = None, **settings: Any
+    model: Path, data_dir: Path, *, context_length: int = CONTEXT, work: Backends | None = None, **settings: Any
 ) -> AsyncIterator[Stage]:
     """A server on ``data_dir``, with the given settings (nested like the settings file); ``work`` None: what they
     say of tasks, agents and sandboxes."""

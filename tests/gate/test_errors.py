@@ -23,7 +23,7 @@ from gate_support import Answer, Prompted, Said, Stage, fails, says, staged
 
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
 from turnstile_server.errors import JournalUnavailable as Full
-from turnstile_server.gate.routes import version_twice
+from turnstile_server.gate.server import version_twice
 from turnstile_server.journal.files import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 

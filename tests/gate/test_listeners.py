@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import StartupError
-from turnstile_server.listeners import Listener, bind
+from turnstile_server.http.listeners import Listener, bind
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.chat_request import parse_chat
-from turnstile_server.gate.dialects.parsed_before import CONVERSATIONS, ParsedBefore
+from turnstile_server.gate.dialects.parse_cache import CONVERSATIONS, ParseCache
 
 
 def user(text: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def body(*messages: dict[str, Any]) -> bytes:
 
 
 def test_a_history_that_comes_again_gives_the_same_objects() -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     first = parse_chat(body(user("a"), called("{}")), before)
     then = parse_chat(body(user("a"), called("{}"), user("b")), before)
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False)] == [True, True]
@@ -46,13 +46,13 @@ def test_a_history_that_comes_again_gives_the_same_objects() -> None:
     ids=["edited", "cut", "role", "text of arguments", "number of another type", "true for one"],
 )
 def test_what_differs_is_parsed(first: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     parse_chat(body(*first), before)
     assert parse_chat(body(*then), before) == parse_chat(body(*then))
 
 
 def test_a_refusal_is_the_same_with_a_known_history() -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     parse_chat(body(user("a")), before)
     with pytest.raises(InvalidRequest, match=r"messages\[1\]\.role"):
         parse_chat(body(user("a"), {"role": "nobody"}), before)
@@ -60,7 +60,7 @@ def test_a_refusal_is_the_same_with_a_known_history() -> None:
 
 
 def test_conversations_that_take_turns_are_all_remembered() -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     opening = [[user(f"agent {index}")] for index in range(CONVERSATIONS)]
     firsts = [parse_chat(body(*messages), before) for messages in opening]
     for first, messages in zip(firsts, opening, strict=True):
@@ -69,5 +69,5 @@ def test_conversations_that_take_turns_are_all_remembered() -> None:
 
 def test_messages_too_deep_to_compare_are_parsed_again() -> None:
     deep = b'{"messages":[{"role":"user","content":"a","x":' + b'{"a":' * 1000 + b"1" + b"}" * 1000 + b"}]}"
-    before = ParsedBefore()
+    before = ParseCache()
     assert parse_chat(deep, before) == parse_chat(deep, before)

@@ -12,7 +12,7 @@ import pytest
 from grading_support import SANDBOXES, Watched, no_door
 
 from turnstile_server.sandboxes.docker.provider import DockerProvider
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import SandboxProvider
 
 

@@ -11,12 +11,12 @@ from rendering_models import BASH, LLAMA_TOKENS, make_folder, parse
 
 from local import ROOT
 from turnstile.models import Message, ToolCall
-from turnstile_server.engines.scene import Step
 from turnstile_server.errors import StartupError
-from turnstile_server.rehearsal.chat import chat_format
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
+from turnstile_server.testing.chat import chat_format
+from turnstile_server.testing.policy import Step
 
 HISTORY = [
     Message(role="system", content="Be good."),

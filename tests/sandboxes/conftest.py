@@ -12,7 +12,7 @@ from door_app import DoorApp
 from sandbox_providers import BACKENDS, SPEC, Backend
 from starlette.types import ASGIApp
 
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import SandboxSettings
 
@@ -53,7 +53,7 @@ async def provider(
 
 
 @pytest.fixture
-async def sandbox(provider: SandboxProvider) -> HelpedSandbox:
+async def sandbox(provider: SandboxProvider) -> HelperSandbox:
     made = await provider.create(SPEC)
-    assert isinstance(made, HelpedSandbox)
+    assert isinstance(made, HelperSandbox)
     return made

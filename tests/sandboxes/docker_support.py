@@ -19,7 +19,7 @@ from sandbox_backend import Backend
 
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 from turnstile_server.sandboxes.docker.provider import DockerProvider
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.settings import SandboxSettings
 
 BARE_IMAGE = "turnstile-test:bare"
@@ -91,7 +91,7 @@ def docker_provider(settings: SandboxSettings, run_dir: Path, image: str | None 
     return DockerProvider(chosen, run_dir, owner=run_dir.name, known_images=KNOWN_IMAGES)
 
 
-def _kill_helper(sandbox: HelpedSandbox, run_dir: Path) -> None:
+def _kill_helper(sandbox: HelperSandbox, run_dir: Path) -> None:
     container_of(sandbox.sandbox_id).kill()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from door_app import DoorApp
 
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
 

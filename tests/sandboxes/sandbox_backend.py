@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import SandboxSettings
 
@@ -19,5 +19,5 @@ class Backend:
     name: str
     make: Callable[[SandboxSettings, Path], SandboxProvider]
     two_users: bool
-    kill_helper: Callable[[HelpedSandbox, Path], None]
+    kill_helper: Callable[[HelperSandbox, Path], None]
     traces: Callable[[str, Path], list[str]]

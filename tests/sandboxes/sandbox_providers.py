@@ -17,8 +17,8 @@ import pytest
 from docker_support import DOCKER
 from sandbox_backend import Backend
 
-from turnstile_server.sandboxes.helped import HelpedSandbox
-from turnstile_server.sandboxes.local import LocalProvider, control_group_prefix
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
+from turnstile_server.sandboxes.local.provider import LocalProvider, control_group_prefix
 from turnstile_server.sandboxes.protocol import SandboxLimits, SandboxSpec
 
 LIMITS = SandboxLimits(memory_bytes=256 << 20, cpus=1.0, pids=64, disk_bytes=16 << 20)
@@ -30,7 +30,7 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def _kill_local_helper(sandbox: HelpedSandbox, run_dir: Path) -> None:
+def _kill_local_helper(sandbox: HelperSandbox, run_dir: Path) -> None:
     (bwrap,) = [int(word) for word in (run_dir / f"{sandbox.sandbox_id}.pid").read_text().split()[:1]]
     (helper,) = _children(bwrap)
     os.kill(helper, signal.SIGKILL)

@@ -15,11 +15,11 @@ from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC
 
 from turnstile_server.errors import FileProblem, SandboxFailed, StartupError
-from turnstile_server.rehearsal.checkup import check_up
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import SandboxSettings, Settings
+from turnstile_server.testing.doctor import check_up
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 

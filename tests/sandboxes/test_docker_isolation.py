@@ -17,9 +17,9 @@ from docker_support import docker_provider, engine
 from door_app import DoorApp
 from sandbox_providers import SPEC
 
-from turnstile_server.sandboxes.door import GATE_SOCKET, HELPER_SOCKET
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
+from turnstile_server.sandboxes.sockets import GATE_SOCKET, HELPER_SOCKET
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]

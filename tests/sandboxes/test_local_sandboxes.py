@@ -20,8 +20,8 @@ from sandbox_providers import LIMITS, SPEC, eventually, local_traces
 
 import turnstile_server
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
-from turnstile_server.sandboxes import bubblewrap, cgroups, leftovers
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
 from turnstile_server.settings import SandboxSettings
 
@@ -314,13 +314,13 @@ def test_a_record_of_a_pid_that_is_another_process_by_now_kills_nothing(tmp_path
     with subprocess.Popen(["sleep", "60"]) as process:
         record = tmp_path / "x.pid"
         record.write_text(f"{process.pid} 12345\n")
-        leftovers.kill_recorded(record)
+        orphans.kill_recorded(record)
         for nonsense in ("", "-1 gone", "0 gone", "1 gone", "word"):
             (tmp_path / "y.pid").write_text(nonsense)
-            leftovers.kill_recorded(tmp_path / "y.pid")
+            orphans.kill_recorded(tmp_path / "y.pid")
         assert process.poll() is None
-        leftovers.write_record(record, process.pid)
-        leftovers.kill_recorded(record)
+        orphans.write_record(record, process.pid)
+        orphans.kill_recorded(record)
         assert process.wait() == -signal.SIGKILL
 
 
@@ -333,12 +333,12 @@ for _ in range(400):
 
 def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too(run_dir: Path) -> None:
     name = f"sb-{run_dir.name}"
-    environment = {**os.environ, leftovers.MARK_VARIABLE: name}
+    environment = {**os.environ, orphans.MARK_VARIABLE: name}
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", FORKER], env=environment) as forker:
             while len(of_mark(name)) < 20:
                 time.sleep(0.001)
-            leftovers.kill_marked(name)
+            orphans.kill_marked(name)
             forker.wait()
             assert of_mark(name) == []
 
@@ -346,11 +346,11 @@ def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too
 def test_a_marked_process_that_does_not_go_is_told_in_the_end(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {**os.environ, leftovers.MARK_VARIABLE: f"sb-{run_dir.name}"}
+    environment = {**os.environ, orphans.MARK_VARIABLE: f"sb-{run_dir.name}"}
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         with monkeypatch.context() as stuck:
-            stuck.setattr(leftovers.os, "kill", lambda pid, number: None)
-            assert not leftovers.kill_marked(f"sb-{run_dir.name}")
+            stuck.setattr(orphans.os, "kill", lambda pid, number: None)
+            assert not orphans.kill_marked(f"sb-{run_dir.name}")
         assert process.poll() is None
         process.kill()
 

@@ -11,7 +11,7 @@ from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, Backend, eventually
 
 from turnstile_server.errors import SandboxFailed
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxProvider, User
 from turnstile_server.settings import SandboxSettings
 
@@ -33,21 +33,21 @@ for name in os.listdir("/proc"):
 """
 
 
-async def sh(sandbox: HelpedSandbox, script: str, *, user: User = User.AGENT) -> ExecResult:
+async def sh(sandbox: HelperSandbox, script: str, *, user: User = User.AGENT) -> ExecResult:
     return await sandbox.exec(Command(("sh", "-c", script), user=user, timeout_s=30))
 
 
-async def python(sandbox: HelpedSandbox, script: str, *arguments: str) -> ExecResult:
+async def python(sandbox: HelperSandbox, script: str, *arguments: str) -> ExecResult:
     return await sandbox.exec(Command(("python3", "-c", script, *arguments), timeout_s=60))
 
 
-async def sleepers(sandbox: HelpedSandbox) -> int:
+async def sleepers(sandbox: HelperSandbox) -> int:
     result = await python(sandbox, _LIST, _SECONDS)
     assert result.exit_code == 0, result
     return len(result.stdout.split())
 
 
-async def sleepers_become(sandbox: HelpedSandbox, number: int) -> None:
+async def sleepers_become(sandbox: HelperSandbox, number: int) -> None:
     for _ in range(1000):
         if await sleepers(sandbox) == number:
             return
@@ -55,7 +55,7 @@ async def sleepers_become(sandbox: HelpedSandbox, number: int) -> None:
     raise AssertionError(f"there are not {number} of them in the end")
 
 
-async def test_a_command_says_its_exit_code_and_both_outputs(sandbox: HelpedSandbox) -> None:
+async def test_a_command_says_its_exit_code_and_both_outputs(sandbox: HelperSandbox) -> None:
     result = await sh(sandbox, "echo out; echo err >&2; exit 3")
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
     assert not result.timed_out
@@ -63,7 +63,7 @@ async def test_a_command_says_its_exit_code_and_both_outputs(sandbox: HelpedSand
 
 
 async def test_a_command_runs_in_the_work_folder_with_an_environment_made_from_nothing(
-    sandbox: HelpedSandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: HelperSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_SECRET", "x")
     result = await sandbox.exec(Command(("env",), env={"MINE": "1"}))
@@ -73,21 +73,21 @@ async def test_a_command_runs_in_the_work_folder_with_an_environment_made_from_n
     assert (await sandbox.exec(Command(("pwd",), cwd="/tmp"))).stdout == b"/tmp\n"
 
 
-async def test_each_user_has_a_home_of_its_own_and_the_agent_the_work_folder(sandbox: HelpedSandbox) -> None:
+async def test_each_user_has_a_home_of_its_own_and_the_agent_the_work_folder(sandbox: HelperSandbox) -> None:
     for user in User:
         result = await sh(sandbox, 'cd "$HOME" && touch mine && stat -c %a .', user=user)
         assert result.stdout == b"700\n", result
     assert (await sh(sandbox, "touch mine")).exit_code == 0
 
 
-async def test_input_reaches_the_command_whole(sandbox: HelpedSandbox) -> None:
+async def test_input_reaches_the_command_whole(sandbox: HelperSandbox) -> None:
     data = os.urandom(3 << 20)
     result = await sandbox.exec(Command(("cat",), stdin=data, max_output_bytes=4 << 20))
     assert result.stdout == data
     assert (await sandbox.exec(Command(("cat",)))).stdout == b""
 
 
-async def test_a_command_that_reads_no_input_is_not_held_up_by_it(sandbox: HelpedSandbox) -> None:
+async def test_a_command_that_reads_no_input_is_not_held_up_by_it(sandbox: HelperSandbox) -> None:
     assert (await sandbox.exec(Command(("true",), stdin=bytes(8 << 20)))).exit_code == 0
 
 
@@ -105,26 +105,26 @@ async def test_a_command_that_reads_no_input_is_not_held_up_by_it(sandbox: Helpe
     ids=["missing", "not executable", "no such folder", "NUL", "long argument", "longer than a frame", "empty"],
 )
 async def test_what_cannot_be_run_is_an_exit_code_with_the_reason(
-    sandbox: HelpedSandbox, argv: tuple[str, ...], cwd: str | None, code: int
+    sandbox: HelperSandbox, argv: tuple[str, ...], cwd: str | None, code: int
 ) -> None:
     result = await sandbox.exec(Command(argv, cwd=cwd))
     assert result.exit_code == code
     assert result.stderr
 
 
-async def test_a_started_command_that_cannot_be_run_ends_the_same_way(sandbox: HelpedSandbox) -> None:
+async def test_a_started_command_that_cannot_be_run_ends_the_same_way(sandbox: HelperSandbox) -> None:
     for argv, code in ((("not-a-program",), 127), (("echo", "x" * (9 << 20)), 126)):
         process = await sandbox.start(Command(argv))
         assert (await process.wait()).exit_code == code
         await process.kill()
 
 
-async def test_a_process_ended_by_a_signal_has_128_and_its_number(sandbox: HelpedSandbox) -> None:
+async def test_a_process_ended_by_a_signal_has_128_and_its_number(sandbox: HelperSandbox) -> None:
     assert (await sh(sandbox, "kill -TERM $$")).exit_code == 143
     assert (await sh(sandbox, "kill -KILL $$")).exit_code == 137
 
 
-async def test_after_its_time_a_command_is_killed_with_all_it_started(sandbox: HelpedSandbox) -> None:
+async def test_after_its_time_a_command_is_killed_with_all_it_started(sandbox: HelperSandbox) -> None:
     # A child in the group, one that ignores what it can, one in another process group of the session.
     script = f"""
     sleep {_SECONDS} &
@@ -138,7 +138,7 @@ async def test_after_its_time_a_command_is_killed_with_all_it_started(sandbox: H
 
 
 async def test_a_child_that_keeps_the_output_open_neither_delays_the_result_nor_outlives_it(
-    sandbox: HelpedSandbox,
+    sandbox: HelperSandbox,
 ) -> None:
     result = await sh(sandbox, f"sleep {_SECONDS} & echo done")
     assert (result.exit_code, result.stdout) == (0, b"done\n")
@@ -177,7 +177,7 @@ async def test_what_was_written_before_the_end_is_kept_without_any_grace(
 
 @pytest.mark.parametrize("prefix", ["", "setsid "], ids=["in its group", "in a session of its own"])
 async def test_a_server_left_behind_with_its_output_elsewhere_lives_until_stop_all(
-    sandbox: HelpedSandbox, prefix: str
+    sandbox: HelperSandbox, prefix: str
 ) -> None:
     await sh(sandbox, f"{prefix}sleep {_SECONDS} >/dev/null 2>&1 &")
     await sh(sandbox, "true")
@@ -186,7 +186,7 @@ async def test_a_server_left_behind_with_its_output_elsewhere_lives_until_stop_a
     assert await sleepers(sandbox) == 0
 
 
-async def test_stop_all_ends_what_forks_faster_than_it_is_listed(sandbox: HelpedSandbox) -> None:
+async def test_stop_all_ends_what_forks_faster_than_it_is_listed(sandbox: HelperSandbox) -> None:
     # Each process lives only until its child does, in a new session: never there when a list is worked off.
     script = "import os\nwhile True:\n  if os.fork(): os._exit(0)\n  os.setsid()"
     chain = await sandbox.start(Command(("python3", "-c", script)))
@@ -200,13 +200,13 @@ async def test_stop_all_ends_what_forks_faster_than_it_is_listed(sandbox: Helped
     assert len(left.stdout.split()) <= 3, left
 
 
-async def test_stop_all_ends_running_commands_with_a_result(sandbox: HelpedSandbox) -> None:
+async def test_stop_all_ends_running_commands_with_a_result(sandbox: HelperSandbox) -> None:
     process = await sandbox.start(Command(("sleep", _SECONDS)))
     await sandbox.stop_all()
     assert (await process.wait()).exit_code == 137
 
 
-async def test_of_a_flood_of_output_the_first_and_the_last_half_are_kept(sandbox: HelpedSandbox) -> None:
+async def test_of_a_flood_of_output_the_first_and_the_last_half_are_kept(sandbox: HelperSandbox) -> None:
     script = "import sys; sys.stdout.write('a' * 5_000_000 + 'b' * 5_000_000); sys.stderr.write('e' * 300)"
     result = await sandbox.exec(Command(("python3", "-c", script), max_output_bytes=1000))
     assert result.stdout == b"a" * 500 + b"b" * 500
@@ -217,7 +217,7 @@ async def test_of_a_flood_of_output_the_first_and_the_last_half_are_kept(sandbox
 
 
 async def test_output_without_end_stays_within_the_helpers_memory(
-    sandbox: HelpedSandbox, backend: Backend
+    sandbox: HelperSandbox, backend: Backend
 ) -> None:
     process = await sandbox.start(Command(("sh", "-c", "yes & yes >&2"), max_output_bytes=1 << 20, timeout_s=3))
     result = await process.wait()
@@ -228,7 +228,7 @@ async def test_output_without_end_stays_within_the_helpers_memory(
     assert peak < 48 << 10  # KiB
 
 
-async def test_cancelling_a_command_kills_it(sandbox: HelpedSandbox) -> None:
+async def test_cancelling_a_command_kills_it(sandbox: HelperSandbox) -> None:
     running = asyncio.create_task(sandbox.exec(Command(("sh", "-c", f"sleep {_SECONDS} & sleep {_SECONDS}"))))
     await sleepers_become(sandbox, 2)
     running.cancel()
@@ -237,7 +237,7 @@ async def test_cancelling_a_command_kills_it(sandbox: HelpedSandbox) -> None:
     await sleepers_become(sandbox, 0)
 
 
-async def test_a_started_command_gives_every_waiter_the_same_end(sandbox: HelpedSandbox) -> None:
+async def test_a_started_command_gives_every_waiter_the_same_end(sandbox: HelperSandbox) -> None:
     process = await sandbox.start(Command(("sh", "-c", "cat; exit 5"), stdin=b"in"))
     first, second = await asyncio.gather(process.wait(), process.wait())
     assert first is second or first == second
@@ -246,7 +246,7 @@ async def test_a_started_command_gives_every_waiter_the_same_end(sandbox: Helped
     assert await process.wait() == first
 
 
-async def test_a_waiter_that_gives_up_leaves_the_command_running(sandbox: HelpedSandbox) -> None:
+async def test_a_waiter_that_gives_up_leaves_the_command_running(sandbox: HelperSandbox) -> None:
     process = await sandbox.start(Command(("sleep", _SECONDS)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(process.wait(), 0.1)
@@ -256,14 +256,14 @@ async def test_a_waiter_that_gives_up_leaves_the_command_running(sandbox: Helped
     assert await sleepers(sandbox) == 0
 
 
-async def test_many_commands_at_once_each_get_their_own_end(sandbox: HelpedSandbox) -> None:
+async def test_many_commands_at_once_each_get_their_own_end(sandbox: HelperSandbox) -> None:
     slow = await sandbox.start(Command(("sleep", _SECONDS)))
     results = await asyncio.gather(*(sh(sandbox, f"echo {number}; exit {number}") for number in range(30)))
     assert [(result.exit_code, int(result.stdout)) for result in results] == [(n, n) for n in range(30)]
     await slow.kill()
 
 
-async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox: HelpedSandbox) -> None:
+async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox: HelperSandbox) -> None:
     running = await sandbox.start(Command(("sh", "-c", "sleep 0.2; echo whole")))
     for nonsense in ({"op": "nothing"}, {"op": "run"}, {"op": "file", "action": "run"}):
         with pytest.raises(SandboxFailed, match="helper failed"):
@@ -271,7 +271,7 @@ async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox:
     assert (await running.wait()).stdout == b"whole\n"
 
 
-async def test_the_bounds_on_memory_processes_and_disk_hold(sandbox: HelpedSandbox) -> None:
+async def test_the_bounds_on_memory_processes_and_disk_hold(sandbox: HelperSandbox) -> None:
     result = await python(sandbox, f"x = bytearray({LIMITS.memory_bytes * 2}); print(len(x))")
     assert result.exit_code != 0
     result = await python(
@@ -296,7 +296,7 @@ print(made)
         assert result.stderr
 
 
-async def test_a_sandbox_full_of_processes_still_answers_and_recovers(sandbox: HelpedSandbox) -> None:
+async def test_a_sandbox_full_of_processes_still_answers_and_recovers(sandbox: HelperSandbox) -> None:
     bomb = await sandbox.start(Command(("bash", "-c", f"while :; do sleep {_SECONDS} & done 2>/dev/null")))
     await asyncio.sleep(0.5)
     assert (await sh(sandbox, "true")).exit_code in (0, 2, 126, 137)
@@ -306,7 +306,7 @@ async def test_a_sandbox_full_of_processes_still_answers_and_recovers(sandbox: H
 
 
 async def test_destroy_may_be_called_often_and_at_once(
-    provider: SandboxProvider, sandbox: HelpedSandbox, backend: Backend, run_dir: Path
+    provider: SandboxProvider, sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     await asyncio.gather(sandbox.destroy(), sandbox.destroy())
     await sandbox.destroy()
@@ -316,7 +316,7 @@ async def test_destroy_may_be_called_often_and_at_once(
 
 
 async def test_destroy_ends_running_commands_as_failed_and_leaves_nothing(
-    sandbox: HelpedSandbox, backend: Backend, run_dir: Path
+    sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     process = await sandbox.start(Command(("sh", "-c", f"setsid sleep {_SECONDS} & sleep {_SECONDS}")))
     waiting = asyncio.create_task(sandbox.exec(Command(("sleep", _SECONDS))))
@@ -330,7 +330,7 @@ async def test_destroy_ends_running_commands_as_failed_and_leaves_nothing(
 
 
 async def test_a_destroy_that_is_not_waited_for_goes_on(
-    sandbox: HelpedSandbox, backend: Backend, run_dir: Path
+    sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     destroying = asyncio.create_task(sandbox.destroy())
     await asyncio.sleep(0)
@@ -339,7 +339,7 @@ async def test_a_destroy_that_is_not_waited_for_goes_on(
 
 
 async def test_a_killed_helper_fails_its_commands_and_leaves_nothing_after_destroy(
-    sandbox: HelpedSandbox, backend: Backend, run_dir: Path
+    sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     process = await sandbox.start(Command(("sleep", _SECONDS)))
     backend.kill_helper(sandbox, run_dir)
@@ -363,7 +363,7 @@ async def test_a_helper_that_no_longer_answers_is_given_up(
     await provider.start(door_app)
     try:
         sandbox = await provider.create(SPEC)
-        assert isinstance(sandbox, HelpedSandbox)
+        assert isinstance(sandbox, HelperSandbox)
         # Reading what the helper says is what stops; the rest of the connection lives.
         sandbox._link._reader._transport.pause_reading()  # type: ignore[attr-defined]
         with pytest.raises(SandboxFailed, match="did not answer"):

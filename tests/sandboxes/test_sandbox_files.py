@@ -13,13 +13,13 @@ import pytest
 from sandbox_providers import Backend
 
 from turnstile_server.errors import FileProblem
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, User
 
 pytestmark = pytest.mark.anyio
 
 
-async def sh(sandbox: HelpedSandbox, script: str, *, user: User = User.AGENT) -> str:
+async def sh(sandbox: HelperSandbox, script: str, *, user: User = User.AGENT) -> str:
     result = await sandbox.exec(Command(("sh", "-c", script), user=user, timeout_s=30))
     assert result.exit_code == 0, result
     return result.stdout.decode(errors="surrogateescape")
@@ -47,7 +47,7 @@ def names(archive: bytes) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in opened}
 
 
-async def test_what_is_written_is_read(sandbox: HelpedSandbox) -> None:
+async def test_what_is_written_is_read(sandbox: HelperSandbox) -> None:
     path = f"{sandbox.workdir}/new/folders/file"
     data = os.urandom(1 << 20)
     await sandbox.write(path, data)
@@ -58,7 +58,7 @@ async def test_what_is_written_is_read(sandbox: HelpedSandbox) -> None:
     assert await sh(sandbox, f"stat -c '%a %u' {path}") == f"644 {await sh(sandbox, 'id -u')}"
 
 
-async def test_a_replaced_file_keeps_its_mode_and_its_link_unless_told(sandbox: HelpedSandbox) -> None:
+async def test_a_replaced_file_keeps_its_mode_and_its_link_unless_told(sandbox: HelperSandbox) -> None:
     await sh(sandbox, "echo a > tool; chmod 755 tool; ln -s tool link")
     await sandbox.write(f"{sandbox.workdir}/link", b"b")
     assert await sh(sandbox, "stat -c %a tool; cat tool; test -L link") == "755\nb"
@@ -83,26 +83,26 @@ async def test_a_replaced_file_keeps_its_mode_and_its_link_unless_told(sandbox: 
         ("true", "\ud800", "UnicodeEncodeError"),
     ],
 )
-async def test_what_cannot_be_read_says_why(sandbox: HelpedSandbox, make: str, path: str, reason: str) -> None:
+async def test_what_cannot_be_read_says_why(sandbox: HelperSandbox, make: str, path: str, reason: str) -> None:
     await sh(sandbox, make)
     with pytest.raises(FileProblem, match=reason):
         await sandbox.read(path if path.startswith("/") else f"{sandbox.workdir}/{path}", 10)
 
 
-async def test_a_path_longer_than_a_frame_is_only_a_bad_path(sandbox: HelpedSandbox) -> None:
+async def test_a_path_longer_than_a_frame_is_only_a_bad_path(sandbox: HelperSandbox) -> None:
     with pytest.raises(FileProblem, match="too long"):
         await sandbox.read("/" + "x" * (9 << 20), 10)
     assert await sh(sandbox, "echo well") == "well\n"
 
 
-async def test_paths_are_absolute(sandbox: HelpedSandbox) -> None:
+async def test_paths_are_absolute(sandbox: HelperSandbox) -> None:
     with pytest.raises(FileProblem, match="absolute"):
         await sandbox.read("file", 10)
     with pytest.raises(FileProblem, match="absolute"):
         await sandbox.upload(tar(), "folder")
 
 
-async def test_a_file_without_end_is_read_no_further_than_allowed(sandbox: HelpedSandbox) -> None:
+async def test_a_file_without_end_is_read_no_further_than_allowed(sandbox: HelperSandbox) -> None:
     # Says size 0 and has contents, as much of /proc does.
     with pytest.raises(FileProblem, match="more than the 10"):
         await sandbox.read("/proc/self/status", 10)
@@ -119,27 +119,27 @@ async def test_a_file_without_end_is_read_no_further_than_allowed(sandbox: Helpe
         ("echo x > there", "there/below", "not a directory|file exists"),
     ],
 )
-async def test_what_cannot_be_written_says_why(sandbox: HelpedSandbox, make: str, path: str, reason: str) -> None:
+async def test_what_cannot_be_written_says_why(sandbox: HelperSandbox, make: str, path: str, reason: str) -> None:
     await sh(sandbox, make)
     with pytest.raises(FileProblem, match=reason):
         await sandbox.write(path if path.startswith("/") else f"{sandbox.workdir}/{path}", b"x")
 
 
-async def test_more_than_the_sandbox_has_room_for_is_refused_and_leaves_nothing(sandbox: HelpedSandbox) -> None:
+async def test_more_than_the_sandbox_has_room_for_is_refused_and_leaves_nothing(sandbox: HelperSandbox) -> None:
     await sh(sandbox, "head -c 14000000 /dev/zero > most")
     with pytest.raises(FileProblem, match=r"no space|too large"):
         await sandbox.write(f"{sandbox.workdir}/more", bytes(4 << 20))
     assert await sh(sandbox, "ls -A") == "most\n"
 
 
-async def test_bounds_on_what_is_sent_are_kept(sandbox: HelpedSandbox) -> None:
+async def test_bounds_on_what_is_sent_are_kept(sandbox: HelperSandbox) -> None:
     with pytest.raises(FileProblem, match="more than may be written"):
         await sandbox.write(f"{sandbox.workdir}/x", bytes((4 << 20) + 1))
     with pytest.raises(FileProblem, match="larger than may be uploaded"):
         await sandbox.upload(bytes((8 << 20) + 1), sandbox.workdir)
 
 
-async def test_an_archive_is_unpacked_as_it_was_made(sandbox: HelpedSandbox) -> None:
+async def test_an_archive_is_unpacked_as_it_was_made(sandbox: HelperSandbox) -> None:
     await sandbox.upload(
         tar(
             entry("./folder", type=tarfile.DIRTYPE, mode=0o555),
@@ -163,7 +163,7 @@ async def test_an_archive_is_unpacked_as_it_was_made(sandbox: HelpedSandbox) -> 
     ]
 
 
-async def test_unpacking_replaces_files_and_links_but_never_follows_them(sandbox: HelpedSandbox) -> None:
+async def test_unpacking_replaces_files_and_links_but_never_follows_them(sandbox: HelperSandbox) -> None:
     await sh(sandbox, "echo safe > outside; mkdir target; ln -s ../outside target/file; echo old > target/other")
     await sandbox.upload(tar(entry("file", b"new"), entry("other", b"new")), f"{sandbox.workdir}/target")
     assert await sh(sandbox, "cat outside target/file target/other") == "safe\nnewnew"
@@ -195,7 +195,7 @@ LINK_OUT = entry("out", type=tarfile.SYMTYPE, linkname="/tmp")
     ],
 )
 async def test_an_entry_that_would_leave_the_target_is_refused_by_name(
-    sandbox: HelpedSandbox, archive: bytes, named: str
+    sandbox: HelperSandbox, archive: bytes, named: str
 ) -> None:
     await sh(sandbox, "mkdir target; echo x > outside; ln -s /tmp target/before; echo kept > /tmp/kept")
     with pytest.raises(FileProblem, match=re.escape(named)):
@@ -208,12 +208,12 @@ async def test_an_entry_that_would_leave_the_target_is_refused_by_name(
     [b"", b"no tar at all" * 100, tar(entry("whole", b"x" * 5000))[:2000], b"\x1f\x8b" + bytes(500)],
     ids=["empty", "junk", "cut", "compressed"],
 )
-async def test_what_is_not_a_whole_tar_is_refused(sandbox: HelpedSandbox, archive: bytes) -> None:
+async def test_what_is_not_a_whole_tar_is_refused(sandbox: HelperSandbox, archive: bytes) -> None:
     with pytest.raises(FileProblem, match="tar"):
         await sandbox.upload(archive, sandbox.workdir)
 
 
-async def test_a_sparse_entry_is_refused_before_it_fills_the_disk(sandbox: HelpedSandbox, tmp_path: Path) -> None:
+async def test_a_sparse_entry_is_refused_before_it_fills_the_disk(sandbox: HelperSandbox, tmp_path: Path) -> None:
     (tmp_path / "hole").touch()
     os.truncate(tmp_path / "hole", 1 << 30)
     packing = await asyncio.create_subprocess_exec(
@@ -225,7 +225,7 @@ async def test_a_sparse_entry_is_refused_before_it_fills_the_disk(sandbox: Helpe
 
 
 async def test_unpacking_for_the_tests_makes_files_that_the_agent_cannot_touch(
-    sandbox: HelpedSandbox, backend: Backend
+    sandbox: HelperSandbox, backend: Backend
 ) -> None:
     target = "/home/tests/hidden"
     await sandbox.upload(tar(entry("test.py", b"secret", mode=0o600)), target, user=User.TESTS)
@@ -234,7 +234,7 @@ async def test_unpacking_for_the_tests_makes_files_that_the_agent_cannot_touch(
     assert (as_agent.exit_code != 0) == backend.two_users
 
 
-async def test_a_folder_comes_out_and_goes_in_again_unchanged(sandbox: HelpedSandbox) -> None:
+async def test_a_folder_comes_out_and_goes_in_again_unchanged(sandbox: HelperSandbox) -> None:
     make = r"""
     mkdir -p it/deep/empty; cd it
     echo text > plain; echo run > tool; chmod 750 tool; head -c 300000 /dev/urandom > deep/data
@@ -258,7 +258,7 @@ def _without_folder_sizes(shown: str) -> list[str]:
     return [line.rsplit(" ", 2)[0] if " d " in line else line for line in shown.splitlines()]
 
 
-async def test_packing_follows_no_link(sandbox: HelpedSandbox) -> None:
+async def test_packing_follows_no_link(sandbox: HelperSandbox) -> None:
     await sh(sandbox, "mkdir it; ln -s / it/root; ln -s /etc/passwd it/passwd")
     packed = names(await sandbox.download(f"{sandbox.workdir}/it", 1 << 20))
     assert {name: member.linkname for name, member in packed.items()} == {"root": "/", "passwd": "/etc/passwd"}
@@ -270,13 +270,13 @@ async def test_packing_follows_no_link(sandbox: HelpedSandbox) -> None:
      "for n in $(seq 3000); do echo > $n; done"],
     ids=["one file", "a file of holes", "many files"],
 )  # fmt: skip
-async def test_a_folder_larger_than_the_bound_is_refused(sandbox: HelpedSandbox, fill: str) -> None:
+async def test_a_folder_larger_than_the_bound_is_refused(sandbox: HelperSandbox, fill: str) -> None:
     await sh(sandbox, f"mkdir it; cd it; {fill}")
     with pytest.raises(FileProblem, match="larger than the 1048576 bytes"):
         await sandbox.download(f"{sandbox.workdir}/it", 1 << 20)
 
 
-async def test_a_folder_that_changes_while_it_is_packed_is_still_a_tar(sandbox: HelpedSandbox) -> None:
+async def test_a_folder_that_changes_while_it_is_packed_is_still_a_tar(sandbox: HelperSandbox) -> None:
     script = """
     while :; do for n in 1 2 3 4 5; do head -c ${n}0000 /dev/zero > f$n; done; rm -rf d; mkdir -p d/e; : > f3; done
     """
@@ -302,7 +302,7 @@ async def test_a_folder_that_changes_while_it_is_packed_is_still_a_tar(sandbox: 
     ids=["a file", "missing", "closed folder", "closed file", "very deep"],
 )
 async def test_a_folder_that_cannot_be_packed_says_why(
-    sandbox: HelpedSandbox, make: str, path: str, reason: str
+    sandbox: HelperSandbox, make: str, path: str, reason: str
 ) -> None:
     await sh(sandbox, make)
     with pytest.raises(FileProblem, match=reason):
@@ -310,7 +310,7 @@ async def test_a_folder_that_cannot_be_packed_says_why(
     assert await sh(sandbox, "echo well") == "well\n"
 
 
-async def test_file_operations_stop_with_everything_else(sandbox: HelpedSandbox) -> None:
+async def test_file_operations_stop_with_everything_else(sandbox: HelperSandbox) -> None:
     reading = asyncio.gather(
         *(sandbox.upload(tar(entry("f", bytes(4 << 20))), f"{sandbox.workdir}/t{n}") for n in range(2)),
         return_exceptions=True,

@@ -11,7 +11,7 @@ import pytest
 from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, Backend
 
-from turnstile_server.sandboxes.helped import HelpedSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, SandboxProvider, SandboxSpec, User
 
 pytestmark = pytest.mark.anyio
@@ -38,11 +38,11 @@ for address in sys.argv[1:]:
 """
 
 
-async def python(sandbox: HelpedSandbox, script: str, *arguments: str, user: User = User.AGENT) -> ExecResult:
+async def python(sandbox: HelperSandbox, script: str, *arguments: str, user: User = User.AGENT) -> ExecResult:
     return await sandbox.exec(Command(("python3", "-c", script, *arguments), user=user, timeout_s=60))
 
 
-async def get(sandbox: HelpedSandbox, *paths: str) -> list[str]:
+async def get(sandbox: HelperSandbox, *paths: str) -> list[str]:
     assert sandbox.agent_door is not None
     result = await python(sandbox, _GET, sandbox.agent_door, *paths)
     assert result.exit_code == 0, result
@@ -50,7 +50,7 @@ async def get(sandbox: HelpedSandbox, *paths: str) -> list[str]:
 
 
 async def test_the_door_serves_the_admitted_episode_and_no_other(
-    sandbox: HelpedSandbox, door_app: DoorApp
+    sandbox: HelperSandbox, door_app: DoorApp
 ) -> None:
     (answer,) = await get(sandbox, "/e/one/v1/models")
     assert answer.startswith("404")
@@ -76,7 +76,7 @@ async def test_the_door_serves_the_admitted_episode_and_no_other(
     assert (await get(sandbox, "/e/one/mcp"))[0].startswith("404")
 
 
-async def test_the_door_streams(sandbox: HelpedSandbox, door_app: DoorApp) -> None:
+async def test_the_door_streams(sandbox: HelperSandbox, door_app: DoorApp) -> None:
     sandbox.admit("one")
     script = _GET.replace(
         "print(response.status, response.read().decode())",
@@ -95,7 +95,7 @@ async def test_the_door_streams(sandbox: HelpedSandbox, door_app: DoorApp) -> No
     assert (await asking).stdout == b"second\n"
 
 
-async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelpedSandbox, door_app: DoorApp) -> None:
+async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandbox, door_app: DoorApp) -> None:
     sandbox.admit("one")
     assert sandbox.agent_door is not None
     asking = await sandbox.start(Command(("python3", "-c", _GET, sandbox.agent_door, "/e/one/stream")))
@@ -105,7 +105,7 @@ async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelpedSandb
     await door_app.caller_left.wait()
 
 
-async def test_a_large_body_passes_the_door_both_ways_at_once(sandbox: HelpedSandbox) -> None:
+async def test_a_large_body_passes_the_door_both_ways_at_once(sandbox: HelperSandbox) -> None:
     sandbox.admit("one")
     script = """
 import http.client, sys, urllib.parse
@@ -119,7 +119,7 @@ print(connection.getresponse().read().decode())
     assert [result.stdout for result in results] == [b"POST /e/one/mcp 5000000\n"] * 4
 
 
-async def test_an_answer_arrives_that_comes_before_its_request_was_read(sandbox: HelpedSandbox) -> None:
+async def test_an_answer_arrives_that_comes_before_its_request_was_read(sandbox: HelperSandbox) -> None:
     sandbox.admit("one")
     script = """
 import http.client, sys, urllib.parse
@@ -134,7 +134,7 @@ for size in (100, 70_000, 5_000_000):
     assert [result.stdout for result in results] == [b"POST /e/one/early 0\n" * 3] * 4
 
 
-async def test_connections_without_end_take_nothing_from_commands(sandbox: HelpedSandbox) -> None:
+async def test_connections_without_end_take_nothing_from_commands(sandbox: HelperSandbox) -> None:
     script = """
 import socket, sys, time, urllib.parse
 url = urllib.parse.urlsplit(sys.argv[1])
@@ -160,7 +160,7 @@ time.sleep(60)
     assert (await get(sandbox, "/e/one/mcp"))[0].startswith("200")
 
 
-async def test_no_network_is_reached(sandbox: HelpedSandbox) -> None:
+async def test_no_network_is_reached(sandbox: HelperSandbox) -> None:
     with socket.create_server(("0.0.0.0", 0)) as listener:
         port = listener.getsockname()[1]
         host = socket.gethostbyname(socket.gethostname())
@@ -177,7 +177,7 @@ async def test_no_network_is_reached(sandbox: HelpedSandbox) -> None:
     assert lookup.exit_code != 0
 
 
-async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelpedSandbox) -> None:
+async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelperSandbox) -> None:
     name = "\0turnstile-test-abstract"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
@@ -191,7 +191,7 @@ async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelpedSandbox) -> Non
     assert (await sandbox.exec(Command(("ls", "/run/turnstile/helper.sock")))).exit_code != 0
 
 
-async def test_the_system_cannot_be_written_to(sandbox: HelpedSandbox) -> None:
+async def test_the_system_cannot_be_written_to(sandbox: HelperSandbox) -> None:
     for path in (
         "/planted",
         "/usr/planted",
@@ -229,7 +229,7 @@ async def test_sandboxes_see_nothing_of_each_other(provider: SandboxProvider) ->
     await process.kill()
     one.admit("one")
     other.admit("other")
-    assert isinstance(other, HelpedSandbox)
+    assert isinstance(other, HelperSandbox)
     assert (await get(other, "/e/one/mcp"))[0].startswith("404")
 
 
@@ -262,7 +262,7 @@ for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
 
 
 @pytest.mark.parametrize("user", list(User))
-async def test_no_command_can_act_on_the_helper(sandbox: HelpedSandbox, user: User) -> None:
+async def test_no_command_can_act_on_the_helper(sandbox: HelperSandbox, user: User) -> None:
     result = await python(sandbox, _ATTACK, user=user)
     assert result.exit_code == 0, result
     assert b"DONE" not in result.stdout, result
@@ -271,7 +271,7 @@ async def test_no_command_can_act_on_the_helper(sandbox: HelpedSandbox, user: Us
     assert (await sandbox.exec(Command(("echo", "well"), timeout_s=30))).stdout == b"well\n"
 
 
-async def test_agent_and_tests_cannot_act_on_each_other(sandbox: HelpedSandbox, backend: Backend) -> None:
+async def test_agent_and_tests_cannot_act_on_each_other(sandbox: HelperSandbox, backend: Backend) -> None:
     assert sandbox.two_users == backend.two_users
     for user, other in ((User.AGENT, User.TESTS), (User.TESTS, User.AGENT)):
         process = await sandbox.start(
@@ -293,7 +293,7 @@ async def test_agent_and_tests_cannot_act_on_each_other(sandbox: HelpedSandbox, 
         await process.kill()
 
 
-async def test_no_command_has_a_capability_or_can_gain_one(sandbox: HelpedSandbox) -> None:
+async def test_no_command_has_a_capability_or_can_gain_one(sandbox: HelperSandbox) -> None:
     status = (await sandbox.exec(Command(("cat", "/proc/self/status")))).stdout.decode()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert [int(fields[name], 16) for name in ("CapPrm", "CapEff", "CapAmb")] == [0, 0, 0]
@@ -301,7 +301,7 @@ async def test_no_command_has_a_capability_or_can_gain_one(sandbox: HelpedSandbo
 
 
 async def test_losing_the_servers_connection_ends_everything_inside(
-    sandbox: HelpedSandbox, backend: Backend, run_dir: Path
+    sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     process = await sandbox.start(Command(("sleep", "7655")))
     sandbox._link._writer.transport.abort()

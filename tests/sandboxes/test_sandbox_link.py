@@ -12,20 +12,20 @@ import pytest
 from door_app import DoorApp
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
-from turnstile_server.sandboxes.door import SandboxDoor
-from turnstile_server.sandboxes.helped import HelpedSandbox, Layout
 from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
-from turnstile_server.sandboxes.link import HelperLink
+from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.protocol import Command
+from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def door(run_dir: Path, door_app: DoorApp) -> AsyncIterator[SandboxDoor]:
-    made = SandboxDoor(run_dir / "one", door_app, idle_connection_s=5, max_connections=3, name="one")
+async def door(run_dir: Path, door_app: DoorApp) -> AsyncIterator[SandboxSockets]:
+    made = SandboxSockets(run_dir / "one", door_app, idle_connection_s=5, max_connections=3, name="one")
     await made.open()
     yield made
     await made.close()
@@ -39,7 +39,7 @@ class Caller:
         self.writer = writer
 
     @classmethod
-    async def dial(cls, door: SandboxDoor, token: str | None = None) -> Caller:
+    async def dial(cls, door: SandboxSockets, token: str | None = None) -> Caller:
         caller = cls(*await asyncio.open_unix_connection(door.folder / "helper.sock"))
         token = door.environment[TOKEN_VARIABLE] if token is None else token
         caller.writer.write(frames.encode({"hello": frames.VERSION, "token": token}))
@@ -50,7 +50,7 @@ class Caller:
 
 
 @pytest.fixture
-async def linked(door: SandboxDoor) -> AsyncIterator[tuple[Caller, HelperLink]]:
+async def linked(door: SandboxSockets) -> AsyncIterator[tuple[Caller, HelperLink]]:
     caller = await Caller.dial(door)
     link = await door.dialed_in(10)
     yield caller, link
@@ -58,7 +58,7 @@ async def linked(door: SandboxDoor) -> AsyncIterator[tuple[Caller, HelperLink]]:
     caller.writer.close()
 
 
-async def test_only_the_right_token_makes_a_link(door: SandboxDoor) -> None:
+async def test_only_the_right_token_makes_a_link(door: SandboxSockets) -> None:
     for wrong in ("", "x" * 43, "é"):
         caller = await Caller.dial(door, wrong)
         assert await caller.reader.read() == b""
@@ -83,7 +83,7 @@ async def _closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(door: SandboxDoor) -> None:
+async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(door: SandboxSockets) -> None:
     silent = await asyncio.open_unix_connection(door.folder / "helper.sock")
     caller = await Caller.dial(door)
     link = await door.dialed_in(10)
@@ -96,13 +96,13 @@ async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(door: 
     caller.writer.close()
 
 
-async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxDoor) -> None:
+async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxSockets) -> None:
     with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.05 s"):
         await door.dialed_in(0.05)
 
 
 async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
+    door = SandboxSockets(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
     await door.open()
     caller = await Caller.dial(door)
     while (door.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
@@ -115,7 +115,7 @@ async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door
 
 
 async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxDoor(run_dir / "three", door_app, idle_connection_s=5, max_connections=3, name="three")
+    door = SandboxSockets(run_dir / "three", door_app, idle_connection_s=5, max_connections=3, name="three")
     await door.open()
     door.admit("one")
     reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
@@ -127,7 +127,7 @@ async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorAp
     writer.close()
 
 
-async def test_connections_beyond_the_bound_are_closed_and_others_served(door: SandboxDoor) -> None:
+async def test_connections_beyond_the_bound_are_closed_and_others_served(door: SandboxSockets) -> None:
     door.admit("one")
     held = [await asyncio.open_unix_connection(door.folder / "gate.sock") for _ in range(3)]
     for reader, writer in held:
@@ -152,10 +152,10 @@ async def test_connections_beyond_the_bound_are_closed_and_others_served(door: S
 async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
     run_dir: Path, door_app: DoorApp
 ) -> None:
-    door = SandboxDoor(run_dir / ("x" * 100), door_app, idle_connection_s=5, max_connections=3, name="x")
+    door = SandboxSockets(run_dir / ("x" * 100), door_app, idle_connection_s=5, max_connections=3, name="x")
     with pytest.raises(SandboxUnavailable, match="run_dir"):
         await door.open()
-    door = SandboxDoor(run_dir / "missing" / "one", door_app, idle_connection_s=5, max_connections=3, name="x")
+    door = SandboxSockets(run_dir / "missing" / "one", door_app, idle_connection_s=5, max_connections=3, name="x")
     with pytest.raises(SandboxUnavailable, match="no sockets"):
         await door.open()
     assert os.listdir(run_dir) == []
@@ -200,14 +200,14 @@ async def test_a_helper_that_breaks_the_protocol_is_given_up(
 async def test_an_end_that_lacks_what_it_must_say_fails_its_command(
     run_dir: Path, door_app: DoorApp, fields: dict[str, object]
 ) -> None:
-    door = SandboxDoor(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
+    door = SandboxSockets(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
     await door.open()
     caller = await Caller.dial(door)
 
     async def release() -> None: ...
 
     link = await door.dialed_in(10)
-    sandbox = HelpedSandbox("two", link, door, Layout(), SandboxSettings(), release)
+    sandbox = HelperSandbox("two", link, door, Layout(), SandboxSettings(), release)
     running = asyncio.create_task(sandbox.exec(Command(("true",))))
     await caller.reader.read(1)
     caller.says({"id": 1, "ev": "end", **fields})

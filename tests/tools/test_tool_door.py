@@ -22,7 +22,7 @@ from subprocess_sandbox import SubprocessSandbox
 from tools_support import DoorStage, Episodes, PlayedEpisode, alive, door_stage, text_of, wait_until
 
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.toolbox import Toolbox
 
 pytestmark = pytest.mark.anyio
@@ -496,7 +496,7 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
     answers: list[httpx.Response] = []
     headers, params = modern_call({"command": LONG})
 
-    async def call(door: ToolDoor) -> None:
+    async def call(door: McpEndpoint) -> None:
         transport = httpx.ASGITransport(app=door)
         async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
             key = {"x-api-key": episode.key}
@@ -507,7 +507,7 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
             )
 
     async with anyio.create_task_group() as tasks:
-        async with ToolDoor(episodes, Toolbox(limits), limits) as door:
+        async with McpEndpoint(episodes, Toolbox(limits), limits) as door:
             tasks.start_soon(call, door)
             pid = await pid_of(sandbox)
         await wait_until(lambda: not alive(pid))

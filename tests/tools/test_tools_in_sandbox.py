@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tools_support import DoorStage, PlayedEpisode, door_stage, text_of
 
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings, ToolSettings
 from turnstile_server.tools.results import ToolResult

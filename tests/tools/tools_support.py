@@ -14,13 +14,13 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from turnstile_server.agent_door import AgentDoor
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.errors import Gone, NotFound, Unauthorized
-from turnstile_server.listeners import Listener, bind, url_of
+from turnstile_server.http.agent_app import AgentApp
+from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.door import ToolDoor
+from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.toolbox import Toolbox
 
 KEYS = EpisodeKeys(b"k" * 32)
@@ -79,7 +79,7 @@ class DoorStage:
     url: str
     socket_path: Path
     episodes: Episodes
-    door: ToolDoor
+    door: McpEndpoint
     toolbox: Toolbox
 
     def tool_url(self, episode: PlayedEpisode) -> str:
@@ -117,8 +117,8 @@ async def door_stage(folder: Path, **settings: Any) -> AsyncIterator[DoorStage]:
     unix.bind(str(path))
     unix.listen(64)
     unix.setblocking(False)
-    async with ToolDoor(episodes, toolbox, limits) as door, anyio.create_task_group() as tasks:
-        app = AgentDoor(_NoGate(), door)
+    async with McpEndpoint(episodes, toolbox, limits) as door, anyio.create_task_group() as tasks:
+        app = AgentApp(_NoGate(), door)
         listeners = [Listener(app, bound, idle_s=5, grace_s=1, access_log=False) for bound in (tcp, unix)]
         for listener in listeners:
             tasks.start_soon(listener.serve)

@@ -24,7 +24,7 @@ from agents_matrix.recording import Call, Recording, Said
 from agents_matrix.tape import CURRENT, Heard
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
-from turnstile_server.gate.episode_calls import EpisodeCalls, ThreadHeaders
+from turnstile_server.gate.session import EpisodeSession, ThreadHeaders
 
 SETTLED_AFTER = 100
 """Rounds of the event loop: many times what a request takes to its refusal, or a chunk to its caller."""
@@ -57,7 +57,7 @@ class Replayed:
 
 
 class Replay:
-    def __init__(self, stage: Stage, recording: Recording, episode: dict[str, Any], calls: EpisodeCalls) -> None:
+    def __init__(self, stage: Stage, recording: Recording, episode: dict[str, Any], calls: EpisodeSession) -> None:
         self.calls: list[Replayed] = []
         self._stage = stage
         self._recording = recording

@@ -3,10 +3,10 @@
 Pure: no I/O, no clock, no task. The gate pushes turns in and asks questions.
 """
 
+from turnstile_server.capture.export import EpisodeFacts, episode_statistics, export_samples
 from turnstile_server.capture.forest import export_forest
 from turnstile_server.capture.match import Match
 from turnstile_server.capture.retry import Action, EarlierCall, decide
-from turnstile_server.capture.samples import EpisodeFacts, episode_statistics, export_samples
 from turnstile_server.capture.tree import Node, TokenTree
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from turnstile.models import Cause, Role, Turn
-from turnstile_server.capture.quotations import Quotations
+from turnstile_server.capture.quote_index import QuoteIndex
 
 
 def start(turn: Turn) -> tuple[float, int]:
@@ -23,7 +23,7 @@ class Causes:
     def __init__(self, turns: Iterable[Turn], auxiliary: Collection[str]) -> None:
         self._turns = sorted(turns, key=start)
         self._places = {turn.turn_id: place for place, turn in enumerate(self._turns)}
-        self._quotations = Quotations(self._turns)
+        self._quotations = QuoteIndex(self._turns)
         self._auxiliary = auxiliary
 
     def of(self, turn: Turn) -> Cause | None:

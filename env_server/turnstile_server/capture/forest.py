@@ -1,4 +1,4 @@
-"""The forest of an episode as arrays, each token once: the rows of ``capture/samples.py``, not repeated.
+"""The forest of an episode as arrays, each token once: the rows of ``capture/export.py``, not repeated.
 
 Which rows there are and which of them trains a completion is decided there; here is only the layout. Memory is
 that of the episode's own tokens, however many rows share them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnstile.models import ForestRow, TokenForest
-from turnstile_server.capture.samples import EpisodeFacts, sample_id, sample_status, sampled_spans, select
+from turnstile_server.capture.export import EpisodeFacts, sample_id, sample_status, sampled_spans, select
 from turnstile_server.capture.statistics import statistics
 from turnstile_server.capture.tree import TokenTree
 

@@ -41,7 +41,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
+class EchoMatch:
     """How a call repeats a stored path: the verdict on its last reply, and how many of the path's replies came
     back with their call ids and with their reasoning."""
 
@@ -50,22 +50,22 @@ class Echo:
     reasonings: int
 
 
-Checked = dict[tuple[str, bool], Echo | None]
+Checked = dict[tuple[str, bool], EchoMatch | None]
 """Turn id, and whether its last group was compared too, to how the call repeats the path down to there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ParentMatch:
     """The parent, how the call repeats its path, and how many messages and groups of the call its path covers."""
 
     node: Node | None
     consumed: int
     groups: int
-    echo: Echo | None = None
+    echo: EchoMatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class PathCache:
     """An earlier call's way down to its parent. A call with the same tools that begins with the same ``messages``
     repeats the path to ``node`` in the same way, so its own walk may start there."""
 
@@ -73,7 +73,7 @@ class Walk:
     messages: tuple[Message, ...]
     groups: tuple[Group, ...]
     node: Node
-    echo: Echo
+    echo: EchoMatch
 
     def begins(self, messages: Sequence[Message], tools_key: str) -> bool:
         """A reply goes on in the assistant messages that follow it, so none may follow ``messages``."""
@@ -90,8 +90,8 @@ def find_parent(
     schemas: Schemas,
     tools_key: str,
     by_end: Mapping[Key, Sequence[Node]],
-    known: Walk | None = None,
-) -> Found:
+    known: PathCache | None = None,
+) -> ParentMatch:
     """The deepest verified turn among those whose end key occurs in the call's chain.
 
     Every stored turn is compared at most once, however many candidates share it. ``known`` begins the call: only
@@ -109,18 +109,18 @@ def find_parent(
         if item.message.role == "assistant" and key in by_end:
             ends.append((index, key))
     for index, key in reversed(ends):
-        verified: list[tuple[Node, Echo]] = []
+        verified: list[tuple[Node, EchoMatch]] = []
         for node in by_end[key]:
             echo = _verify_path(node, groups, schemas, checked)
             if echo is not None:
                 verified.append((node, echo))
         if verified:
             node, echo = max(verified, key=lambda pair: _preference(pair[0], pair[1], groups[index].message))
-            return Found(node, groups[index].end, index + 1, echo)
-    return Found(None, 0, 0)
+            return ParentMatch(node, groups[index].end, index + 1, echo)
+    return ParentMatch(None, 0, 0)
 
 
-def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked: Checked) -> Echo | None:
+def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked: Checked) -> EchoMatch | None:
     """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
     unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
@@ -129,7 +129,7 @@ def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked:
         unchecked.append((at, whole))
         whole = not at.joined
         at = at.parent
-    echo = Echo(SAME, 0, 0) if at is None else checked[at.turn.turn_id, whole]
+    echo = EchoMatch(SAME, 0, 0) if at is None else checked[at.turn.turn_id, whole]
     for item, to_its_end in reversed(unchecked):
         if echo is not None:
             echo = _verify_node(item, groups, schemas, echo, whole=to_its_end)
@@ -138,8 +138,8 @@ def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked:
 
 
 def _verify_node(
-    node: Node, groups: Sequence[Group], schemas: Schemas, before: Echo, *, whole: bool
-) -> Echo | None:
+    node: Node, groups: Sequence[Group], schemas: Schemas, before: EchoMatch, *, whole: bool
+) -> EchoMatch | None:
     """``whole`` False: without the node's last group, which a joined child compares with its own."""
     part = groups[node.group_count - len(node.groups) : node.group_count]
     if len(part) != len(node.groups):
@@ -152,7 +152,7 @@ def _verify_node(
     verdict = compare_reply(node.groups[-1].message, part[-1].message, schemas)
     if verdict.edited is not None:
         return None
-    return Echo(
+    return EchoMatch(
         verdict,
         before.ids + _same_ids(node, part[-1].message),
         before.reasonings + _same_reasoning(verdict),
@@ -168,7 +168,7 @@ def _same_reasoning(verdict: Verdict) -> bool:
     return not verdict.cosmetic & {Cosmetic.REASONING_CHANGED, Cosmetic.REASONING_DROPPED}
 
 
-def _preference(node: Node, echo: Echo, echoed: Message) -> tuple[int, ...]:
+def _preference(node: Node, echo: EchoMatch, echoed: Message) -> tuple[int, ...]:
     """The echoed reply decides; where it looks the same (a plain "ok" in two parallel sub-agents), the replies
     before it do."""
     last = (_same_ids(node, echoed), _same_reasoning(echo.last))
@@ -176,7 +176,7 @@ def _preference(node: Node, echo: Echo, echoed: Message) -> tuple[int, ...]:
 
 
 def explain_break(
-    groups: Sequence[Group], schemas: Schemas, tools_key: str, found: Found, roots: Sequence[Node]
+    groups: Sequence[Group], schemas: Schemas, tools_key: str, found: ParentMatch, roots: Sequence[Node]
 ) -> Break | None:
     """Types the break of a call, and finds its first divergent message.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from turnstile.models import Int32Array, Message, Tool, Turn
 from turnstile_server.capture.keys import Group, Key, chain, group
-from turnstile_server.capture.match import Match, Walk, explain_break, find_parent
+from turnstile_server.capture.match import Match, PathCache, explain_break, find_parent
 
 WALKS = 8
 """Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
@@ -93,7 +93,7 @@ class TokenTree:
         self._nodes: dict[str, Node] = {}
         self._by_end: dict[Key, list[Node]] = {}
         self._by_request: dict[str, list[Node]] = {}
-        self._walks: deque[Walk] = deque(maxlen=WALKS)
+        self._walks: deque[PathCache] = deque(maxlen=WALKS)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -118,7 +118,7 @@ class TokenTree:
         consumed, echo = found.consumed, found.echo
         if found.node is not None and echo is not None and (known is None or found.node is not known.node):
             path, covered = tuple(messages[:consumed]), tuple(groups[: found.groups])
-            self._walks.append(Walk(tools_key, path, covered, found.node, echo))
+            self._walks.append(PathCache(tools_key, path, covered, found.node, echo))
         return Match(
             parent=found.node,
             new_messages=tuple(messages[consumed:]),

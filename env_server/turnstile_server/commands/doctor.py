@@ -20,7 +20,7 @@ import typer
 from turnstile.models.environment import environment
 from turnstile_server.commands.serve import SandboxKind, nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
-from turnstile_server.rehearsal.checkup import Report, check_up
+from turnstile_server.testing.doctor import Report, check_up
 
 FAILED = 1
 USAGE = 2

@@ -12,10 +12,10 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnstile_server.control.api import route_template
 from turnstile_server.control.auth import ControlKey
 from turnstile_server.control.body import BodyLimit
 from turnstile_server.control.errors import ErrorBoundary, install_error_handlers
-from turnstile_server.control.rest import route_template
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 

@@ -12,12 +12,12 @@ from typing import Protocol
 import anyio
 
 from turnstile.models import EpisodeStatus
-from turnstile_server.episodes.outcome import GRADED, Outcome, judged
+from turnstile_server.episodes.outcome import GRADED, Outcome, outcome_of_exit
 from turnstile_server.episodes.running import RunningEpisode
 from turnstile_server.episodes.stage import Stage
 from turnstile_server.errors import AgentFailed, FileProblem, Gone, SandboxUnavailable, TurnstileError
-from turnstile_server.gate.episode_calls import EpisodeCalls
-from turnstile_server.gate.turn import Conductor
+from turnstile_server.gate.pipeline import CallPipeline
+from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.grading.protocol import Grader, Work
 from turnstile_server.settings import Settings
 
@@ -41,7 +41,9 @@ class EpisodeRecords(Protocol):
 
 
 class Director:
-    def __init__(self, records: EpisodeRecords, conductor: Conductor, grader: Grader, settings: Settings) -> None:
+    def __init__(
+        self, records: EpisodeRecords, conductor: CallPipeline, grader: Grader, settings: Settings
+    ) -> None:
         self._records = records
         self._conductor = conductor
         self._grader = grader
@@ -80,7 +82,7 @@ class Director:
             await stage.prepare()
             self._records.moved(running, EpisodeStatus.RUNNING)
             if agent is None:
-                await stage.stand()
+                await stage.wait_for_death()
             end = await stage.play(running.calls.limits.max_turns, running.env)
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error)
@@ -88,7 +90,7 @@ class Director:
             _LOG.exception("an episode failed", extra={"episode_id": running.episode.episode_id})
             return Outcome(EpisodeStatus.FAILED, TurnstileError("the server failed; its log says why"))
         calls = running.calls
-        return judged(end, agent, turns=len(calls.tree), last_refusal=calls.last_refusal)
+        return outcome_of_exit(end, agent, turns=len(calls.tree), last_refusal=calls.last_refusal)
 
     async def end(self, running: RunningEpisode, outcome: Outcome) -> None:
         """Ends the episode once; whoever comes later finds it ended. A caller that goes away does not stop it;
@@ -109,10 +111,10 @@ class Director:
             await self.end(running, outcome)
         except TurnstileError as failure:
             _LOG.error("episode %s could not be ended: %s", running.episode.episode_id, failure.message)
-            running.owed_end = running.owed_end or outcome
+            running.unstored_outcome = running.unstored_outcome or outcome
         except Exception:  # noqa: BLE001 - a bug in one episode must not end the others in this task group
             _LOG.exception("an episode could not be ended", extra={"episode_id": running.episode.episode_id})
-            running.owed_end = running.owed_end or outcome
+            running.unstored_outcome = running.unstored_outcome or outcome
 
     async def _end_now(self, running: RunningEpisode, outcome: Outcome) -> None:
         calls = running.calls
@@ -123,15 +125,15 @@ class Director:
             running.active.cancel()
             await running.active_over.wait()
         if running.plan.task.graded:
-            if running.owed_end is not None:
-                outcome = running.owed_end  # graded once, whatever became of the record
+            if running.unstored_outcome is not None:
+                outcome = running.unstored_outcome  # graded once, whatever became of the record
             elif outcome.status in GRADED and running.cancelled:
                 outcome = Outcome(EpisodeStatus.CANCELLED, None, outcome.agent)
             elif outcome.status in GRADED:
                 outcome = await self._graded(running, outcome)
                 if self._closing:
                     raise SandboxUnavailable("the server is stopping")
-                running.owed_end = outcome
+                running.unstored_outcome = outcome
         if running.stage is not None:
             await _closed(running.stage)
         await self._records.ended(running, outcome)
@@ -165,7 +167,7 @@ class Director:
         grade = await self._grader.grade(running.plan.task, Work(archive, running.answer))
         return Outcome(outcome.status, outcome.error, outcome.agent, grade)
 
-    async def _drain(self, calls: EpisodeCalls, drain_s: float, status: EpisodeStatus) -> None:
+    async def _drain(self, calls: EpisodeSession, drain_s: float, status: EpisodeStatus) -> None:
         """Lets calls in flight end by themselves, then has the conductor give them up."""
         with anyio.move_on_after(drain_s):
             for call in list(calls.in_flight.values()):

@@ -6,7 +6,7 @@ from typing import Any
 
 from turnstile.models import Limits
 from turnstile_server.errors import Unprocessable
-from turnstile_server.gate.episode_calls import CallLimits
+from turnstile_server.gate.session import CallLimits
 from turnstile_server.settings import EpisodeSettings, GateSettings
 
 

@@ -59,7 +59,9 @@ class Outcome:
         return ErrorInfo(type=self.error.type, message=self.error.message, fault=fault, detail=self.error.detail)
 
 
-def judged(end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: TurnstileError | None) -> Outcome:
+def outcome_of_exit(
+    end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: TurnstileError | None
+) -> Outcome:
     """What an agent's exit means. Many agents exit 0 after a refusal that they could not get over, so that comes
     first: of the infrastructure, or the end of the context. Then what its own log tells; last its exit code."""
     if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:

@@ -13,7 +13,7 @@ from turnstile_server.episodes.plan import Plan
 from turnstile_server.episodes.stage import Stage
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import EpisodeOverdue
-from turnstile_server.gate.episode_calls import EpisodeCalls
+from turnstile_server.gate.session import EpisodeSession
 
 _LIMITED = frozenset({EpisodeStatus.PREPARING, EpisodeStatus.RUNNING})
 
@@ -22,7 +22,7 @@ class RunningEpisode:
     """Its record changes only through ``moved``; the lock makes one ending of many requests to end it."""
 
     def __init__(
-        self, stored: Stored, calls: EpisodeCalls, plan: Plan, stage: Stage | None, env: dict[str, str]
+        self, stored: Stored, calls: EpisodeSession, plan: Plan, stage: Stage | None, env: dict[str, str]
     ) -> None:
         self.stored = stored
         self.calls = calls
@@ -33,7 +33,7 @@ class RunningEpisode:
         self.answer: str | None = None
         """What was last submitted."""
         self.ending = anyio.Lock()
-        self.owed_end: Outcome | None = None
+        self.unstored_outcome: Outcome | None = None
         """An end that was decided but could not be stored yet."""
         self.active = anyio.CancelScope()
         """Around the part of the stage's life that an end from elsewhere cuts short: queue, set-up, agent."""
@@ -89,8 +89,8 @@ class RunningEpisode:
 
     def due_end(self) -> Outcome | None:
         """How the episode is to be ended now, None while it may run."""
-        if self.owed_end is not None:
-            return self.owed_end
+        if self.unstored_outcome is not None:
+            return self.unstored_outcome
         error = self.overdue()
         return Outcome(EpisodeStatus.TIMED_OUT, error) if error is not None else None
 

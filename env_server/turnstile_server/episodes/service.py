@@ -53,8 +53,8 @@ from turnstile_server.errors import (
     TurnstileError,
     Unauthorized,
 )
-from turnstile_server.gate.episode_calls import EpisodeCalls, ThreadHeaders
-from turnstile_server.gate.turn import Conductor
+from turnstile_server.gate.pipeline import CallPipeline
+from turnstile_server.gate.session import EpisodeSession, ThreadHeaders
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.observability.metrics import Metrics
@@ -73,7 +73,7 @@ class EpisodeParts:
     """What episodes are made with."""
 
     journal: Journal
-    conductor: Conductor
+    conductor: CallPipeline
     auditor: Auditor
     keys: EpisodeKeys
     planner: Planner
@@ -126,7 +126,7 @@ class Episodes:
 
     # The agent's doors
 
-    def open_episode(self, episode_id: str, key: str) -> EpisodeCalls:
+    def open_episode(self, episode_id: str, key: str) -> EpisodeSession:
         return self._opened(episode_id, key).calls
 
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
@@ -191,7 +191,7 @@ class Episodes:
 
         limits = call_limits(episode.limits, parts.settings.gate)
         threads = ThreadHeaders() if plan.agent is None else ThreadHeaders(**plan.agent.threads.model_dump())
-        calls = EpisodeCalls(episode.episode_id, episode.sampling, limits, exhausted, threads)
+        calls = EpisodeSession(episode.episode_id, episode.sampling, limits, exhausted, threads)
         stage = None
         if plan.sandbox is not None:
             key = self._keys.key(episode.episode_id, stored.key_nonce)

@@ -20,8 +20,8 @@ from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import SandboxFailed, TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, SandboxProvider, SandboxSpec, User
 from turnstile_server.settings import AgentSettings
-from turnstile_server.tasks.furnish import furnish
 from turnstile_server.tasks.model import Files
+from turnstile_server.tasks.workspace import prepare_workspace
 
 PROBE_S = 30.0
 """Time for the question which Python an image has."""
@@ -68,7 +68,7 @@ class Stage:
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
                 "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
-        await furnish(sandbox, self._plan.task, self._archive_of)
+        await prepare_workspace(sandbox, self._plan.task, self._archive_of)
         if agent is not None and agent.install.pip:
             await _check_python(sandbox, agent)
         sandbox.admit(self._episode_id)
@@ -93,7 +93,7 @@ class Stage:
         told = ending(agent.end, result.stdout.decode(errors="replace"))
         return AgentEnd(result.exit_code, output, told)
 
-    async def stand(self) -> NoReturn:
+    async def wait_for_death(self) -> NoReturn:
         """While somebody else runs the agent: lasts as long as the sandbox, then raises SandboxFailed."""
         sandbox = self._sandbox
         assert sandbox is not None

@@ -13,7 +13,7 @@ import anyio
 from turnstile.models import Message
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.protocol import CallEvent, Event, Head, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.base import CallEvent, Event, Head, ReasoningEvent, Reply, TextEvent, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.agent_request import CallerGone, discard_body, read_body
+from turnstile_server.http.agent_request import CallerGone, discard_body, read_body
 from turnstile_server.settings import GateSettings
 
 Header = tuple[bytes, bytes]

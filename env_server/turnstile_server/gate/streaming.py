@@ -9,7 +9,7 @@ from __future__ import annotations
 import anyio
 
 from turnstile_server.gate.call import Call, head_of, reply_of
-from turnstile_server.gate.dialects.protocol import Dialect, ModelCall
+from turnstile_server.gate.dialects.base import Dialect, ModelCall
 from turnstile_server.gate.exchange import Exchange, unbuffered
 from turnstile_server.settings import GateSettings
 

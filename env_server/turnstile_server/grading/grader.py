@@ -37,8 +37,8 @@ from turnstile_server.grading.verdict import (
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec, User
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.archive import pack
-from turnstile_server.tasks.furnish import furnish
 from turnstile_server.tasks.model import Files, HiddenTests, Task
+from turnstile_server.tasks.workspace import prepare_workspace
 
 INSIDE = Path(__file__).parent / "inside"
 PLACE = "/tmp/turnstile-grading"
@@ -83,9 +83,9 @@ class TaskGrader:
             components["answer"] = float(verdict.right)
             detail["answer"] = {"right": verdict.right, "note": verdict.note}
         if task.tests is not None:
-            judged = await self._judge(task, task.tests, work)
-            components["tests"] = float(judged.passed)
-            detail.update(judged.detail)
+            outcome_of_exit = await self._judge(task, task.tests, work)
+            components["tests"] = float(outcome_of_exit.passed)
+            detail.update(outcome_of_exit.detail)
         reward = math.prod(components.values()) if components else None
         return Grade(reward, components, detail)
 
@@ -123,7 +123,7 @@ class TaskGrader:
 
     async def _furnish(self, sandbox: Sandbox, task: Task) -> None:
         try:
-            await furnish(sandbox, task, self._pack)
+            await prepare_workspace(sandbox, task, self._pack)
             # What the set-up left running could get in the way of the diff.
             await sandbox.stop_all()
             programs = Files(inline={path.name: path.read_text() for path in INSIDE.glob("*.py")})

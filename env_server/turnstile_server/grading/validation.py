@@ -18,8 +18,8 @@ from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
-from turnstile_server.tasks.furnish import furnish
 from turnstile_server.tasks.model import Files, Gold, Task
+from turnstile_server.tasks.workspace import prepare_workspace
 
 DELETE_TIMEOUT_S = 30.0
 
@@ -92,7 +92,7 @@ class Validator:
             return Work(), Work(answer=gold.answer)
         sandbox = await self._provider.create(self._spec_of(task))
         try:
-            await furnish(sandbox, task, self._archive_of)
+            await prepare_workspace(sandbox, task, self._archive_of)
             empty = await self._fetch(sandbox)
             if gold.files is not None:
                 await sandbox.upload(await anyio.to_thread.run_sync(self._archive_of, gold.files), sandbox.workdir)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.docker.provider import DockerProvider
-from turnstile_server.sandboxes.local import LocalProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import SandboxSettings

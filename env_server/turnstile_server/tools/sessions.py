@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from turnstile_server.errors import Gone, TooManyCalls
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.protocol import EpisodeTools
-from turnstile_server.tools.visit import Visit
+from turnstile_server.tools.request import McpRequest
 
 
 class EpisodeSessions:
@@ -28,7 +28,7 @@ class EpisodeSessions:
             max_request_body_size=settings.max_body_bytes,
             max_sessions=settings.max_sessions_per_episode,
         )
-        self._visits: set[Visit] = set()
+        self._visits: set[McpRequest] = set()
         self._open = anyio.Event()
         self._ended = False
         self._nobody = anyio.Event()
@@ -63,7 +63,7 @@ class EpisodeSessions:
             )
         if self._ended:
             raise _gone()
-        visit = Visit(episode, self._settings.send_timeout_s)
+        visit = McpRequest(episode, self._settings.send_timeout_s)
         self._visits.add(visit)
         try:
             await visit.serve(self._manager.handle_request, scope, body, receive, send)

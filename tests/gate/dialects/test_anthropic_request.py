@@ -15,10 +15,10 @@ from mutations import replaced
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
+from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.dialects.chat import ChatDialect
-from turnstile_server.gate.dialects.directory import DialectDirectory
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.router import DialectRouter
 
 ANTHROPIC = AnthropicDialect()
 GO: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
@@ -326,7 +326,7 @@ def test_input_nested_deeper_than_python_writes_is_refused_by_path() -> None:
 
 
 def test_counting_needs_no_max_tokens() -> None:
-    directory = DialectDirectory([ChatDialect(), ANTHROPIC], fallback=ChatDialect())
+    directory = DialectRouter([ChatDialect(), ANTHROPIC], fallback=ChatDialect())
     body = json.dumps({"model": "m", "messages": GO}).encode()
     counting = directory.find("/v1/messages/count_tokens", b"beta=true", {})
     assert counting is not None
@@ -349,7 +349,7 @@ def use(value: Any) -> dict[str, Any]:
 
 
 def test_a_history_that_comes_again_gives_the_same_objects_numbers_in_calls_included() -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     first = ANTHROPIC.parse(body(*GO, use(1), user(result("r"))), before)
     then = ANTHROPIC.parse(body(*GO, use(1), user(result("r")), *GO), before)
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False)] == [True] * 3
@@ -368,7 +368,7 @@ def test_a_history_that_comes_again_gives_the_same_objects_numbers_in_calls_incl
     ids=["number of another type", "true for one", "keys in another order", "list to string", "order", "role"],
 )
 def test_what_differs_is_parsed(first: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     ANTHROPIC.parse(body(*first), before)
     assert ANTHROPIC.parse(body(*then), before) == ANTHROPIC.parse(body(*then))
 
@@ -415,7 +415,7 @@ _json = st.recursive(
 
 
 def call_or_refusal(data: bytes) -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     for memory in (None, before, before):
         try:
             call = ANTHROPIC.parse(data, memory)

@@ -19,8 +19,8 @@ from turnstile.models import Message, ToolCall
 from turnstile_server import errors
 from turnstile_server.errors import ContextOverflow, TurnstileError
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.json_body import strict_arguments
-from turnstile_server.gate.dialects.protocol import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.base import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.json import strict_arguments
 
 ANTHROPIC = AnthropicDialect()
 RUN = ToolCall("run", '{"code":"x"}', "call_0")

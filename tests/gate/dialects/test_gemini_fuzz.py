@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from mutations import STRANGE, mutated
 
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 GEMINI = GeminiDialect()
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
@@ -76,7 +76,7 @@ _json = st.recursive(
 )
 
 
-def outcome(body: bytes, method: str, before: ParsedBefore | None = None) -> ModelCall | str:
+def outcome(body: bytes, method: str, before: ParseCache | None = None) -> ModelCall | str:
     try:
         return GEMINI.parse(body, before, {"model": "m", "method": method})
     except InvalidRequest as error:
@@ -86,12 +86,12 @@ def outcome(body: bytes, method: str, before: ParsedBefore | None = None) -> Mod
 @given(value=_json, method=st.sampled_from(METHODS))
 def test_any_json_is_a_call_or_a_refusal(value: Any, method: str) -> None:
     body = json.dumps(value).encode()
-    assert outcome(body, method) == outcome(body, method, ParsedBefore())
+    assert outcome(body, method) == outcome(body, method, ParseCache())
 
 
 @given(seed=st.integers(0, 2**32), change=_json, method=st.sampled_from(METHODS))
 def test_a_body_that_was_valid_is_still_a_call_or_a_refusal(seed: int, change: Any, method: str) -> None:
-    before = ParsedBefore()
+    before = ParseCache()
     outcome(json.dumps(VALID).encode(), method, before)
     pick = random.Random(seed)
     for _ in range(4):

@@ -10,10 +10,10 @@ import pytest
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.gemini_tools import json_schema
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 GEMINI = GeminiDialect()
 WHOLE = {"model": "m", "method": "generateContent"}
@@ -433,14 +433,14 @@ HISTORIES: dict[str, tuple[list[Wire], list[Wire]]] = {
 @pytest.mark.parametrize("name", sorted(HISTORIES))
 def test_a_history_known_from_before_is_parsed_into_the_same(name: str) -> None:
     first, then = (json.dumps({"contents": contents}).encode() for contents in HISTORIES[name])
-    before = ParsedBefore()
+    before = ParseCache()
     for body in (first, then, first):
         assert GEMINI.parse(body, before, WHOLE) == GEMINI.parse(body, None, WHOLE)
 
 
 def test_a_history_of_calls_whose_values_are_text_is_not_parsed_again() -> None:
     contents = [GO, model(call(args={"a": "x"}, id="1")), user(result({"output": "y"}, id="1"))]
-    before = ParsedBefore()
+    before = ParseCache()
     first = GEMINI.parse(json.dumps({"contents": contents}).encode(), before, WHOLE)
     then = GEMINI.parse(json.dumps({"contents": [*contents, model(T("z"))]}).encode(), before, WHOLE)
     assert all(ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False))

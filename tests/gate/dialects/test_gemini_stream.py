@@ -22,8 +22,8 @@ from turnstile_server.errors import (
     TurnstileError,
     Unauthorized,
 )
+from turnstile_server.gate.dialects.base import CallEvent, ReasoningEvent, TextEvent
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.protocol import CallEvent, ReasoningEvent, TextEvent
 
 GEMINI = GeminiDialect()
 EVENTS = replace(CALL, wire={"sse": True})

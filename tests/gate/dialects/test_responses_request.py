@@ -13,8 +13,8 @@ from mutations import mutated
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall, WireTool
+from turnstile_server.gate.dialects.base import ModelCall, WireTool
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 from turnstile_server.gate.dialects.responses_reasoning import sealed
 from turnstile_server.gate.dialects.responses_tools import custom_input
@@ -351,7 +351,7 @@ VALID: Wire = {
 }
 
 
-def parsed(body: bytes, before: ParsedBefore | None = None) -> ModelCall | str:
+def parsed(body: bytes, before: ParseCache | None = None) -> ModelCall | str:
     try:
         return ResponsesDialect().parse(body, before)
     except InvalidRequest as refused:
@@ -372,7 +372,7 @@ def test_any_json_is_a_call_or_is_refused(value: Any, fields: Wire) -> None:
 
 def test_any_change_of_a_body_is_a_call_or_is_refused_also_with_a_known_history() -> None:
     pick = random.Random(5)
-    before = ParsedBefore()
+    before = ParseCache()
     served = 0
     for _ in range(2000):
         body = json.dumps(mutated(pick, VALID)).encode()
@@ -403,7 +403,7 @@ def test_a_body_nested_too_deeply_to_be_repeated_is_refused() -> None:
 )
 def test_a_known_history_of_items_changes_nothing(first: list[Wire], then: list[Wire]) -> None:
     end = {"role": "user", "content": "end"}
-    before = ParsedBefore()
+    before = ParseCache()
     bodies = [json.dumps({"input": items}).encode() for items in ([*first, end], [*then, end], [*first, end, end])]
     for body in bodies:
         assert parsed(body, before) == parsed(body)
@@ -411,7 +411,7 @@ def test_a_known_history_of_items_changes_nothing(first: list[Wire], then: list[
 
 def test_a_history_of_items_that_comes_again_gives_the_same_objects() -> None:
     items: list[Wire] = [{"role": "user", "content": "a"}, reasoning(summary=summary("r")), call()]
-    before = ParsedBefore()
+    before = ParseCache()
     first = ResponsesDialect().parse(json.dumps({"input": items}).encode(), before)
     then = ResponsesDialect().parse(
         json.dumps({"input": [*items, {"role": "user", "content": "b"}], "instructions": "i"}).encode(), before

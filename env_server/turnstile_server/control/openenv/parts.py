@@ -8,7 +8,7 @@ import anyio
 from starlette.types import ASGIApp
 
 from turnstile_server.control.protocol import EpisodeService
-from turnstile_server.control.training import TrainingDoor
+from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.settings import ControlSettings, OpenEnvSettings
 from turnstile_server.tasks.protocol import TaskSource
 from turnstile_server.tools.protocol import ToolDirectory
@@ -26,7 +26,7 @@ class OpenEnvParts:
     directory: ToolDirectory
     toolbox: Toolbox
     gate: ASGIApp
-    training: TrainingDoor
+    training: TrainerSampling
     tasks: TaskSource | None
     control: ControlSettings
     settings: OpenEnvSettings

@@ -15,8 +15,7 @@ from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.anthropic_reply import content_value, error_value, message_value, stop
 from turnstile_server.gate.dialects.anthropic_request import COUNTING, parse_anthropic
 from turnstile_server.gate.dialects.anthropic_stream import AnthropicStream
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     NO_PARAMS,
     Endpoint,
     Head,
@@ -26,6 +25,7 @@ from turnstile_server.gate.dialects.protocol import (
     StreamWriter,
     endpoint,
 )
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 _VERSION = "anthropic-version"
 """The header of every request of this API; OpenAI's models are listed at the same paths."""
@@ -50,7 +50,7 @@ class AnthropicDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
     ) -> ModelCall:
         return parse_anthropic(body, before, params)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import dumped, kind, objects, text
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
+from turnstile_server.gate.dialects.json import dumped, kind, objects, text
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 _ROLES = ("user", "assistant", "system")
 
 
-def parse_messages(items: Sequence[dict[str, Any]], before: ParsedBefore) -> tuple[Message, ...]:
+def parse_messages(items: Sequence[dict[str, Any]], before: ParseCache) -> tuple[Message, ...]:
     """The messages of ``messages``. Raises InvalidRequest, naming the block."""
     sealed = [_sealed(item, index) for index, item in enumerate(items)]
     return before.parse(sealed, _parse, lambda _: True)

@@ -9,8 +9,8 @@ import orjson
 
 from turnstile.models import Message
 from turnstile_server.errors import ContextOverflow, TurnstileError
-from turnstile_server.gate.dialects.json_body import strict_arguments
-from turnstile_server.gate.dialects.protocol import Head, Reply, Usage
+from turnstile_server.gate.dialects.base import Head, Reply, Usage
+from turnstile_server.gate.dialects.json import strict_arguments
 
 _TYPES = {
     401: "authentication_error",

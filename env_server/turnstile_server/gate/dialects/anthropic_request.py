@@ -15,7 +15,8 @@ from typing import Any
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic_messages import parse_messages, parse_system
-from turnstile_server.gate.dialects.json_body import (
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelCall
+from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
     kind,
@@ -26,8 +27,7 @@ from turnstile_server.gate.dialects.json_body import (
     text,
 )
 from turnstile_server.gate.dialects.options import forced_call, stop_strings
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import NO_PARAMS, ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (
     "temperature",
@@ -50,13 +50,13 @@ _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", 
 
 
 def parse_anthropic(
-    body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+    body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
 ) -> ModelCall:
     """The call in a Messages body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     if source.get("thread") is not None:
         raise InvalidRequest("thread is not accepted: every call must name its whole history in messages")
-    messages = parse_messages(objects(source, "messages"), before or ParsedBefore())
+    messages = parse_messages(objects(source, "messages"), before or ParseCache())
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     max_tokens = positive_int(source, "max_tokens")

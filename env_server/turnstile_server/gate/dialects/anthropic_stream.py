@@ -21,8 +21,7 @@ from turnstile_server.gate.dialects.anthropic_reply import (
     stop,
     usage_value,
 )
-from turnstile_server.gate.dialects.json_body import strict_arguments
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     CallEvent,
     Event,
@@ -32,6 +31,7 @@ from turnstile_server.gate.dialects.protocol import (
     TextEvent,
     Usage,
 )
+from turnstile_server.gate.dialects.json import strict_arguments
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _Kind = Literal["text", "thinking"]

@@ -13,10 +13,7 @@ from typing import Any
 import orjson
 
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.chat_request import parse_chat
-from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
     CallEvent,
@@ -31,6 +28,9 @@ from turnstile_server.gate.dialects.protocol import (
     Usage,
     endpoint,
 )
+from turnstile_server.gate.dialects.chat_request import parse_chat
+from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 
 class ChatDialect:
@@ -42,7 +42,7 @@ class ChatDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
     ) -> ModelCall:
         return parse_chat(body, before)
 

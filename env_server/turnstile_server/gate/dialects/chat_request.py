@@ -12,7 +12,8 @@ from typing import Any
 
 from turnstile.models import Message, Role, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import (
+from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.json import (
     flag,
     objects,
     positive_int,
@@ -30,8 +31,7 @@ from turnstile_server.gate.dialects.openai_request import (
     role_of,
 )
 from turnstile_server.gate.dialects.options import stop_strings
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (
     "temperature",
@@ -63,11 +63,11 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_chat(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelCall:
     """The call in a Chat Completions body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     _refuse_unsupported(source)
-    messages = (before or ParsedBefore()).parse(
+    messages = (before or ParseCache()).parse(
         objects(source, "messages"), lambda item, index: (_message(item, f"messages[{index}]"),), _exact
     )
     if not messages:

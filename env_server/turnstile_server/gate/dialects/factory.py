@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.chat import ChatDialect
-from turnstile_server.gate.dialects.directory import DialectDirectory
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.responses import ResponsesDialect
+from turnstile_server.gate.dialects.router import DialectRouter
 
 
-def make_dialects() -> DialectDirectory:
+def make_dialects() -> DialectRouter:
     chat = ChatDialect()
-    return DialectDirectory([chat, AnthropicDialect(), GeminiDialect(), ResponsesDialect()], fallback=chat)
+    return DialectRouter([chat, AnthropicDialect(), GeminiDialect(), ResponsesDialect()], fallback=chat)

@@ -13,6 +13,16 @@ from typing import Any
 import orjson
 
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TurnstileError
+from turnstile_server.gate.dialects.base import (
+    NO_PARAMS,
+    Endpoint,
+    Event,
+    Head,
+    ModelCall,
+    Purpose,
+    Reply,
+    StreamWriter,
+)
 from turnstile_server.gate.dialects.gemini_reply import (
     ArrayFraming,
     EventFraming,
@@ -23,17 +33,7 @@ from turnstile_server.gate.dialects.gemini_reply import (
     reply_json,
 )
 from turnstile_server.gate.dialects.gemini_request import parse_gemini
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import (
-    NO_PARAMS,
-    Endpoint,
-    Event,
-    Head,
-    ModelCall,
-    Purpose,
-    Reply,
-    StreamWriter,
-)
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 KEY_HEADER = "x-goog-api-key"
 
@@ -79,7 +79,7 @@ class GeminiDialect:
     endpoints = (*_endpoints("v1beta", None), *_endpoints("v1", KEY_HEADER))
 
     def parse(
-        self, body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
     ) -> ModelCall:
         return parse_gemini(body, before, params)
 

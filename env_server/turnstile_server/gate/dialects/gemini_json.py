@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import kind, objects
+from turnstile_server.gate.dialects.json import kind, objects
 
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 

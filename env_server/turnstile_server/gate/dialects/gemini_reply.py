@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import orjson
 
 from turnstile.models import ToolCall
-from turnstile_server.gate.dialects.json_body import strict_arguments
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     CallEvent,
     Event,
@@ -31,6 +30,7 @@ from turnstile_server.gate.dialects.protocol import (
     TextEvent,
     Usage,
 )
+from turnstile_server.gate.dialects.json import strict_arguments
 
 Part = dict[str, Any]
 

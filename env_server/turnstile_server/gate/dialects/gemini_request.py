@@ -14,9 +14,10 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.dialects.gemini_json import camel, item, items
 from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
-from turnstile_server.gate.dialects.json_body import (
+from turnstile_server.gate.dialects.json import (
     dumped,
     kind,
     positive_int,
@@ -25,8 +26,7 @@ from turnstile_server.gate.dialects.json_body import (
     text,
 )
 from turnstile_server.gate.dialects.options import stop_strings
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (
     "temperature",
@@ -51,7 +51,7 @@ _WRAPPERS = ("output", "result", "content", "error")
 """Keys that clients wrap a tool's text in, because the wire wants an object."""
 
 
-def parse_gemini(body: bytes, before: ParsedBefore | None, params: Mapping[str, str]) -> ModelCall:
+def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ModelCall:
     """The call in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
     Raises InvalidRequest, naming the field."""
@@ -59,12 +59,12 @@ def parse_gemini(body: bytes, before: ParsedBefore | None, params: Mapping[str, 
     if params.get("method") == "countTokens" and source.get("generateContentRequest") is not None:
         source = item(source, "generateContentRequest")
     try:
-        return _call(source, before or ParsedBefore(), params)
+        return _call(source, before or ParseCache(), params)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def _call(source: dict[str, Any], before: ParsedBefore, params: Mapping[str, str]) -> ModelCall:
+def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str]) -> ModelCall:
     if source.get("cachedContent"):
         raise InvalidRequest("cachedContent names a context that is not stored here; send its contents instead")
     config = item(source, "generationConfig")

@@ -14,7 +14,7 @@ from typing import Any
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.gemini_json import camel, item, items
-from turnstile_server.gate.dialects.json_body import kind, text
+from turnstile_server.gate.dialects.json import kind, text
 from turnstile_server.gate.dialects.options import forced_call
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")

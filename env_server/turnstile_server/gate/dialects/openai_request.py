@@ -11,7 +11,7 @@ from typing import Any
 
 from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import dumped, kind, text
+from turnstile_server.gate.dialects.json import dumped, kind, text
 from turnstile_server.gate.dialects.options import forced_call
 
 LOGPROBS = "logprobs go to the trainer, through the control door; leave them out"

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 import orjson
 
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     NO_PARAMS,
     Head,
     ModelCall,
@@ -23,6 +21,8 @@ from turnstile_server.gate.dialects.protocol import (
     WireTool,
     endpoint,
 )
+from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses_items import (
     Item,
     call_item,
@@ -43,7 +43,7 @@ class ResponsesDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParsedBefore | None = None, params: Mapping[str, str] = NO_PARAMS
+        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
     ) -> ModelCall:
         return parse_responses(body, before)
 

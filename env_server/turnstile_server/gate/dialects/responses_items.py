@@ -14,7 +14,7 @@ import orjson
 
 from turnstile.models import ToolCall
 from turnstile_server.errors import ContextOverflow, TurnstileError
-from turnstile_server.gate.dialects.protocol import Head, ModelCall, Reply, Usage, WireTool
+from turnstile_server.gate.dialects.base import Head, ModelCall, Reply, Usage, WireTool
 from turnstile_server.gate.dialects.responses_reasoning import sealed
 from turnstile_server.gate.dialects.responses_tools import custom_input
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import (
+from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
     kind,
@@ -33,8 +34,7 @@ from turnstile_server.gate.dialects.openai_request import (
     refuse_logit_bias,
     role_of,
 )
-from turnstile_server.gate.dialects.parsed_before import ParsedBefore
-from turnstile_server.gate.dialects.protocol import ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses_reasoning import unsealed
 from turnstile_server.gate.dialects.responses_tools import custom_arguments, joined, offered
 
@@ -88,15 +88,13 @@ _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def parse_responses(body: bytes, before: ParsedBefore | None = None) -> ModelCall:
+def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelCall:
     """The call in a Responses body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     _refuse_unsupported(source)
     instructions = text(source, "instructions")
     messages = _without_open_reasoning(
-        (before or ParsedBefore()).parse(
-            _input(source), lambda item, index: _item(item, f"input[{index}]"), _exact
-        )
+        (before or ParseCache()).parse(_input(source), lambda item, index: _item(item, f"input[{index}]"), _exact)
     )
     if instructions:
         messages = (Message("system", instructions), *messages)

@@ -17,7 +17,7 @@ import orjson
 
 from turnstile.models import ToolCall
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.protocol import (
+from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     CallEvent,
     Event,

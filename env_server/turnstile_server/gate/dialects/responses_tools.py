@@ -15,8 +15,8 @@ import orjson
 
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json_body import kind, objects, text
-from turnstile_server.gate.dialects.protocol import WireTool
+from turnstile_server.gate.dialects.base import WireTool
+from turnstile_server.gate.dialects.json import kind, objects, text
 
 _JOINT = "__"
 _INPUT = "input"

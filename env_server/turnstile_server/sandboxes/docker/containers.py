@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnstile_server.sandboxes.docker.engine import Image
-from turnstile_server.sandboxes.helped import Layout
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET, SOCKET_TARGET
+from turnstile_server.sandboxes.helper_sandbox import Layout
 from turnstile_server.sandboxes.protocol import HOMES, Mount, SandboxLimits, SandboxSpec, User
 from turnstile_server.settings import SandboxSettings
 

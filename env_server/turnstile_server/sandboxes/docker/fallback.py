@@ -14,7 +14,7 @@ from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailab
 from turnstile_server.sandboxes.docker import scripts
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import ExecProcess, wrapped
-from turnstile_server.sandboxes.helped import Layout
+from turnstile_server.sandboxes.helper_sandbox import Layout
 from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Process, User
 from turnstile_server.settings import SandboxSettings
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
-from turnstile_server.sandboxes.docker.undisturbed import undisturbed
+from turnstile_server.sandboxes.docker.shielded import run_shielded
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ImageProbes:
             else:
                 runs = await self._engine.wait(container) == 0
         finally:
-            await undisturbed(self._remove(container))
+            await run_shielded(self._remove(container))
         if not runs:
             log.warning(
                 "%s has no Python 3.8 or newer: its sandboxes have slow commands and no way to the agent door",

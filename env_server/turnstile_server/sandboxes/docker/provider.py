@@ -21,12 +21,12 @@ from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.probes import ImageProbes
-from turnstile_server.sandboxes.docker.undisturbed import undisturbed
-from turnstile_server.sandboxes.door import SandboxDoor
-from turnstile_server.sandboxes.helped import HelpedSandbox
-from turnstile_server.sandboxes.link import HelperLink
+from turnstile_server.sandboxes.docker.shielded import run_shielded
+from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
+from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DockerProvider:
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
         self._agent_door: ASGIApp | None = None
-        self._open: dict[str, HelpedSandbox | ExecSandbox] = {}
+        self._open: dict[str, HelperSandbox | ExecSandbox] = {}
         self._probes = ImageProbes(
             self._engine, self._labels("probe"), self._remove, {} if known_images is None else known_images
         )
@@ -116,7 +116,7 @@ class DockerProvider:
                 raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
             raise TaskFailed(missing)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
-        made: HelpedSandbox | ExecSandbox
+        made: HelperSandbox | ExecSandbox
         if await self._probes.runs_helper(image, name):
             made = await self._helped(sandbox_id, spec, image, name, agent_door)
         else:
@@ -150,9 +150,9 @@ class DockerProvider:
 
     async def _helped(
         self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agent_door: ASGIApp
-    ) -> HelpedSandbox:
+    ) -> HelperSandbox:
         folder = self._run_dir / sandbox_id
-        door = SandboxDoor(
+        door = SandboxSockets(
             folder,
             agent_door,
             idle_connection_s=self._idle_connection_s,
@@ -170,18 +170,18 @@ class DockerProvider:
             await self._engine.start(container, image_name=image_name)
             link = await self._dialed_in(door, container, image_name)
             layout = containers.layout(spec, image)
-            sandbox = HelpedSandbox(
+            sandbox = HelperSandbox(
                 sandbox_id, link, door, layout, self._settings, lambda: self._release(sandbox_id)
             )
             await sandbox.open()
         except BaseException:
-            await undisturbed(self._undo(container, door, link))
+            await run_shielded(self._undo(container, door, link))
             raise
         self._open[sandbox_id] = sandbox
         self._watch(sandbox_id, sandbox)
         return sandbox
 
-    async def _dialed_in(self, door: SandboxDoor, container: str, image_name: str) -> HelperLink:
+    async def _dialed_in(self, door: SandboxSockets, container: str, image_name: str) -> HelperLink:
         """Raises TaskFailed, with the helper's last words, where it ended without having called."""
         calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
         try:
@@ -208,14 +208,14 @@ class DockerProvider:
             )
             await sandbox.open()
         except BaseException:
-            await undisturbed(self._remove(container))
+            await run_shielded(self._remove(container))
             raise
         self._open[sandbox_id] = sandbox
         return sandbox
 
     # Ending.
 
-    def _watch(self, sandbox_id: str, sandbox: HelpedSandbox) -> None:
+    def _watch(self, sandbox_id: str, sandbox: HelperSandbox) -> None:
         """Says why a sandbox died, which only its container knows."""
 
         async def watch() -> None:
@@ -251,7 +251,7 @@ class DockerProvider:
                     return
             await asyncio.sleep(pause_s)
 
-    async def _undo(self, container: str, door: SandboxDoor | None, link: HelperLink | None) -> None:
+    async def _undo(self, container: str, door: SandboxSockets | None, link: HelperLink | None) -> None:
         """What a failed creation may have made. Never raises: the failure itself is what the caller is told."""
         try:
             if link is not None:

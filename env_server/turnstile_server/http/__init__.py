@@ -1,0 +1,1 @@
+"""HTTP plumbing of both listeners: sockets, uvicorn, and what is read off an agent's request."""

@@ -1,0 +1,67 @@
+"""The server for a host of its own choosing: ``uvicorn server.app:app``, as OpenEnv's tools start one.
+
+The control door is the application; the agent door is a listener that this opens beside it, at the host's start.
+Settings come from the environment (``TURNSTILE_*``); those of the control listener are the host's affair. One
+worker: a data directory has one server. ``turnstile serve`` is the usual way.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+
+import anyio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnstile_server.app import model_folder, open_apps
+from turnstile_server.errors import StartupError
+from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.settings import load_settings
+
+_LOG = logging.getLogger(__name__)
+
+
+class HostedServer:
+    """One per process. The host must speak ASGI's lifespan: it starts and stops everything."""
+
+    def __init__(self) -> None:
+        self._control: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._control is None:
+            raise RuntimeError("the server was not started: its host must run the ASGI lifespan")
+        else:
+            await self._control(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            async with AsyncExitStack() as stack:
+                await self._start(stack)
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+                self._control = None
+        except StartupError as error:
+            await send({"type": "lifespan.startup.failed", "message": error.message})
+            return
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = load_settings({})
+        bound = bind("agent", settings.gate.host, settings.gate.port)
+        stack.callback(bound.close)
+        agent_url = settings.gate.public_url or url_of(bound)
+        doors = await open_apps(settings, model_folder(settings), agent_url, stack)
+        idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
+        agent = Listener(doors.agent, bound, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        serving = await stack.enter_async_context(anyio.create_task_group())
+        serving.start_soon(agent.serve)
+        stack.callback(agent.stop)
+        stack.callback(doors.closing.set)
+        self._control = doors.control
+        _LOG.info("agent door: %s", agent_url)
+
+
+app = HostedServer()

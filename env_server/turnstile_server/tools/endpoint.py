@@ -1,0 +1,168 @@
+"""The tool door: a standard MCP server for each episode at ``/e/{episode_id}/mcp``, with the episode's key.
+
+Streamable HTTP by the official SDK, in every protocol version it knows: those that begin with ``initialize`` and
+have sessions (``DELETE`` ends one), and 2026-07-28, which has none. What the door itself refuses is a JSON-RPC
+error with a fitting HTTP status and, as ``data.type``, the type of errors.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.abc
+import mcp_types as mcp
+import orjson
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from turnstile_server.errors import NotFound, TurnstileError
+from turnstile_server.http.agent_request import CallerGone, discard_body, episode_key, read_body, split_path
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory
+from turnstile_server.tools.request import McpRequest, visit_of
+from turnstile_server.tools.results import ToolResult
+from turnstile_server.tools.sessions import EpisodeSessions
+from turnstile_server.tools.toolbox import Toolbox
+
+_LOG = logging.getLogger(__name__)
+TOOL_PATH = "/mcp"
+"""Below ``/e/{episode_id}``."""
+
+
+class McpEndpoint:
+    """An ASGI application. Use as an async context manager: it owns the sessions of all episodes."""
+
+    def __init__(self, directory: ToolDirectory, toolbox: Toolbox, settings: ToolSettings) -> None:
+        self._directory = directory
+        self._toolbox = toolbox
+        self._settings = settings
+        self._schemas = {tool.name: tool.input_schema for tool in toolbox.all_tools}
+        self._server: Server[Any] = Server(
+            "turnstile",
+            version=version("turnstile-rl"),
+            get_tool_input_schema=self._schemas.get,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+        self._sessions: dict[str, EpisodeSessions] = {}
+        """By episode key: an id may be used again after its episode, a key is not."""
+        self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
+
+    @property
+    def episodes_served(self) -> int:
+        """Episodes whose sessions are held."""
+        return len(self._sessions)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return sum(sessions.requests for sessions in self._sessions.values())
+
+    async def __aenter__(self) -> McpEndpoint:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await self._serve(scope, receive, send)
+        except CallerGone:
+            return
+        except TurnstileError as error:
+            await _refuse(scope, send, error)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, limits = Headers(scope=scope), self._settings
+        try:
+            key, episode = self._admitted(scope["path"], headers)
+        except TurnstileError:
+            await discard_body(receive, limits.body_timeout_s)
+            raise
+        body = await read_body(receive, headers, "tools", limits.max_body_bytes, limits.body_timeout_s)
+        episode.check_open()
+        sessions = self._sessions.get(key)
+        if sessions is None:
+            sessions = self._sessions[key] = EpisodeSessions(self._server, limits)
+            self._tasks.start_soon(self._keep, key, sessions, episode)
+        await sessions.serve(episode, scope, body, receive, send)
+
+    def _admitted(self, path: str, headers: Headers) -> tuple[str, EpisodeTools]:
+        """The episode that the request's key opens. Raises NotFound, Unauthorized, Gone."""
+        episode_id, rest = split_path(path)
+        if not episode_id or rest.rstrip("/") != TOOL_PATH:
+            raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")
+        key = episode_key(headers)
+        episode = self._directory.open_tools(episode_id, key)
+        episode.check_open()  # before a body is read that nothing will come of
+        return key, episode
+
+    async def _keep(self, key: str, sessions: EpisodeSessions, episode: EpisodeTools) -> None:
+        try:
+            await sessions.run(episode)
+        except Exception:  # noqa: BLE001 - one episode's fault must not end the sessions of the others
+            _LOG.exception("the tool door of an episode failed", extra={"episode_id": episode.episode_id})
+        finally:
+            self._sessions.pop(key, None)
+
+    async def _list_tools(
+        self, context: ServerRequestContext[Any, Request], params: mcp.PaginatedRequestParams | None
+    ) -> mcp.ListToolsResult:
+        tools = self._toolbox.tools_of(_visit(context).episode)
+        return mcp.ListToolsResult(
+            tools=[
+                mcp.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema)
+                for tool in tools
+            ]
+        )
+
+    async def _call_tool(
+        self, context: ServerRequestContext[Any, Request], params: mcp.CallToolRequestParams
+    ) -> mcp.CallToolResult:
+        visit = _visit(context)
+        result = ToolResult("the call was stopped", is_error=True)
+        with visit.working():
+            result = await self._answer(visit.episode, params)
+        return mcp.CallToolResult(content=[mcp.TextContent(text=result.text)], is_error=result.is_error)
+
+    async def _answer(self, episode: EpisodeTools, params: mcp.CallToolRequestParams) -> ToolResult:
+        try:
+            return await self._toolbox.call(episode, params.name, params.arguments)
+        except TurnstileError as error:
+            return ToolResult(error.message, is_error=True)
+        except Exception:  # noqa: BLE001 - the boundary: an agent gets an answer whatever we broke
+            _LOG.exception("a tool failed", extra={"episode_id": episode.episode_id})
+            return ToolResult("the tool failed; the server's log says why", is_error=True)
+
+
+def _visit(context: ServerRequestContext[Any, Request]) -> McpRequest:
+    assert context.request is not None  # every message of this transport comes with its request
+    return visit_of(context.request.scope)
+
+
+async def _refuse(scope: Scope, send: Send, error: TurnstileError) -> None:
+    data: dict[str, Any] = {"type": error.type}
+    if error.detail is not None:
+        data["detail"] = error.detail
+    fault = {"code": mcp.INVALID_REQUEST, "message": error.message, "data": data}
+    body = orjson.dumps({"jsonrpc": "2.0", "id": None, "error": fault}, default=str)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
