@@ -4,6 +4,7 @@
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
 # make lint     format, lint, types, import rules, lock
+# make docs     the documentation site, into site/: fails on a link that leads nowhere
 # make clean    removes .venv and everything that was made here
 #
 # Needs python3 (3.11 to 3.14) with venv, make and git; the rest is installed into .venv, at the versions of
@@ -17,7 +18,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test lint demo bench agents-matrix clean
+.PHONY: test lint demo bench agents-matrix docs clean
 
 test: lint
 	scripts/bubblewrap.sh
@@ -44,6 +45,9 @@ agents-matrix: $(INSTALLED)
 	$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
 
+docs: $(INSTALLED)
+	$(BIN)/zensical build --strict --clean
+
 # An interrupted installation has no stamp, so the next make completes it.
 $(INSTALLED): pyproject.toml uv.lock scripts/constraints.py
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.14 found; name one: make PYTHON=…" >&2; exit 1; }
@@ -57,5 +61,5 @@ $(INSTALLED): pyproject.toml uv.lock scripts/constraints.py
 	touch $@
 
 clean:
-	rm -rf .venv .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .cache build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
