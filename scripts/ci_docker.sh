@@ -6,13 +6,13 @@
 #
 # `up` takes the first engine that answers: DOCKER_HOST's, the usual socket's, its own from an earlier `up`. If none
 # does, it installs Debian's docker.io (as root, or by sudo) and starts an engine beside any other, with its files in
-# TURNSTILE_CI_DOCKER (default /tmp/turnstile-ci-docker; short, a Unix socket lies there). It needs no service
-# manager. Both commands may be repeated. Exit status 3: an engine cannot be installed or started here.
+# TURNSTILE_CI_DOCKER (default /tmp/turnstile-ci-docker; short, a Unix socket lies there); the usual socket is
+# /var/run/docker.sock, or TURNSTILE_USUAL_DOCKER. It needs no service manager. Daemons keep none of the caller's files. Both commands may be repeated. Exit status 3: an engine cannot be installed or started here.
 set -euo pipefail
 
 readonly ROOT=${TURNSTILE_CI_DOCKER:-/tmp/turnstile-ci-docker}
 readonly OWN=unix://$ROOT/docker.sock
-readonly USUAL=unix:///var/run/docker.sock
+readonly USUAL=unix://${TURNSTILE_USUAL_DOCKER:-/var/run/docker.sock}
 readonly START_S=60
 readonly STOP_S=20
 
@@ -49,6 +49,17 @@ running() {
   local pid
   pid=$(cat "$1" 2> /dev/null) || return 1
   [ "$(cat "/proc/$pid/comm" 2> /dev/null)" = "$2" ] && ! grep -q '^State:[[:space:]]*Z' "/proc/$pid/status"
+}
+
+# Daemons that are started here outlive the caller, and would keep every file that it has open: a lock held through
+# a file descriptor would stay held after the caller's end. Bash keeps this script itself on descriptor 255 and
+# closes that one in its children.
+close_inherited_files() {
+  local fd
+  for fd in /proc/"$BASHPID"/fd/*; do
+    fd=${fd##*/}
+    if [ "$fd" -gt 2 ] && [ "$fd" -ne 255 ]; then eval "exec $fd>&-"; fi
+  done
 }
 
 use() {
@@ -108,6 +119,7 @@ start_engine() {
 
 up() {
   local host
+  close_inherited_files
   for host in ${DOCKER_HOST:-} "$USUAL" "$OWN"; do
     if answers "$host"; then
       use "$host"
