@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the descriptions in the settings, so that the two cannot disagree.
+"""Write docs/settings.md from the descriptions in the settings, so that the two cannot disagree.
 
 python scripts/settings_doc.py            # write
 python scripts/settings_doc.py --check    # exit 1 when the page is out of date
@@ -21,10 +21,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Made by `scripts/settings_doc.py` from `turnstile_server/settings.py`; do not edit.
+Made by `scripts/settings_doc.py` from the classes in `turnstile_server/settings/`; do not edit.
 
-A flag of `turnstile serve` wins over an environment variable, that over the file given with `--config` (TOML),
-that over the default. `gate.max_body_bytes` is `TURNSTILE_GATE__MAX_BODY_BYTES` in the environment and, in the
+A flag of `turnstile serve` wins over an environment variable, the variable over the file given with `--config`
+(TOML), and the file over the default. `gate.max_body_bytes` is `TURNSTILE_GATE__MAX_BODY_BYTES` in the environment and, in the
 file:
 
 ```toml
@@ -42,12 +42,16 @@ def page() -> str:
     for name, field in Settings.model_fields.items():
         section = _model(field)
         if section is not None and issubclass(section, Section):
-            lines += [f"## `{name}`", "", *_table(f"{name}.", section)]
-    lines += ["## `sampling`", "", "Pinned by the trainer; an episode may carry its own.", ""]
+            lines += [f"## `{name}`", "", _about(section), "", *_table(f"{name}.", section)]
+    lines += ["## `sampling`", "", "The trainer pins the sampling of all model calls. An episode may set its own.", ""]
     lines += _table("sampling.", Sampling)
-    lines += ["## `limits` of an episode", "", "In `POST /episodes`; the ceilings are in `episodes`.", ""]
+    lines += ["## `limits` of an episode", "", "The field `limits` of `POST /episodes`. The ceilings are in `episodes`.", ""]
     lines += _table("limits.", Limits)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _about(section: type[Section]) -> str:
+    return (section.__doc__ or "").split("\n\n")[0]
 
 
 def _table(prefix: str, model: type[BaseModel]) -> list[str]:

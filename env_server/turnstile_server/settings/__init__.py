@@ -1,0 +1,34 @@
+"""Every setting, limit and time-out of the server: its name, its default and what it bounds.
+
+A command-line flag wins over an environment variable (``TURNSTILE_GATE__MAX_BODY_BYTES``), that over the file
+given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is generated from the descriptions.
+
+Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
+openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``sandboxes`` (sandboxes, tools) and ``engine``
+(engine, rendering, journal). ``section`` is the base class of all sections.
+"""
+
+from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
+from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
+from turnstile_server.settings.load import Settings, load_settings
+from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
+from turnstile_server.settings.section import Section
+
+__all__ = [
+    "AgentSettings",
+    "ControlSettings",
+    "EngineSettings",
+    "EpisodeSettings",
+    "GateSettings",
+    "GradingSettings",
+    "JournalSettings",
+    "OpenEnvSettings",
+    "RenderingSettings",
+    "SandboxSettings",
+    "Section",
+    "Settings",
+    "TaskSettings",
+    "ToolSettings",
+    "load_settings",
+]

@@ -1,0 +1,124 @@
+"""Settings of the engine, the renderer and the journal."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+
+class EngineSettings(Section):
+    """The engine that samples."""
+
+    kind: Literal["embedded", "sglang", "trainer", "none"] = Field(
+        "embedded",
+        description="Which engine samples. `trainer`: the training loop does. `none`: no model; `/health` "
+        "answers, everything else is 503.",
+    )
+    url: str | None = Field(None, description="`sglang`: base URL of the running server.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
+    start_timeout_s: float = Field(120.0, gt=0, description="Time for the engine to become ready at start.")
+    first_chunk_timeout_s: float = Field(
+        600.0, gt=0, description="Time to the engine's first chunk (unstreamed: to its answer); then 504."
+    )
+    chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
+    control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
+    weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
+    stop_grace_s: float = Field(
+        5.0,
+        ge=0,
+        description="At shutdown: time for aborts to finish and, for `embedded`, then for the process to end "
+        "before SIGKILL.",
+    )
+    connect_attempts: int = Field(
+        3, ge=1, description="Attempts to open a connection. A request that was sent is never repeated."
+    )
+    max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; further ones wait.")
+    max_reply_bytes: int = Field(
+        256 << 20, ge=1 << 16, description="Largest answer of the engine, or largest chunk of a streamed one."
+    )
+    max_batch: int = Field(16, ge=1, description="`embedded`: calls decoded together; further ones wait.")
+    context_length: int | None = Field(
+        None, ge=16, description="Context window in tokens, at most the engine's; none: the engine's."
+    )
+    threads: int = Field(1, ge=1, description="`embedded`: threads of torch.")
+    prefill_chunk: int = Field(
+        512, ge=1, description="`embedded`: prompt tokens fed between two decoding steps of the other calls."
+    )
+    completion_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="`trainer`: how long a model call waits for its completion, pauses not counted; then 504.",
+    )
+    max_pending: int = Field(
+        1024, ge=1, description="`trainer`: model calls that wait for their completion at once; more are 429."
+    )
+    max_answered: int = Field(
+        8192,
+        ge=1,
+        description="`trainer`: completed calls that are remembered, so that a repeated completion gets the same "
+        "answer.",
+    )
+
+
+class RenderingSettings(Section):
+    """How messages become tokens."""
+
+    backend: Literal["auto", "template", "renderers"] = Field(
+        "auto",
+        description="`template`: the model folder's chat template; `renderers`: the package of that name; "
+        "`auto`: `template`.",
+    )
+    family: str | None = Field(
+        None, description="`renderers`: the model family, e.g. `qwen3`; it is never guessed."
+    )
+    thinking_history: Literal["keep", "template"] = Field(
+        "keep", description="`keep`: earlier thinking stays in the context; `template`: the chat template decides."
+    )
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the chat template, e.g. `{enable_thinking = false}`."
+    )
+    tool_format: Literal["auto", "hermes", "none"] = Field(
+        "auto", description="Tool-call format of the `template` backend; `auto` reads it from the chat template."
+    )
+
+
+class JournalSettings(Section):
+    """The journal on disk."""
+
+    durability: Literal["power", "process"] = Field(
+        "power",
+        description="`power`: a turn is synced to disk before it is acknowledged; `process`: turns survive `kill "
+        "-9`, not a power cut.",
+    )
+    segment_bytes: int = Field(256 << 20, ge=1 << 16, description="A segment file is closed at this size.")
+    group_window_s: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Extra wait to gather appends into one fsync; 0: only appends that are queued already share "
+        "one.",
+    )
+    soon_window_s: float = Field(
+        0.1,
+        ge=0,
+        le=10,
+        description="Records whose writing is not waited for (deliveries) are written after this at the latest.",
+    )
+    index_lag_s: float = Field(
+        0.25, ge=0, le=60, description="The index is updated after an append within this time."
+    )
+    max_queue_bytes: int = Field(
+        256 << 20, ge=1 << 20, description="Appends that wait for the disk; more are 503."
+    )
+    retention_days: float | None = Field(
+        None, gt=0, description="Ended episodes older than this are deleted; none: kept."
+    )
+    retention_bytes: int | None = Field(
+        None, ge=1 << 20, description="Above this size the oldest ended episodes are deleted; none: kept."
+    )
+    min_free_bytes: int = Field(
+        64 << 20, ge=0, description="With less free disk space than this, turns are refused (503); 0: no check."
+    )

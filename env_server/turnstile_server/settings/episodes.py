@@ -1,0 +1,99 @@
+"""Settings of episodes, their tasks, their agents and their grading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+
+class EpisodeSettings(Section):
+    """How many episodes there may be, and the ceilings of an episode's limits (also their defaults)."""
+
+    max_open: int = Field(1024, ge=1, description="Episodes open at once, queued ones included; more are 429.")
+    max_running: int = Field(
+        16,
+        ge=1,
+        description="Episodes with a sandbox that are prepared, run or graded at once; further ones are queued.",
+    )
+    max_turns: int = Field(1000, ge=1, description="Ceiling of `limits.max_turns`.")
+    max_completion_tokens: int = Field(32_768, ge=1, description="Ceiling of `limits.max_completion_tokens`.")
+    max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
+    wall_s: float = Field(14_400.0, gt=0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
+    idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    finish_wait_s: float = Field(
+        30.0,
+        ge=0,
+        description="`finish` waits this long for the grading; then it answers with the status `grading`.",
+    )
+    watch_interval_s: float = Field(1.0, gt=0, description="How often the wall and idle limits are checked.")
+    max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more are 429.")
+    subscriber_queue: int = Field(
+        1000, ge=1, description="Undelivered events of one reader of `GET /events`; with more it is disconnected."
+    )
+    retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
+    export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
+    audit_tolerance: float = Field(
+        1e-4, gt=0, description="Largest |recorded − re-scored logprob|, in nats, that passes an audit."
+    )
+    cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
+    trained_share_alert: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="An episode that ends with a smaller share of trained to sampled tokens is logged and "
+        "counted in a metric.",
+    )
+
+
+class TaskSettings(Section):
+    """Where tasks come from."""
+
+    sources: tuple[Path, ...] = Field(
+        (), description="Task files (YAML, JSONL) or folders of them; empty: the tasks that ship with Turnstile."
+    )
+    inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
+    max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
+    max_folder_files: int = Field(5_000, ge=1, description="Files in one `folder` of a task, at most.")
+    max_folder_bytes: int = Field(
+        32 << 20, ge=1024, description="Size of one `folder` of a task, at most, all files together."
+    )
+
+
+class AgentSettings(Section):
+    """The agents that the server launches."""
+
+    specs: tuple[Path, ...] = Field(
+        (),
+        description="Folders of further agent specs (`*.yaml`). A spec with the name of an agent that ships "
+        "replaces it.",
+    )
+    install_dir: Path | None = Field(
+        None, description="Folder of installed agents; none: `turnstile/agents` in the user's cache folder."
+    )
+    install_timeout_s: float = Field(900.0, gt=0, description="Time to install one agent.")
+    max_output_bytes: int = Field(
+        64 << 10, ge=1024, description="How many of the last bytes of an agent's output are kept."
+    )
+
+
+class GradingSettings(Section):
+    """How the agents' work is judged."""
+
+    parallel: int = Field(2, ge=1, description="Episodes graded at once; further ones wait.")
+    timeout_s: float = Field(
+        600.0, gt=0, description="Time for one grading, including its sandbox; then the episode has no reward."
+    )
+    attempts: int = Field(2, ge=1, description="Attempts at a grading that the infrastructure fails.")
+    diff_timeout_s: float = Field(
+        60.0, gt=0, description="Time to find and apply the work's changes; then the work scores 0."
+    )
+    max_changed_files: int = Field(
+        5_000, ge=1, description="Files that a work may add, change or delete; a work with more scores 0."
+    )
+    regex_timeout_s: float = Field(
+        5.0, gt=0, description="Time to match one answer against a regular expression; then it scores 0."
+    )
+    max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")

@@ -1,0 +1,122 @@
+"""Settings of the two listeners: the control API with OpenEnv, and the gate (the model API)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+
+class ControlSettings(Section):
+    """The control API: the listener for the trainer."""
+
+    host: str = Field("127.0.0.1", description="Address of the control listener.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the control listener; 0 takes a free one.")
+    auth: bool = Field(
+        True, description="False: requests need no control key. Only for a server behind another authentication."
+    )
+    key: str | None = Field(
+        None,
+        min_length=16,
+        description="The control key (also `TURNSTILE_CONTROL_KEY`); none: one is made at the first start.",
+    )
+    max_body_bytes: int = Field(
+        8 << 20, ge=1024, description="Largest body of a control request; a larger one is 413."
+    )
+    max_wait_s: float = Field(60.0, gt=0, description="Longest `?wait=`; a longer one is cut to this.")
+    page_size: int = Field(
+        100,
+        ge=1,
+        le=1000,
+        description="Episodes on a page of `GET /episodes`, and tasks on one of `GET /tasks`, where the request "
+        "does not say.",
+    )
+    heartbeat_s: float = Field(
+        15.0, gt=0, description="`GET /events` sends a comment after this long without an event."
+    )
+    send_timeout_s: float = Field(
+        30.0, gt=0, description="A reader of `GET /events` that takes no bytes for this long is disconnected."
+    )
+
+
+class OpenEnvSettings(Section):
+    """OpenEnv's routes on the control API."""
+
+    preload: bool = Field(
+        False,
+        description="Import openenv-core in the background after the start. False: at the first OpenEnv request.",
+    )
+    wait_s: float = Field(
+        45.0,
+        gt=0,
+        description="`reset`, `wait` and `finish` answer after this at the latest; the published clients give up "
+        "after 60.",
+    )
+    max_sockets: int = Field(1024, ge=1, description="WebSockets open at once; further ones get CAPACITY_REACHED.")
+    max_ahead: int = Field(
+        16, ge=1, description="Unanswered frames of one WebSocket; it is closed when a client sends more."
+    )
+    kept: int = Field(1024, ge=1, description="Ended detached episodes whose key and step count are kept.")
+    ping_interval_s: float = Field(20.0, gt=0, description="Time between two pings on a WebSocket.")
+    ping_timeout_s: float = Field(
+        60.0, gt=0, description="A WebSocket whose client answers no ping for this long is closed."
+    )
+
+
+class GateSettings(Section):
+    """The gate: the listener for agents, with the model API and the MCP endpoint."""
+
+    host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
+    port: int = Field(8001, ge=0, le=65535, description="Port of the agent listener; 0 takes a free one.")
+    public_url: str | None = Field(
+        None, description="URL by which agents reach the gate; none: `http://HOST:PORT`."
+    )
+    max_body_bytes: int = Field(
+        32 << 20, ge=1024, description="Largest body of a model call; a larger one is 413."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of a model call; then 408.")
+    max_calls: int = Field(
+        256,
+        ge=1,
+        description="Model calls in flight over all episodes, including calls that only count tokens; more are "
+        "429.",
+    )
+    max_calls_per_episode: int = Field(32, ge=1, description="Model calls in flight per episode; more are 429.")
+    status_hold_s: float = Field(
+        15.0,
+        gt=0,
+        description="The HTTP status of a streamed call is withheld until the engine's first chunk, but no "
+        "longer than this.",
+    )
+    keepalive_s: float = Field(10.0, gt=0, description="A stream sends a keep-alive after this long without data.")
+    send_timeout_s: float = Field(
+        30.0, gt=0, description="A client that takes no bytes for this long counts as disconnected."
+    )
+    max_refusals: int = Field(
+        5, ge=1, description="The episode ends after this many refused model calls in a row."
+    )
+    drain_s: float = Field(
+        10.0,
+        ge=0,
+        description="When an episode ends, model calls in flight get this long to end by themselves; then they "
+        "are aborted.",
+    )
+    abort_grace_s: float = Field(
+        5.0,
+        gt=0,
+        description="Time for the engine to confirm an abort and return the tokens so far; then the call is cut "
+        "off.",
+    )
+    idle_connection_s: float = Field(
+        75.0,
+        gt=0,
+        description="An idle keep-alive connection is closed after this. It should be longer than clients keep "
+        "theirs.",
+    )
+    render_threads: int = Field(2, ge=1, description="Worker threads that render long prompts.")
+    inline_render_chars: int = Field(
+        20_000,
+        ge=0,
+        description="Prompts of more characters than this are rendered in a worker thread, shorter ones on the "
+        "event loop.",
+    )

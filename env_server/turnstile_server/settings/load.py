@@ -1,0 +1,108 @@
+"""All settings together, and the sources they are read from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from turnstile.models import Sampling
+from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
+from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
+from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
+
+
+class _ShortControlKey(PydanticBaseSettingsSource):
+    """Reads ``TURNSTILE_CONTROL_KEY``, the client's variable, as a second name of ``TURNSTILE_CONTROL__KEY``."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        key = os.environ.get("TURNSTILE_CONTROL_KEY")
+        return {"control": {"key": key}} if key else {}
+
+
+class Settings(BaseSettings):
+    """All settings of a server; ``docs/settings.md`` lists every field."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: Path | None = Field(
+        None, description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights."
+    )
+    data_dir: Path = Field(
+        Path("turnstile-data"),
+        description="Folder of the journal, its index and the keys. Each server has its own.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    shutdown_grace_s: float = Field(
+        10.0, ge=0, description="At shutdown, time for requests in progress; then they are cut off."
+    )
+    sampling: Sampling = Field(
+        Sampling(), description="Training sampling where neither the episode nor the task sets it."
+    )
+    control: ControlSettings = ControlSettings()
+    openenv: OpenEnvSettings = OpenEnvSettings()
+    gate: GateSettings = GateSettings()
+    episodes: EpisodeSettings = EpisodeSettings()
+    engine: EngineSettings = EngineSettings()
+    rendering: RenderingSettings = RenderingSettings()
+    journal: JournalSettings = JournalSettings()
+    sandboxes: SandboxSettings = SandboxSettings()
+    tools: ToolSettings = ToolSettings()
+    tasks: TaskSettings = TaskSettings()
+    grading: GradingSettings = GradingSettings()
+    agents: AgentSettings = AgentSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings, _ShortControlKey(settings_cls))
+
+
+def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
+    """Read the settings from flags, environment, the TOML file ``config`` and defaults, in this order of precedence.
+
+    ``flags`` is nested like the file. Raises pydantic.ValidationError for an impossible value, OSError or
+    tomllib.TOMLDecodeError for a file that cannot be read.
+    """
+    if config is None:
+        return Settings(**flags)
+
+    class FromFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (
+                init_settings,
+                env_settings,
+                _ShortControlKey(settings_cls),
+                TomlConfigSettingsSource(settings_cls, config),
+            )
+
+    return FromFile(**flags)

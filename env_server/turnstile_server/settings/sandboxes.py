@@ -1,0 +1,114 @@
+"""Settings of the sandboxes and of the tools that run in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+
+class SandboxSettings(Section):
+    """The sandboxes in which launched agents, tools and hidden tests run."""
+
+    kind: Literal["auto", "docker", "local", "none"] = Field(
+        "auto", description="`auto`: Docker if its engine answers, else `local` if bubblewrap works, else none."
+    )
+    allow_unisolated: bool = Field(
+        False,
+        description="Development only: without bubblewrap, `local` runs agents with the server's own rights.",
+    )
+    docker_host: str | None = Field(
+        None, description="Address of the Docker engine; none: `DOCKER_HOST`, then the default socket."
+    )
+    docker_image: str = Field("python:3.11-slim", description="`docker`: the image for tasks that name none.")
+    docker_timeout_s: float = Field(60.0, gt=0, description="Time for one call to the Docker engine.")
+    docker_parallel: int = Field(4, ge=1, description="Calls to the Docker engine at once; further ones wait.")
+    run_dir: Path | None = Field(
+        None,
+        description="Folder of the sandboxes' Unix sockets; its path must be short. None: a folder in the "
+        "temporary folder.",
+    )
+    memory_mb: int = Field(
+        1024,
+        ge=16,
+        description="Memory of a sandbox in MiB: default and ceiling. The minimum in an agent's spec overrides "
+        "it.",
+    )
+    cpus: float = Field(1.0, gt=0, description="CPUs of a sandbox: default and ceiling.")
+    pids: int = Field(
+        256,
+        ge=8,
+        description="Processes of a sandbox: default and ceiling. The minimum in an agent's spec overrides it.",
+    )
+    disk_mb: int = Field(512, ge=1, description="Size of a sandbox's work folder, and of its `/tmp`, in MiB.")
+    agent_uid: int = Field(61001, ge=1, description="User id of the agent and its tools.")
+    tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")
+    max_open: int = Field(
+        128, ge=1, description="Sandboxes at once, warm ones included; further requests wait for a free one."
+    )
+    wait_s: float = Field(600.0, gt=0, description="Time to wait for a free sandbox; then 503.")
+    start_timeout_s: float = Field(
+        60.0, gt=0, description="Time from the creation of a sandbox until its helper connects; then 503."
+    )
+    call_timeout_s: float = Field(
+        30.0, gt=0, description="Time for the helper to answer a request that runs no command."
+    )
+    max_connections: int = Field(
+        256, ge=1, description="Connections of one sandbox to the gate at once; further ones are closed."
+    )
+    output_grace_s: float = Field(
+        0.25,
+        ge=0,
+        description="After a command has ended, time for its child processes to close its output; then they are "
+        "killed.",
+    )
+    warm: int = Field(
+        0, ge=0, description="Sandboxes kept ready for each of the latest sandbox specs; 0 keeps none."
+    )
+    warm_specs: int = Field(2, ge=1, description="How many of the latest sandbox specs have warm sandboxes.")
+    warm_retry_s: float = Field(
+        1.0,
+        gt=0,
+        description="Pause after a warm sandbox could not be made; doubled after each failure, up to a minute.",
+    )
+    max_file_bytes: int = Field(
+        16 << 20, ge=1024, description="Largest file that is read or written in one request."
+    )
+    max_archive_bytes: int = Field(
+        64 << 20, ge=1024, description="Largest upload, and largest work folder that is fetched."
+    )
+
+
+class ToolSettings(Section):
+    """The tools that agents get through the MCP endpoint."""
+
+    command_timeout_s: float = Field(60.0, gt=0, description="`bash`: time for a command that names no time-out.")
+    max_command_timeout_s: float = Field(
+        600.0, gt=0, description="`bash`: the longest time-out a command may name."
+    )
+    max_output_chars: int = Field(
+        16_000, ge=256, description="Longest result of `bash`; a longer one is cut in the middle."
+    )
+    max_file_chars: int = Field(
+        64_000, ge=256, description="Longest result of `read_file`; a longer one is cut, with a note."
+    )
+    max_file_bytes: int = Field(
+        4 << 20, ge=1024, description="Largest file that `read_file`, `write_file` and `edit_file` accept."
+    )
+    max_answer_chars: int = Field(16_000, ge=16, description="Longest answer that `submit` accepts.")
+    max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
+    max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
+    session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
+    max_requests_per_episode: int = Field(
+        128, ge=1, description="MCP requests in flight per episode, open streams included; more are 429."
+    )
+    max_body_bytes: int = Field(
+        4 << 20, ge=1024, description="Largest body of an MCP request; a larger one is 413."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of an MCP request; then 408.")
+    send_timeout_s: float = Field(
+        30.0, gt=0, description="A client that takes no bytes for this long counts as disconnected."
+    )
