@@ -24,8 +24,8 @@ HEAD = """\
 Made by `scripts/settings_doc.py` from the classes in `turnstile_server/settings/`; do not edit.
 
 A flag of `turnstile serve` wins over an environment variable, the variable over the file given with `--config`
-(TOML), and the file over the default. `gate.max_body_bytes` is `TURNSTILE_GATE__MAX_BODY_BYTES` in the environment and, in the
-file:
+(TOML), and the file over the default. `gate.max_body_bytes` is `TURNSTILE_GATE__MAX_BODY_BYTES` in the environment
+and, in the file:
 
 ```toml
 [gate]
@@ -43,9 +43,19 @@ def page() -> str:
         section = _model(field)
         if section is not None and issubclass(section, Section):
             lines += [f"## `{name}`", "", _about(section), "", *_table(f"{name}.", section)]
-    lines += ["## `sampling`", "", "The trainer pins the sampling of all model calls. An episode may set its own.", ""]
+    lines += [
+        "## `sampling`",
+        "",
+        "The trainer pins the sampling of all model calls. An episode may set its own.",
+        "",
+    ]
     lines += _table("sampling.", Sampling)
-    lines += ["## `limits` of an episode", "", "The field `limits` of `POST /episodes`. The ceilings are in `episodes`.", ""]
+    lines += [
+        "## `limits` of an episode",
+        "",
+        "The field `limits` of `POST /episodes`. The ceilings are in `episodes`.",
+        "",
+    ]
     lines += _table("limits.", Limits)
     return "\n".join(lines).rstrip() + "\n"
 

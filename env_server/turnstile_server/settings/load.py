@@ -80,7 +80,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
-    """Read the settings from flags, environment, the TOML file ``config`` and defaults, in this order of precedence.
+    """Read the settings from flags, environment, the TOML file ``config`` and defaults; the earlier source wins.
 
     ``flags`` is nested like the file. Raises pydantic.ValidationError for an impossible value, OSError or
     tomllib.TOMLDecodeError for a file that cannot be read.
