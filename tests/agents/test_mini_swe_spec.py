@@ -21,7 +21,7 @@ def test_its_configuration_is_yaml_whatever_the_task_says() -> None:
     occasion = Occasion(
         episode_id="ep_1",
         episode_key="key-1",
-        agent_door="http://127.0.0.1:8001",
+        agent_url="http://127.0.0.1:8001",
         instruction=instruction,
         workdir="/work folder",
         home="/home/agent",

@@ -30,7 +30,7 @@ def occasion(home: str, workdir: str, env: dict[str, str]) -> Occasion:
     return Occasion(
         episode_id="ep_1",
         episode_key="key-1",
-        agent_door="http://127.0.0.1:8001",
+        agent_url="http://127.0.0.1:8001",
         instruction=INSTRUCTION,
         workdir=workdir,
         home=home,

@@ -58,7 +58,7 @@ class PuppetSandbox:
 
     sandbox_id: str
     workdir: str = "/workspace"
-    agent_door: str | None = "http://127.0.0.1:8001"
+    agent_url: str | None = "http://127.0.0.1:8001"
     admitted: str | None = None
     destroyed: int = 0
     stopped: int = 0

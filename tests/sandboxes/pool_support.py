@@ -28,7 +28,7 @@ class MemorySandbox:
     owner: MemoryProvider
     alive: bool = True
     destroyed: bool = False
-    agent_door: str | None = None
+    agent_url: str | None = None
 
     @property
     def workdir(self) -> str:

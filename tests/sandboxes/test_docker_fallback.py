@@ -40,7 +40,7 @@ async def bare_provider(sandbox_settings: SandboxSettings, run_dir: Path) -> Asy
 async def bare(bare_provider: DockerProvider) -> Sandbox:
     made = await bare_provider.create(SPEC)
     assert isinstance(made, ExecSandbox)
-    assert made.agent_door is None
+    assert made.agent_url is None
     made.admit("ep_one")
     return made
 

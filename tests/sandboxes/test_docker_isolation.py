@@ -145,8 +145,8 @@ async def test_the_door_serves_its_own_episode_and_no_other(pair: tuple[Sandbox,
     one, two = pair
     gate = f"{SOCKET_TARGET}/{GATE_SOCKET}"
     for sandbox, own, other in ((one, "ep_one", "ep_two"), (two, "ep_two", "ep_one")):
-        assert sandbox.agent_door is not None
-        for where in (gate, sandbox.agent_door.removeprefix("http://")):
+        assert sandbox.agent_url is not None
+        for where in (gate, sandbox.agent_url.removeprefix("http://")):
             assert await python(sandbox, GET, where, f"/e/{own}/v1/models") == "200"
             for path in (f"/e/{other}/v1/models", "/episodes", "/health", "/"):
                 assert await python(sandbox, GET, where, path) == "404", path

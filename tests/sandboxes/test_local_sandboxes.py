@@ -108,9 +108,9 @@ async def test_without_isolation_it_works_and_says_so(
     assert result.stdout.startswith(b"text")
     assert result.stdout.count(bytes(run_dir)) == 2
     sandbox.admit("one")
-    assert sandbox.agent_door is not None
+    assert sandbox.agent_url is not None
     fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
-    answer = await sandbox.exec(Command(("python3", "-c", fetch, f"{sandbox.agent_door}/e/one/mcp")))
+    answer = await sandbox.exec(Command(("python3", "-c", fetch, f"{sandbox.agent_url}/e/one/mcp")))
     assert answer.stdout == b"GET /e/one/mcp 0\n"
     await provider.close()
     assert os.listdir(run_dir) == []

@@ -43,8 +43,8 @@ async def python(sandbox: HelperSandbox, script: str, *arguments: str, user: Use
 
 
 async def get(sandbox: HelperSandbox, *paths: str) -> list[str]:
-    assert sandbox.agent_door is not None
-    result = await python(sandbox, _GET, sandbox.agent_door, *paths)
+    assert sandbox.agent_url is not None
+    result = await python(sandbox, _GET, sandbox.agent_url, *paths)
     assert result.exit_code == 0, result
     return result.stdout.decode().splitlines()
 
@@ -82,8 +82,8 @@ async def test_the_door_streams(sandbox: HelperSandbox, door_app: DoorApp) -> No
         "print(response.status, response.read().decode())",
         "open('first', 'wb').write(response.read1(5)); print(response.read().decode())",
     )
-    assert sandbox.agent_door is not None
-    asking = asyncio.create_task(python(sandbox, script, sandbox.agent_door, "/e/one/stream"))
+    assert sandbox.agent_url is not None
+    asking = asyncio.create_task(python(sandbox, script, sandbox.agent_url, "/e/one/stream"))
     for _ in range(1000):
         result = await sandbox.exec(Command(("cat", "first")))
         if result.stdout == b"first":
@@ -97,8 +97,8 @@ async def test_the_door_streams(sandbox: HelperSandbox, door_app: DoorApp) -> No
 
 async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandbox, door_app: DoorApp) -> None:
     sandbox.admit("one")
-    assert sandbox.agent_door is not None
-    asking = await sandbox.start(Command(("python3", "-c", _GET, sandbox.agent_door, "/e/one/stream")))
+    assert sandbox.agent_url is not None
+    asking = await sandbox.start(Command(("python3", "-c", _GET, sandbox.agent_url, "/e/one/stream")))
     while not door_app.paths:  # noqa: ASYNC110 - the application's list, not an event
         await asyncio.sleep(0.01)
     await asking.kill()
@@ -114,8 +114,8 @@ connection = http.client.HTTPConnection(url.hostname, url.port, timeout=30)
 connection.request("POST", "/e/one/mcp", body=bytes(5_000_000))
 print(connection.getresponse().read().decode())
 """
-    assert sandbox.agent_door is not None
-    results = await asyncio.gather(*(python(sandbox, script, sandbox.agent_door) for _ in range(4)))
+    assert sandbox.agent_url is not None
+    results = await asyncio.gather(*(python(sandbox, script, sandbox.agent_url) for _ in range(4)))
     assert [result.stdout for result in results] == [b"POST /e/one/mcp 5000000\n"] * 4
 
 
@@ -129,8 +129,8 @@ for size in (100, 70_000, 5_000_000):
     connection.request("POST", "/e/one/early", body=bytes(size), headers={"connection": "close"})
     print(connection.getresponse().read().decode())
 """
-    assert sandbox.agent_door is not None
-    results = await asyncio.gather(*(python(sandbox, script, sandbox.agent_door) for _ in range(4)))
+    assert sandbox.agent_url is not None
+    results = await asyncio.gather(*(python(sandbox, script, sandbox.agent_url) for _ in range(4)))
     assert [result.stdout for result in results] == [b"POST /e/one/early 0\n" * 3] * 4
 
 
@@ -148,9 +148,9 @@ print(len(held), flush=True)
 open("held", "w").close()
 time.sleep(60)
 """
-    assert sandbox.agent_door is not None
+    assert sandbox.agent_url is not None
     sandbox.admit("one")
-    holder = await sandbox.start(Command(("python3", "-c", script, sandbox.agent_door)))
+    holder = await sandbox.start(Command(("python3", "-c", script, sandbox.agent_url)))
     for _ in range(1000):
         if (await sandbox.exec(Command(("test", "-e", "held")))).exit_code == 0:
             break

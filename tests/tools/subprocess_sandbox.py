@@ -21,7 +21,7 @@ class SubprocessSandbox:
     """Implements what the tools use of Sandbox."""
 
     sandbox_id = "subprocess"
-    agent_door = None
+    agent_url = None
 
     def __init__(self, folder: Path) -> None:
         self.workdir = str(folder)

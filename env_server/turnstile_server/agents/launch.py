@@ -28,7 +28,7 @@ class Occasion:
 
     episode_id: str
     episode_key: str
-    agent_door: str
+    agent_url: str
     instruction: str
     workdir: str
     home: str
@@ -41,7 +41,7 @@ class Occasion:
 
 def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
     """Raises TaskFailed for a spec that cannot be filled in; the registry loads none."""
-    door = f"{occasion.agent_door}/e/{occasion.episode_id}"
+    door = f"{occasion.agent_url}/e/{occasion.episode_id}"
     instruction_file = f"{occasion.home}/instruction.md"
     values = {
         "model_url": door,

@@ -63,7 +63,7 @@ class Stage:
         if agent is not None:
             await self._installer.install(agent)
         self._sandbox = sandbox = await self._provider.create(self._spec)
-        if agent is not None and sandbox.agent_door is None:
+        if agent is not None and sandbox.agent_url is None:
             raise TaskFailed(
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
                 "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
@@ -101,11 +101,11 @@ class Stage:
         raise SandboxFailed("the sandbox died while the agent worked in it")
 
     def _launch(self, sandbox: Sandbox, agent: AgentSpec, max_turns: int, env: dict[str, str]) -> Launch:
-        assert sandbox.agent_door is not None  # seen to when it was prepared
+        assert sandbox.agent_url is not None  # seen to when it was prepared
         occasion = Occasion(
             episode_id=self._episode_id,
             episode_key=self._episode_key,
-            agent_door=sandbox.agent_door,
+            agent_url=sandbox.agent_url,
             instruction=self._plan.task.instruction,
             workdir=sandbox.workdir,
             home=HOMES[User.AGENT],

@@ -119,7 +119,7 @@ class HelperSandbox:
         return self._layout.workdir
 
     @property
-    def agent_door(self) -> str | None:
+    def agent_url(self) -> str | None:
         return self._agent_door
 
     @property

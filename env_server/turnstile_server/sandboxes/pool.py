@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
-from turnstile_server.sandboxes.pooled import PooledSandbox
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,26 @@ _LONGEST_RETRY_S = 60.0
 """Failing refills are tried again ever more rarely, but an engine that came back is noticed within a minute."""
 
 
-class SandboxPool:
+class PooledSandbox(SandboxWrapper):
+    """A sandbox that its pool ends: ``end`` destroys ``inner`` and frees its place. It is called once, and every
+    call of ``destroy`` waits for it."""
+
+    def __init__(self, inner: Sandbox, end: Callable[[PooledSandbox], asyncio.Task[None]]) -> None:
+        super().__init__(inner)
+        self._end = end
+        self._ending: asyncio.Task[None] | None = None
+
+    async def destroy(self) -> None:
+        if self._ending is None:
+            self._ending = self._end(self)
+        await asyncio.shield(self._ending)
+
+
+class SandboxPool(ProviderWrapper):
+    """A ``SandboxProvider`` around another one."""
+
     def __init__(self, provider: SandboxProvider, settings: SandboxSettings) -> None:
-        self._provider = provider
+        super().__init__(provider)
         self._settings = settings
         self._taken = 0
         self._leaving = 0
@@ -43,18 +60,6 @@ class SandboxPool:
         self._closed = False
 
     @property
-    def name(self) -> str:
-        return self._provider.name
-
-    @property
-    def isolated(self) -> bool:
-        return self._provider.isolated
-
-    @property
-    def missing(self) -> str | None:
-        return self._provider.missing
-
-    @property
     def taken(self) -> int:
         """Sandboxes that exist, are being made or being removed."""
         return self._taken
@@ -64,7 +69,7 @@ class SandboxPool:
         return sum(len(ready) for ready in self._warm.values())
 
     async def start(self, agent_door: ASGIApp) -> None:
-        await self._provider.start(agent_door)
+        await self.inner.start(agent_door)
         if self._settings.warm:
             self._refiller = asyncio.create_task(self._refill(), name="sandbox-refill")
 
@@ -104,7 +109,7 @@ class SandboxPool:
             self._spawn(lent.destroy())
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._provider.close()
+        await self.inner.close()
 
     # Room.
 
@@ -220,15 +225,15 @@ class SandboxPool:
     # Making and ending.
 
     async def _make(self, spec: SandboxSpec) -> Sandbox:
-        sandbox = await self._provider.create(spec)
+        sandbox = await self.inner.create(spec)
         if self._closed:
             await sandbox.destroy()
             raise SandboxUnavailable("the server is closing")
         return sandbox
 
-    def _end(self, lent: PooledSandbox, sandbox: Sandbox) -> asyncio.Task[None]:
+    def _end(self, lent: PooledSandbox) -> asyncio.Task[None]:
         self._lent.discard(lent)
-        return self._discard(sandbox)
+        return self._discard(lent.inner)
 
     def _discard(self, sandbox: Sandbox) -> asyncio.Task[None]:
         """In a task of the pool's: it goes on when who asked for it is cancelled."""

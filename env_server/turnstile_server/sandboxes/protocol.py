@@ -108,7 +108,7 @@ class Sandbox(Protocol):
     def workdir(self) -> str: ...
 
     @property
-    def agent_door(self) -> str | None:
+    def agent_url(self) -> str | None:
         """URL inside the sandbox under which the agent door answers (``http://127.0.0.1:PORT``), None where the
         image cannot run the helper, which forwards it."""
         ...

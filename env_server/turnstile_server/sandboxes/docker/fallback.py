@@ -60,7 +60,7 @@ class ExecSandbox:
         return self._layout.workdir
 
     @property
-    def agent_door(self) -> str | None:
+    def agent_url(self) -> str | None:
         return None
 
     def admit(self, episode_id: str | None) -> None:
