@@ -192,6 +192,21 @@ async def test_callers_that_go_are_not_refusals(stage: Stage) -> None:
         assert (await client.post(url(episode), json=body())).status_code == 200
 
 
+async def test_a_caller_that_goes_while_it_sends_is_no_fault_of_the_server(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    episode = await stage.episode()
+    connection = await _connected(episode)
+    await connection.send(_request(episode)[:-1])
+    with anyio.fail_after(20):
+        while "turnstile_calls_in_flight 1.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        await connection.aclose()
+        while 'dialect="chat",status="499"} 1.0' not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("turnstile_server")] == []
+
+
 async def test_one_of_two_callers_may_go(stage: Stage) -> None:
     answer = Held(stage.encode("for"), stage.encode(" one<|im_end|>"))
     stage.engine.answers = [answer]

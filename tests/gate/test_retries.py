@@ -200,6 +200,20 @@ async def test_an_unmarked_repetition_of_a_written_reply_is_a_new_sibling(
     assert first["turn_id"] != second["turn_id"]
 
 
+NO_COUNT = [b"\xb2", b"9" * 5000, b"\xd9\xa3", b"-1", b"+1", b"1_0", b"1.0", b"true", b""]
+
+
+@pytest.mark.parametrize("count", NO_COUNT, ids=lambda count: ascii(count[:8].decode("latin-1")))
+async def test_a_retry_header_that_is_no_count_marks_nothing(stage: Stage, count: bytes) -> None:
+    stage.engine.answers = [says(reply_ids(stage, "one")), says(reply_ids(stage, "two"))]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        await client.post(url(episode), json=body(), headers=FIRST)
+        again = await client.post(url(episode), json=body(), headers={b"x-stainless-retry-count": count})
+    assert again.status_code == 200, again.text
+    assert again.json()["choices"][0]["message"]["content"] == "two"
+
+
 async def test_a_key_used_for_another_request_marks_nothing(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "one")), says(reply_ids(stage, "two"))]
     episode = await stage.episode()

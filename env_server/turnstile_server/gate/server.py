@@ -30,7 +30,7 @@ from turnstile_server.gate.exchange import Exchange, Header
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.gate.streaming import answer_stream, answer_whole
-from turnstile_server.http.agent_request import CallerGone, episode_key, split_path
+from turnstile_server.http.agent_request import CallerGone, episode_key, header_count, split_path
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
 
@@ -77,6 +77,8 @@ class Gate:
         try:
             try:
                 await self._serve(exchange, episode_id, path, route)
+            except CallerGone:
+                raise
             except TurnstileError as error:
                 await _refuse(exchange, dialect, error)
             except Exception:  # noqa: BLE001 - the boundary: an agent gets an answer whatever we broke
@@ -146,6 +148,9 @@ class Gate:
             status = exchange.status or 499
         except TurnstileError as error:
             status = error.status
+            raise
+        except CallerGone:
+            status = 499
             raise
         finally:
             engine_s = call.answer.node.turn.timings.engine_s if call is not None and call.answer else None
@@ -227,9 +232,8 @@ def version_twice(path: str) -> str:
 
 
 def _retried(exchange: Exchange) -> bool:
-    """The client's own word that this is a retry (``X-Stainless-Retry-Count`` of the OpenAI SDKs)."""
-    count = exchange.headers.get("x-stainless-retry-count", "0")
-    return count.isdigit() and int(count) > 0
+    """Whether the client says that it retries (``X-Stainless-Retry-Count`` of the OpenAI SDKs)."""
+    return (header_count(exchange.headers, "x-stainless-retry-count") or 0) > 0
 
 
 def _allow(exchange: Exchange, *methods: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import anyio
@@ -9,6 +10,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from turnstile_server.errors import BodyTooLarge, RequestTimeout, Unauthorized
+
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
 class CallerGone(Exception):
@@ -34,13 +37,19 @@ def episode_key(headers: Headers) -> str:
     return key
 
 
+def header_count(headers: Headers, name: str) -> int | None:
+    """The header ``name`` as a whole number, None where it is absent or no count: 1 to 18 ASCII digits. (``int``
+    also reads other alphabets' digits, refuses some that ``str.isdigit`` accepts, and raises beyond 4,300.)"""
+    value = headers.get(name, "")
+    return int(value) if _COUNT.fullmatch(value) else None
+
+
 async def read_body(receive: Receive, headers: Headers, section: str, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone. ``section`` is that of the settings.
 
     What is too large is still read to its end, as by ``discard_body``.
     """
-    declared = headers.get("content-length", "")
-    too_large = declared.isdigit() and int(declared) > max_bytes
+    too_large = (header_count(headers, "content-length") or 0) > max_bytes
     parts: list[bytes] = []
     size = 0
     with anyio.move_on_after(timeout_s):

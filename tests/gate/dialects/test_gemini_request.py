@@ -206,6 +206,9 @@ SCHEMAS: list[tuple[Any, Any]] = [
         {"type": "ARRAY", "items": {"type": "BOOLEAN"}, "minItems": "1", "max_items": 3},
         {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
     ),
+    ({"type": "STRING", "minLength": "9" * 5000}, {"type": "string", "minLength": "9" * 5000}),
+    ({"type": "STRING", "maxLength": "\u0663"}, {"type": "string", "maxLength": "\u0663"}),
+    ({"type": "STRING", "maxLength": "\u00b2"}, {"type": "string", "maxLength": "\u00b2"}),
     ({"type": "STRING", "nullable": True}, {"type": ["string", "null"]}),
     ({"type": "STRING", "nullable": False}, {"type": "string"}),
     ({"type": "STRING", "enum": ["A"], "nullable": True}, {"type": ["string", "null"], "enum": ["A", None]}),
@@ -217,7 +220,7 @@ SCHEMAS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "expected"), SCHEMAS)
+@pytest.mark.parametrize(("schema", "expected"), SCHEMAS, ids=range(len(SCHEMAS)))
 def test_an_openapi_schema_becomes_json_schema(schema: Any, expected: Any) -> None:
     assert json.dumps(json_schema(schema)) == json.dumps(expected)
 

@@ -7,6 +7,7 @@ other dialect's tools have it). A JSON schema stays as it came.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from turnstile_server.gate.dialects.json import kind, text
 from turnstile_server.gate.dialects.options import forced_call
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,19}")
+"""An int64 as proto3's JSON mapping writes it in a string. Any other string stays as it came."""
 _SCHEMAS = ("items", "additionalProperties")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NOT_JSON_SCHEMA = ("nullable", "propertyOrdering")
@@ -102,7 +105,7 @@ def json_schema(schema: Any) -> Any:
 def _keyword(key: str, value: Any, source: Mapping[str, Any]) -> Any:
     if key == "type":
         return [_type(one) for one in value] if isinstance(value, list) else _type(value)
-    if key in _COUNTS and isinstance(value, str) and value.isdecimal():
+    if key in _COUNTS and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     if key in _SCHEMAS:
         return json_schema(value)
