@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from capture.turns import make_tool, make_turn
 from turnstile.models import Message, Tool, ToolCall
-from turnstile_server.capture import Match, TokenTree
+from turnstile_server.capture import CallMatch, TokenTree
 from turnstile_server.capture.compare import compare_reply
 from turnstile_server.capture.keys import chain, group, tools_key
 from turnstile_server.gate.dialects.base import (
@@ -163,7 +163,7 @@ def assert_echo_law(dialect: Dialect, reply: Message, *, first: bytes, then: byt
     assert compare_reply(reply, groups[1].message, schemas).edited is None
 
     tree = TokenTree()
-    place = Match(parent=None, new_messages=asked.messages, echo=(), broken=None)
+    place = CallMatch(parent=None, new_messages=asked.messages, echo=(), broken=None)
     node = tree.add(make_turn(place, reply, seq=0, tools_key=offer, completion_ids=[1]))
     match = tree.match(called.messages, called.tools, offer)
     assert match.parent is node

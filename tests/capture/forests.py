@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from capture.turns import make_turn
 from turnstile.models import Message
-from turnstile_server.capture import Match, TokenTree
+from turnstile_server.capture import CallMatch, TokenTree
 from turnstile_server.capture.keys import tools_key
 
 NO_TOOLS = tools_key((), "template")
@@ -22,7 +22,7 @@ def forests(draw: st.DrawFn, max_turns: int = 12) -> TokenTree:
         asked = Message("user", draw(st.sampled_from(["u", "v"])))
         count = draw(st.integers(1, 4))
         turn = make_turn(
-            Match(parent=parent, new_messages=(asked,), echo=(), broken=None),
+            CallMatch(parent=parent, new_messages=(asked,), echo=(), broken=None),
             Message("assistant", f"a{seq}"),
             seq=seq,
             tools_key=draw(st.sampled_from(["t", "other", NO_TOOLS])),

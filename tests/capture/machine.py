@@ -22,9 +22,9 @@ from capture.turns import make_tool, make_turn
 from turnstile.models import EpisodeStatus, Message, Tool, ToolCall, Turn
 from turnstile_server.capture import (
     Action,
+    CallMatch,
     EarlierCall,
     EpisodeFacts,
-    Match,
     TokenTree,
     decide,
     export_samples,
@@ -195,7 +195,7 @@ class Call:
     conversation: Conversation
     sent: Conversation
     """The conversation as it was sent."""
-    match: Match
+    match: CallMatch
     key: str
     request: str
     asked: dict[str, object]
@@ -514,7 +514,7 @@ class CaptureMachine(RuleBasedStateMachine):
 
     # What must hold ------------------------------------------------------------------------------------------
 
-    def matched(self, conversation: Conversation, tools: list[Tool], key: str) -> Match:
+    def matched(self, conversation: Conversation, tools: list[Tool], key: str) -> CallMatch:
         before = self.fingerprint()
         match = self.tree.match(conversation.messages, tools, key)
         assert self.fingerprint() == before, "searching changed the tree"
@@ -524,7 +524,7 @@ class CaptureMachine(RuleBasedStateMachine):
             assert list(match.new_messages) == conversation.messages[conversation.mark :]
         return match
 
-    def agree(self, match: Match, messages: list[Message], tools: list[Tool], key: str) -> None:
+    def agree(self, match: CallMatch, messages: list[Message], tools: list[Tool], key: str) -> None:
         expected = self.oracle.expect(messages, tools, key)
         assert list(match.new_messages) == messages[expected.covered :]
         if match.parent is None:

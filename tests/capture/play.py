@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from capture.turns import make_turn
 from turnstile.models import EpisodeStatus, Message, Role, Sample, SampleSet, Tool
-from turnstile_server.capture import EpisodeFacts, Match, Node, TokenTree, export_samples
+from turnstile_server.capture import CallMatch, EpisodeFacts, Node, TokenTree, export_samples
 from turnstile_server.capture.keys import tools_key
 
 END_OF_TURN = 1
@@ -37,7 +37,7 @@ class Play:
         self.tree = TokenTree()
         self._words: list[str] = ["", "end"]
 
-    def match(self, call: str | Sequence[Message], tools: Sequence[Tool] = (), template: str = "t") -> Match:
+    def match(self, call: str | Sequence[Message], tools: Sequence[Tool] = (), template: str = "t") -> CallMatch:
         messages = says(call) if isinstance(call, str) else call
         return self.tree.match(messages, tools, tools_key(tools, template))
 
@@ -48,7 +48,7 @@ class Play:
         *,
         tools: Sequence[Tool] = (),
         template: str = "t",
-        match: Match | None = None,
+        match: CallMatch | None = None,
         **fields: Any,
     ) -> Node:
         """Plays a call to its end; ``match``: its place, when that was fixed earlier."""
@@ -96,7 +96,7 @@ class Play:
         return self._words.index(word)
 
 
-def broken(match: Match) -> tuple[str, int, str] | None:
+def broken(match: CallMatch) -> tuple[str, int, str] | None:
     """(reason, index of the first divergent message, path inside it)."""
     if match.broken is None:
         return None

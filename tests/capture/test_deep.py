@@ -10,8 +10,8 @@ import pytest
 from capture.play import FACTS, broken
 from capture.turns import make_turn
 from turnstile.models import Message, ToolCall
-from turnstile_server.capture import Match, TokenTree, compare, export_samples, match
-from turnstile_server.capture.compare import Schemas, Verdict
+from turnstile_server.capture import CallMatch, TokenTree, compare, export_samples, match
+from turnstile_server.capture.compare import Comparison, Schemas
 from turnstile_server.capture.keys import tools_key
 
 TURNS = 5_000
@@ -37,7 +37,7 @@ def deep() -> TokenTree:
     parent = None
     for index in range(TURNS):
         new = (Message("user", "u"),) if parent is None else (TOOL,)
-        place = Match(parent=parent, new_messages=new, echo=(), broken=None)
+        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None)
         parent = tree.add(
             make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7, 8], context_ids=[index])
         )
@@ -52,11 +52,11 @@ class Comparisons(Counter[str]):
 def compared(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     counts = Comparisons()
 
-    def reply(stored: Message, incoming: Message, schemas: Schemas) -> Verdict:
+    def reply(stored: Message, incoming: Message, schemas: Schemas) -> Comparison:
         counts["reply"] += 1
         return compare.compare_reply(stored, incoming, schemas)
 
-    def foreign(stored: Message, incoming: Message) -> Verdict:
+    def foreign(stored: Message, incoming: Message) -> Comparison:
         counts["foreign"] += 1
         return compare.compare_foreign(stored, incoming)
 
@@ -94,9 +94,9 @@ def test_many_twins_share_the_comparison_of_their_path(compared: Comparisons) ->
     parent = None
     for index in range(count):
         new = (Message("user", "u"),) if parent is None else (TOOL,)
-        place = Match(parent=parent, new_messages=new, echo=(), broken=None)
+        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None)
         parent = tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
-    place = Match(parent=parent, new_messages=(TOOL,), echo=(), broken=None)
+    place = CallMatch(parent=parent, new_messages=(TOOL,), echo=(), broken=None)
     for index in range(count, 2 * count):
         last = tree.add(make_turn(place, answer(0), seq=index, tools_key=KEY, completion_ids=[7]))
     found = tree.match([*conversation(count), answer(0), TOOL], [], KEY)
@@ -115,7 +115,7 @@ def test_a_deep_path_is_exported_as_one_row(deep: TokenTree) -> None:
 
 def test_a_wide_forest_is_exported_row_by_row() -> None:
     tree = TokenTree()
-    place = Match(parent=None, new_messages=(Message("user", "u"),), echo=(), broken=None)
+    place = CallMatch(parent=None, new_messages=(Message("user", "u"),), echo=(), broken=None)
     for index in range(TURNS):
         tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
     out = export_samples(tree, FACTS)

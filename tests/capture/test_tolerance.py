@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capture.turns import make_tool
 from turnstile.models import Message, ToolCall
-from turnstile_server.capture.compare import Verdict, compare_foreign, compare_reply, fill_defaults, json_equal
+from turnstile_server.capture.compare import Comparison, compare_foreign, compare_reply, fill_defaults, json_equal
 from turnstile_server.capture.keys import chain
 
 SCHEMA: dict[str, Any] = {
@@ -261,6 +261,6 @@ def test_messages_that_compare_as_equal_have_equal_keys(left: Message, right: Me
 
 @given(messages)
 def test_a_message_equals_itself(message: Message) -> None:
-    assert compare_foreign(message, message) == Verdict()
+    assert compare_foreign(message, message) == Comparison()
     if message.role == "assistant":
-        assert compare_reply(message, message, {"run": make_tool("run").parameters}) == Verdict()
+        assert compare_reply(message, message, {"run": make_tool("run").parameters}) == Comparison()

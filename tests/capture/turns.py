@@ -7,7 +7,7 @@ from typing import Any
 
 from turnstile.models import BreakReason, Message, SamplingUsed, Thread, Tool, Turn, TurnTimings, WeightSpan
 from turnstile_server.capture.keys import request_key
-from turnstile_server.capture.match import Match
+from turnstile_server.capture.match import CallMatch
 
 
 def make_tool(name: str, properties: dict[str, Any] | None = None, description: str = "") -> Tool:
@@ -18,7 +18,7 @@ def make_tool(name: str, properties: dict[str, Any] | None = None, description: 
 
 
 def make_turn(
-    match: Match,
+    match: CallMatch,
     reply: Message,
     *,
     seq: int,

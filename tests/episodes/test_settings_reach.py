@@ -15,7 +15,7 @@ from conversation import GO, reply_ids
 from gate_support import Stage, says, staged
 
 from turnstile.models import Float32Array, Int32Array, Message, Tool
-from turnstile_server.capture import Match
+from turnstile_server.capture import CallMatch
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.gate.prompt import Prompter
 from turnstile_server.rendering.factory import create_renderer
@@ -124,7 +124,7 @@ async def test_long_renders_leave_the_loop_for_a_bounded_number_of_threads(
 ) -> None:
     watched = Watched(create_renderer(tiny_model, RenderingSettings()))
     prompter = Prompter(watched, inline_chars, threads)  # type: ignore[arg-type]
-    match = Match(None, (Message("user", "hello"),), (), None)
+    match = CallMatch(None, (Message("user", "hello"),), (), None)
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
             tasks.start_soon(prompter.prompt, match, (), None)

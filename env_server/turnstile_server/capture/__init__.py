@@ -3,17 +3,17 @@
 Pure: no I/O, no clock, no task. The gate pushes turns in and asks questions.
 """
 
-from turnstile_server.capture.export import EpisodeFacts, episode_statistics, export_samples
-from turnstile_server.capture.forest import export_forest
-from turnstile_server.capture.match import Match
+from turnstile_server.capture.export import EpisodeFacts, episode_statistics, export_forest, export_samples
+from turnstile_server.capture.match import CallMatch
+from turnstile_server.capture.node import Node
 from turnstile_server.capture.retry import Action, EarlierCall, decide
-from turnstile_server.capture.tree import Node, TokenTree
+from turnstile_server.capture.tree import TokenTree
 
 __all__ = [
     "Action",
+    "CallMatch",
     "EarlierCall",
     "EpisodeFacts",
-    "Match",
     "Node",
     "TokenTree",
     "decide",

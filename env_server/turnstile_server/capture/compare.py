@@ -29,60 +29,60 @@ class Cosmetic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     """``edited``: the path inside the message where the first real difference lies, None when there is none."""
 
     edited: str | None = None
     cosmetic: frozenset[Cosmetic] = field(default=frozenset())
 
 
-SAME = Verdict()
+SAME = Comparison()
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name to the JSON schema of its arguments."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def compare_foreign(stored: Message, incoming: Message) -> Verdict:
+def compare_foreign(stored: Message, incoming: Message) -> Comparison:
     """Messages that the model did not write: equal up to ids, or edited."""
     if stored.role != incoming.role:
-        return Verdict(edited="role")
+        return Comparison(edited="role")
     if stored.content != incoming.content:
-        return Verdict(edited="content")
+        return Comparison(edited="content")
     if (stored.name or "") != (incoming.name or ""):
-        return Verdict(edited="name")
+        return Comparison(edited="name")
     if (stored.reasoning or "") != (incoming.reasoning or ""):
-        return Verdict(edited="reasoning")
+        return Comparison(edited="reasoning")
     if len(stored.tool_calls) != len(incoming.tool_calls):
-        return Verdict(edited="tool_calls")
+        return Comparison(edited="tool_calls")
     for index, (ours, theirs) in enumerate(zip(stored.tool_calls, incoming.tool_calls, strict=True)):
         if (ours.name, ours.arguments) != (theirs.name, theirs.arguments):
-            return Verdict(edited=f"tool_calls[{index}]")
+            return Comparison(edited=f"tool_calls[{index}]")
     return SAME
 
 
-def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Verdict:
+def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Comparison:
     """Our own reply as the agent sent it back: same, cosmetically different, or edited."""
     if incoming.role != "assistant":
-        return Verdict(edited="role")
+        return Comparison(edited="role")
     kinds: set[Cosmetic] = set()
     if stored.content != incoming.content:
         if stored.content.strip() != incoming.content.strip():
-            return Verdict(edited="content")
+            return Comparison(edited="content")
         kinds.add(Cosmetic.TEXT_TRIMMED)
     if len(stored.tool_calls) != len(incoming.tool_calls):
-        return Verdict(edited="tool_calls")
+        return Comparison(edited="tool_calls")
     for index, (ours, theirs) in enumerate(zip(stored.tool_calls, incoming.tool_calls, strict=True)):
         if ours.name != theirs.name:
-            return Verdict(edited=f"tool_calls[{index}].name")
+            return Comparison(edited=f"tool_calls[{index}].name")
         if ours.arguments != theirs.arguments:
             kind = _compare_arguments(ours, theirs, schemas.get(ours.name, {}))
             if kind is None:
-                return Verdict(edited=f"tool_calls[{index}].arguments")
+                return Comparison(edited=f"tool_calls[{index}].arguments")
             kinds |= kind
     if (stored.reasoning or "").strip() != (incoming.reasoning or "").strip():
         kinds.add(Cosmetic.REASONING_CHANGED if incoming.reasoning else Cosmetic.REASONING_DROPPED)
-    return Verdict(cosmetic=frozenset(kinds)) if kinds else SAME
+    return Comparison(cosmetic=frozenset(kinds)) if kinds else SAME
 
 
 def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, Any]) -> set[Cosmetic] | None:

@@ -24,7 +24,7 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MessageGroup:
     """Messages ``[start, end)`` of a call seen as one: a run of assistant messages is one reply (some agents
     send the text and each call of one reply as messages of their own); any other message stands alone."""
 
@@ -33,16 +33,16 @@ class Group:
     message: Message
 
 
-def group(messages: Sequence[Message], start: int = 0) -> list[Group]:
+def group(messages: Sequence[Message], start: int = 0) -> list[MessageGroup]:
     """Groups consecutive assistant messages from ``start`` on: texts and reasonings
     concatenated, calls in order."""
-    groups: list[Group] = []
+    groups: list[MessageGroup] = []
     for index, message in enumerate(messages[start:], start):
         if message.role == "assistant" and groups and groups[-1].message.role == "assistant":
             last = groups[-1]
-            groups[-1] = Group(last.start, index + 1, _join(last.message, message))
+            groups[-1] = MessageGroup(last.start, index + 1, _join(last.message, message))
         else:
-            groups.append(Group(index, index + 1, message))
+            groups.append(MessageGroup(index, index + 1, message))
     return groups
 
 

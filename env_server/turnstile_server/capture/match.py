@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from turnstile.models import Break, BreakAt, BreakReason, Message
 from turnstile_server.capture.compare import (
     SAME,
+    Comparison,
     Cosmetic,
     Schemas,
-    Verdict,
     compare_foreign,
     compare_reply,
 )
-from turnstile_server.capture.keys import Group, Key, chain
-
-if TYPE_CHECKING:
-    from turnstile_server.capture.tree import Node
+from turnstile_server.capture.keys import Key, MessageGroup, chain
+from turnstile_server.capture.node import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class CallMatch:
     """Where a call belongs. ``echo``: names of the cosmetic differences of the parent's echoed reply.
 
     ``broken``: why the call is not simply the next one on a known path; None for the first call, a
@@ -45,7 +42,7 @@ class EchoMatch:
     """How a call repeats a stored path: the verdict on its last reply, and how many of the path's replies came
     back with their call ids and with their reasoning."""
 
-    last: Verdict
+    last: Comparison
     ids: int
     reasonings: int
 
@@ -71,7 +68,7 @@ class PathCache:
 
     tools_key: str
     messages: tuple[Message, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[MessageGroup, ...]
     node: Node
     echo: EchoMatch
 
@@ -86,7 +83,7 @@ class PathCache:
 
 
 def find_parent(
-    groups: Sequence[Group],
+    groups: Sequence[MessageGroup],
     schemas: Schemas,
     tools_key: str,
     by_end: Mapping[Key, Sequence[Node]],
@@ -120,7 +117,9 @@ def find_parent(
     return ParentMatch(None, 0, 0)
 
 
-def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked: Checked) -> EchoMatch | None:
+def _verify_path(
+    node: Node, groups: Sequence[MessageGroup], schemas: Schemas, checked: Checked
+) -> EchoMatch | None:
     """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
     unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
@@ -138,7 +137,7 @@ def _verify_path(node: Node, groups: Sequence[Group], schemas: Schemas, checked:
 
 
 def _verify_node(
-    node: Node, groups: Sequence[Group], schemas: Schemas, before: EchoMatch, *, whole: bool
+    node: Node, groups: Sequence[MessageGroup], schemas: Schemas, before: EchoMatch, *, whole: bool
 ) -> EchoMatch | None:
     """``whole`` False: without the node's last group, which a joined child compares with its own."""
     part = groups[node.group_count - len(node.groups) : node.group_count]
@@ -164,7 +163,7 @@ def _same_ids(node: Node, echoed: Message) -> bool:
     return bool(ids) and ids == tuple(call.id for call in node.groups[-1].message.tool_calls)
 
 
-def _same_reasoning(verdict: Verdict) -> bool:
+def _same_reasoning(verdict: Comparison) -> bool:
     return not verdict.cosmetic & {Cosmetic.REASONING_CHANGED, Cosmetic.REASONING_DROPPED}
 
 
@@ -176,7 +175,7 @@ def _preference(node: Node, echo: EchoMatch, echoed: Message) -> tuple[int, ...]
 
 
 def explain_break(
-    groups: Sequence[Group], schemas: Schemas, tools_key: str, found: ParentMatch, roots: Sequence[Node]
+    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, found: ParentMatch, roots: Sequence[Node]
 ) -> Break | None:
     """Types the break of a call, and finds its first divergent message.
 
@@ -207,7 +206,7 @@ def explain_break(
 
 
 @dataclass(frozen=True, slots=True)
-class _Nearest:
+class _NearestPath:
     """The stored path that agrees with the call for longest: it differs at group ``at``."""
 
     at: int
@@ -221,11 +220,13 @@ class _Nearest:
     tools_key: str
 
 
-def _nearest_path(groups: Sequence[Group], schemas: Schemas, tools_key: str, roots: Sequence[Node]) -> _Nearest:
-    def closeness(nearest: _Nearest) -> tuple[int, bool, bool]:
+def _nearest_path(
+    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, roots: Sequence[Node]
+) -> _NearestPath:
+    def closeness(nearest: _NearestPath) -> tuple[int, bool, bool]:
         return (nearest.at, nearest.at_reply, nearest.tools_key == tools_key)
 
-    best: _Nearest | None = None
+    best: _NearestPath | None = None
     pending = [(root, 0) for root in reversed(roots)]
     while pending:
         node, start = pending.pop()
@@ -238,21 +239,21 @@ def _nearest_path(groups: Sequence[Group], schemas: Schemas, tools_key: str, roo
             if after and end < len(groups):
                 pending.extend((child, end) for child in reversed(after))
                 continue
-            nearest = _Nearest(end, "", False, node.depth + 1, False, node.turn.tools_key)
+            nearest = _NearestPath(end, "", False, node.depth + 1, False, node.turn.tools_key)
         if best is None or closeness(nearest) > closeness(best):
             best = nearest
     assert best is not None  # the caller checked that there are roots
     return best
 
 
-def _diverge(node: Node, groups: Sequence[Group], start: int, schemas: Schemas) -> _Nearest | None:
+def _diverge(node: Node, groups: Sequence[MessageGroup], start: int, schemas: Schemas) -> _NearestPath | None:
     """Where the call leaves this node's part of the path; None when it agrees with all of it."""
     reply_at = len(node.groups) - 1
     replies = node.depth - node.joined
     for offset, stored in enumerate(node.groups):
         index = start + offset
         if index >= len(groups):
-            return _Nearest(index, "", False, replies, offset == reply_at, node.turn.tools_key)
+            return _NearestPath(index, "", False, replies, offset == reply_at, node.turn.tools_key)
         incoming = groups[index].message
         verdict = (
             compare_reply(stored.message, incoming, schemas)
@@ -260,11 +261,11 @@ def _diverge(node: Node, groups: Sequence[Group], start: int, schemas: Schemas) 
             else compare_foreign(stored.message, incoming)
         )
         if verdict.edited is not None:
-            return _Nearest(index, verdict.edited, offset == reply_at, replies, False, node.turn.tools_key)
+            return _NearestPath(index, verdict.edited, offset == reply_at, replies, False, node.turn.tools_key)
     return None
 
 
-def _at(groups: Sequence[Group], index: int, path: str) -> BreakAt:
+def _at(groups: Sequence[MessageGroup], index: int, path: str) -> BreakAt:
     index = min(index, len(groups) - 1)
     item = groups[index]
     return BreakAt(message=item.start, path=path, kind=item.message.role)

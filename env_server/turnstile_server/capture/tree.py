@@ -10,79 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-import numpy as np
-
-from turnstile.models import Int32Array, Message, Tool, Turn
-from turnstile_server.capture.keys import Group, Key, chain, group
-from turnstile_server.capture.match import Match, PathCache, explain_break, find_parent
+from turnstile.models import Message, Tool, Turn
+from turnstile_server.capture.keys import Key, chain, group
+from turnstile_server.capture.match import CallMatch, PathCache, explain_break, find_parent
+from turnstile_server.capture.node import Node
 
 WALKS = 8
 """Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
-
-DeliveryState = Literal["pending", "written", "lost"]
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A turn in its place. Only ``children`` and ``delivery`` ever change (and what is remembered for speed)."""
-
-    turn: Turn
-    parent: Node | None
-    groups: tuple[Group, ...]
-    """New messages and the reply, grouped; the last group holds the reply (and an assistant message that the
-    agent put before it, if any)."""
-    joined: bool
-    """The call ended in the parent's own reply, so both replies come back as one: ``groups`` begins with the
-    parent's last group, which this node's path does not hold a second time."""
-    head_key: Key
-    """Key of the path without its last group."""
-    end_key: Key
-    token_count: int
-    group_count: int
-    """Groups from the root to the end of this turn."""
-    depth: int
-    children: list[Node] = field(default_factory=list)
-    delivery: DeliveryState = "pending"
-    _tokens: Int32Array | None = field(default=None, repr=False)
-    """Answer of ``tokens``, kept by the node of a path that was asked last."""
-
-    @property
-    def prompt_count(self) -> int:
-        """Tokens the engine was fed for this turn."""
-        return self.token_count - len(self.turn.completion_ids)
-
-    def path(self) -> list[Node]:
-        """The nodes from the root to this one."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-    def tokens(self) -> Int32Array:
-        """int32[token_count], read-only: everything fed and sampled from the root to the end of this turn."""
-        parts: list[Int32Array] = []
-        node: Node | None = self
-        known: Int32Array | None = None
-        # Read once: exports of an ended episode may run in two threads.
-        while node is not None and (known := node._tokens) is None:
-            parts += (node.turn.completion_ids, node.turn.context_ids)
-            node = node.parent
-        if known is not None:
-            if node is self:
-                return known
-            parts.append(known)
-        tokens = np.concatenate(parts[::-1], dtype=np.int32)
-        tokens.flags.writeable = False
-        if node is not None:
-            node._tokens = None
-        self._tokens = tokens
-        return tokens
 
 
 class TokenTree:
@@ -105,7 +40,7 @@ class TokenTree:
     def __getitem__(self, turn_id: str) -> Node:
         return self._nodes[turn_id]
 
-    def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> Match:
+    def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> CallMatch:
         """Finds the deepest turn whose path and reply the call repeats, and types the break if there is one.
 
         Never changes the tree; remembers its way, so that the next call only walks what it adds.
@@ -119,7 +54,7 @@ class TokenTree:
         if found.node is not None and echo is not None and (known is None or found.node is not known.node):
             path, covered = tuple(messages[:consumed]), tuple(groups[: found.groups])
             self._walks.append(PathCache(tools_key, path, covered, found.node, echo))
-        return Match(
+        return CallMatch(
             parent=found.node,
             new_messages=tuple(messages[consumed:]),
             echo=tuple(sorted(echo.last.cosmetic)) if echo is not None else (),

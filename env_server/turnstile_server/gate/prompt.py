@@ -15,7 +15,7 @@ import anyio.to_thread
 import numpy as np
 
 from turnstile.models import Break, BreakReason, Int32Array, Message, Tool
-from turnstile_server.capture import Match, Node
+from turnstile_server.capture import CallMatch, Node
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
 
 PROMPT_TAIL = 64
@@ -50,7 +50,7 @@ class Prompter:
         self._inline_chars = inline_chars
         self._limiter = anyio.CapacityLimiter(threads)
 
-    async def prompt(self, match: Match, tools: Sequence[Tool], identical: Node | None) -> Prompt:
+    async def prompt(self, match: CallMatch, tools: Sequence[Tool], identical: Node | None) -> Prompt:
         """``identical``: an earlier turn of the same request; it is fed the same context without rendering."""
         parent = match.parent
         if identical is not None and identical.parent is parent:

@@ -23,7 +23,7 @@ from turnstile.models import (
     TurnTimings,
     WeightSpan,
 )
-from turnstile_server.capture import Match
+from turnstile_server.capture import CallMatch
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.base import ModelCall
@@ -95,7 +95,7 @@ class CallContext:
 
     dialect: str
     request: ModelCall
-    match: Match
+    match: CallMatch
     tools_key: str
     thread: Thread | None
     stopwatch: Stopwatch

@@ -1,0 +1,77 @@
+"""A turn in its place in the token tree.
+
+``tokens(node) = tokens(parent) ⊕ context_ids ⊕ completion_ids`` is exactly what the engine was fed and what it
+sampled (invariant 1). A node keeps only its own part of that sum; ``Node.tokens`` adds up the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from turnstile.models import Int32Array, Turn
+from turnstile_server.capture.keys import Key, MessageGroup
+
+DeliveryState = Literal["pending", "written", "lost"]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A turn in its place. Only ``children`` and ``delivery`` ever change (and what is remembered for speed)."""
+
+    turn: Turn
+    parent: Node | None
+    groups: tuple[MessageGroup, ...]
+    """New messages and the reply, grouped; the last group holds the reply (and an assistant message that the
+    agent put before it, if any)."""
+    joined: bool
+    """The call ended in the parent's own reply, so both replies come back as one: ``groups`` begins with the
+    parent's last group, which this node's path does not hold a second time."""
+    head_key: Key
+    """Key of the path without its last group."""
+    end_key: Key
+    token_count: int
+    group_count: int
+    """Groups from the root to the end of this turn."""
+    depth: int
+    children: list[Node] = field(default_factory=list)
+    delivery: DeliveryState = "pending"
+    _tokens: Int32Array | None = field(default=None, repr=False)
+    """Answer of ``tokens``, kept by the node of a path that was asked last."""
+
+    @property
+    def prompt_count(self) -> int:
+        """Tokens the engine was fed for this turn."""
+        return self.token_count - len(self.turn.completion_ids)
+
+    def path(self) -> list[Node]:
+        """The nodes from the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def tokens(self) -> Int32Array:
+        """int32[token_count], read-only: everything fed and sampled from the root to the end of this turn."""
+        parts: list[Int32Array] = []
+        node: Node | None = self
+        known: Int32Array | None = None
+        # Read once: exports of an ended episode may run in two threads.
+        while node is not None and (known := node._tokens) is None:
+            parts += (node.turn.completion_ids, node.turn.context_ids)
+            node = node.parent
+        if known is not None:
+            if node is self:
+                return known
+            parts.append(known)
+        tokens = np.concatenate(parts[::-1], dtype=np.int32)
+        tokens.flags.writeable = False
+        if node is not None:
+            node._tokens = None
+        self._tokens = tokens
+        return tokens
