@@ -67,6 +67,7 @@ async def collect(
     ids: list[Int32Array] = []
     logprobs: list[Float32Array] = []
     finishes: list[EngineFinish] = []
+    versions: list[str | None] = []
     async for chunk in engine.generate(prompt, sampling, rid=rid, routing_key="test", stream=stream):
         assert not finishes, "a chunk after the finish"
         assert chunk.ids.dtype == np.int32
@@ -75,6 +76,7 @@ async def collect(
         assert len(chunk.ids) > 0 or chunk.finish is not None
         ids.append(chunk.ids)
         logprobs.append(chunk.logprobs)
+        versions += [chunk.weight_version] * len(chunk.ids)
         if chunk.finish is not None:
             finishes.append(chunk.finish)
         if started is not None and sum(map(len, ids)) >= start_after:
@@ -82,6 +84,8 @@ async def collect(
     assert len(finishes) == 1
     spans = finishes[0].weight_spans
     total = sum(map(len, ids))
+    named = [span.version for span in spans for _ in range(span.start, span.end)]
+    assert all(said in (None, version) for said, version in zip(versions, named, strict=True))
     assert [span.start for span in spans] == [0, *[span.end for span in spans]][: len(spans)]
     assert (spans[-1].end if spans else 0) == total
     return Result(np.concatenate(ids), np.concatenate(logprobs), finishes[0], len(ids))

@@ -27,7 +27,7 @@ VOCAB = 4160
 
 
 def read_all(payloads: list[dict[str, Any]]) -> list[EngineChunk]:
-    reader = ReplyReader()
+    reader = ReplyReader("default")
     return [chunk for payload in payloads if (chunk := reader.read(payload)) is not None]
 
 
@@ -67,6 +67,38 @@ def test_recorded_spans_say_where_the_weights_changed() -> None:
     assert chunk.finish is not None
     old, new = chunk.finish.weight_spans
     assert (old.version, new.version, old.end, new.start, new.end) == ("default", "v2", new.start, old.end, 60)
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+def test_each_chunk_names_the_weights_of_its_tokens(style: str) -> None:
+    assert [chunk.weight_version for chunk in read_all(frames(f"stream_length_{style}"))] == ["default"] * 4
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+def test_tokens_that_may_be_older_than_the_version_of_their_chunk_have_no_version(style: str) -> None:
+    """A chunk names the weights served when it was sent: its tokens may have been sampled before an update."""
+    payloads = frames(f"stream_length_{style}")
+    for payload in payloads[2:]:
+        payload[META]["weight_version"] = "v2"
+    versions = [chunk.weight_version for chunk in read_all(payloads)]
+    assert versions == ["default", "default", None, "default"]  # the last chunk has spans of its own
+    first_of_a_call_sent_under_other_weights = ReplyReader("v0").read(payloads[0])
+    assert first_of_a_call_sent_under_other_weights is not None
+    assert first_of_a_call_sent_under_other_weights.weight_version is None
+
+
+@pytest.mark.parametrize("reduced", ["no weights", "no tokens"])
+def test_an_abort_that_says_less_than_the_chunks_before_it_takes_its_weights_from_them(reduced: str) -> None:
+    """A running call that a pause puts back into the queue is aborted there, with a reduced meta_info."""
+    payloads = [*frames("stream_length_incremental")[:3], frames("stream_abort_waiting_incremental")[0]]
+    if reduced == "no weights":
+        del payloads[-1][META]["weight_version"], payloads[-1][META]["weight_versions"]
+    chunks = read_all(payloads)
+    assert len(tokens(chunks)[0]) == 3
+    finish = chunks[-1].finish
+    assert finish is not None
+    assert finish.reason == "abort"
+    assert [(span.start, span.end, span.version) for span in finish.weight_spans] == [(0, 3, "default")]
 
 
 def test_a_recorded_abort_keeps_its_tokens() -> None:

@@ -69,7 +69,7 @@ class ScriptedEngine:
         self.capabilities = EngineCapabilities(context_length, vocab_size, "scripted")
         self.calls: list[Prompted] = []
         self.answers: list[Answer] = []
-        self.version = "v1"
+        self.version: str | None = "v1"
 
     async def start(self) -> None: ...
 
@@ -95,9 +95,11 @@ class ScriptedEngine:
         logprobs = said.logprobs if said.logprobs is not None else [-0.5] * len(said.ids)
         finish = None
         if said.finish is not None:
-            spans = (WeightSpan(start=0, end=count, version=self.version),) if count else ()
+            spans = (WeightSpan(start=0, end=count, version=str(self.version)),) if count else ()
             finish = EngineFinish(said.finish, said.matched, spans, cached_tokens=0)
-        return EngineChunk(np.array(said.ids, np.int32), np.array(logprobs, np.float32), finish)
+        return EngineChunk(
+            np.array(said.ids, np.int32), np.array(logprobs, np.float32), finish, weight_version=self.version
+        )
 
     async def abort(self, rid: str) -> None:
         for call in self.calls:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import numpy as np
 import pytest
 from conversation import (
     GO,
@@ -150,6 +151,29 @@ async def test_an_engine_that_fails_after_shown_text_leaves_an_interrupted_turn(
             await collect(stream)
     [turn] = await turns(stage, episode)
     assert (turn["finish_reason"], turn["completion_ids"]) == ("abort", ids)
+
+
+async def test_a_reply_cut_in_mid_stream_names_the_weights_that_its_chunks_named(stage: Stage) -> None:
+    chunks = [stage.encode(text) for text in ("one", " two", " three")]
+
+    async def answer(_: Prompted) -> AsyncIterator[Said | Exception]:
+        yield Said(chunks[0])
+        stage.engine.version = "v2"
+        yield Said(chunks[1])
+        stage.engine.version = None
+        yield Said(chunks[2])
+        yield EngineTimeout("slow")
+
+    stage.engine.answers = [answer]
+    episode = await stage.episode()
+    async with stage.agent(episode) as agent:
+        stream = await agent.chat.completions.create(model="m", messages=GO, stream=True)
+        with pytest.raises(Exception, match="slow"):
+            await collect(stream)
+    [turn] = await turns(stage, episode)
+    ends = np.cumsum([len(chunk) for chunk in chunks]).tolist()
+    spans = [(span["start"], span["end"], span["version"]) for span in turn["weight_spans"]]
+    assert spans == [(0, ends[0], "v1"), (ends[0], ends[1], "v2"), (ends[1], ends[2], "unknown")]
 
 
 async def test_an_engine_that_fails_an_unstreamed_call_leaves_discarded_tokens(stage: Stage) -> None:

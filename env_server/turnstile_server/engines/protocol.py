@@ -51,6 +51,9 @@ class EngineChunk:
     ids: Int32Array
     logprobs: Float32Array
     finish: EngineFinish | None = None
+    weight_version: str | None = None
+    """The weights that sampled ``ids``. None where the engine did not say, or where it changed weights
+    meanwhile. A call that ends without a finish takes its weight spans from here."""
 
 
 @dataclass(frozen=True, slots=True)

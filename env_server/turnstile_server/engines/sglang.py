@@ -90,6 +90,8 @@ class SGLangEngine:
         self._facts: ServerFacts | None = None
         self._control = asyncio.Lock()
         self._paused: bool = False
+        self._version: str | None = None
+        """The weights the server was last known to have; None after an update that may have failed half-way."""
         self._live: dict[str, _LiveCall] = {}
         self._pauses = 0
         self._deferred_aborts: set[str] = set()
@@ -113,6 +115,7 @@ class SGLangEngine:
         self._facts = await read_server(
             self._http, self._settings, expected_tokenizer=self._expected_tokenizer, vocab_size=self._vocab_size
         )
+        self._version = self._facts.weight_version
 
     async def close(self) -> None:
         for task in self._insisting:
@@ -137,13 +140,13 @@ class SGLangEngine:
         if sampling.json_schema is not None and not self.capabilities.constrained:
             raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
         body = generate_body(input_ids, sampling, rid=rid, stream=stream)
-        settled = False
+        settled, version = False, self._version
         call = self._live[rid] = _LiveCall(self._pauses if self._http.hold.held else None)
         try:
             async with self._http.call("/generate", body, {"X-SMG-Routing-Key": routing_key}) as reply:
                 if reply.status != 200:
                     raise error_for_status(reply.status, await reply.body())
-                chunks = self._streamed(reply) if stream else self._unstreamed(reply)
+                chunks = self._streamed(reply, version) if stream else self._unstreamed(reply, version)
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         settled = chunk.finish is not None
@@ -157,19 +160,19 @@ class SGLangEngine:
             if not settled:
                 self._later(self._quietly(self.abort(rid)))
 
-    async def _unstreamed(self, reply: Reply) -> AsyncGenerator[EngineChunk]:
-        reader = ReplyReader()
+    async def _unstreamed(self, reply: Reply, version: str | None) -> AsyncGenerator[EngineChunk]:
+        reader = ReplyReader(version)
         chunk = reader.read(parse_json(await reply.body(), "The engine's answer"))
         if chunk is None or chunk.finish is None:
             raise EngineProtocolError("The engine's answer has no finish reason.")
         self._check_output(chunk.ids)
         yield chunk
 
-    async def _streamed(self, reply: Reply) -> AsyncGenerator[EngineChunk]:
+    async def _streamed(self, reply: Reply, version: str | None) -> AsyncGenerator[EngineChunk]:
         if reply.content_type != "text/event-stream":
             start = (await reply.body())[:120].decode("utf-8", "replace")
             raise EngineProtocolError(f"The engine's answer is {reply.content_type}, not a stream: {start!r}.")
-        reader = ReplyReader()
+        reader = ReplyReader(version)
         splitter = SseSplitter(self._settings.max_reply_bytes)
         async with aclosing(reply.parts()) as parts:
             async for data in parts:
@@ -277,6 +280,7 @@ class SGLangEngine:
             version = (await self._model_info()).get("weight_version")
         except TurnstileError as error:
             return EngineState(ok=False, weight_version=None, paused=None, detail=error.message)
+        self._version = version
         return EngineState(ok=True, weight_version=version, paused=self._paused)
 
     async def _model_info(self) -> dict[str, Any]:
@@ -304,7 +308,9 @@ class SGLangEngine:
             await self._pause("retract")
             try:
                 body = {"model_path": path, "weight_version": version}
+                self._version = None
                 await self._post("/update_weights_from_disk", body, self._settings.weights_timeout_s)
+                self._version = version
                 self._folder_of[version] = path
             finally:
                 if not self._paused:

@@ -44,8 +44,11 @@ SCALED_INPUT_LOGPROBS: Final = "turnstile_scaled_input_logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
+    """``weight_version``: the weights it had at start."""
+
     capabilities: EngineCapabilities
     scales_input_logprobs: bool
+    weight_version: str
 
 
 async def read_server(
@@ -124,7 +127,7 @@ def _facts(
         constrained=server.get("grammar_backend") not in (None, "none"),
         scores=True,
     )
-    return ServerFacts(capabilities, server.get(SCALED_INPUT_LOGPROBS) is True)
+    return ServerFacts(capabilities, server.get(SCALED_INPUT_LOGPROBS) is True, str(model["weight_version"]))
 
 
 def _window(models: dict[str, Any], server: dict[str, Any], settings: EngineSettings) -> int | None:

@@ -19,6 +19,7 @@ import orjson
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
+from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
 MESSAGE_CHARS: Final = 2000
@@ -139,11 +140,17 @@ class ReplyReader:
     The chunk style is read off the counts: with ``completion_tokens`` C, n logprobs in this chunk and s tokens
     seen so far, ``n == C`` is cumulative (the chunk repeats all output) and ``s + n == C`` incremental. Both
     hold only where they mean the same.
+
+    ``version`` names the weights that the server was known to have when the call was sent, None where that is
+    not known. A chunk says which weights the server had when it sent the chunk. Its tokens may be older, so they
+    have that version only if the chunk before it (for the first chunk: ``version``) named the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: str | None) -> None:
         self.finished = False
         self._ids: list[int] = []
+        self._version = version
+        self._weights = WeightSpans()
 
     def read(self, payload: Any) -> EngineChunk | None:
         """The new tokens in ``payload``; None when it brings neither tokens nor the end.
@@ -166,12 +173,30 @@ class ReplyReader:
         if reason is not None and reason["type"] == "abort":
             _raise_abort_with_status(reason)
         ids, logprobs = self._new_tokens(payload, meta, reason)
+        version = self._version_of(meta, len(ids))
         self._ids.extend(ids)
+        self._weights.add(len(ids), version)
         finish = None if reason is None else self._finish(meta, reason)
         self.finished = finish is not None
         if not ids and finish is None:
             return None
-        return EngineChunk(np.array(ids, np.int32), _finite(logprobs), finish)
+        return EngineChunk(np.array(ids, np.int32), _finite(logprobs), finish, version)
+
+    def _version_of(self, meta: Mapping[str, Any], count: int) -> str | None:
+        """The weights of the ``count`` tokens that follow those seen so far, None where they are not certain."""
+        if meta.get("weight_versions") is not None:
+            seen = len(self._ids)
+            named = {
+                span.version
+                for span in _listed_spans(meta["weight_versions"])
+                if span.end > seen and span.start < seen + count
+            }
+            return named.pop() if len(named) == 1 else None
+        stated = meta.get("weight_version")
+        version = None if stated is None else str(stated)
+        certain = version if version == self._version else None
+        self._version = version
+        return certain
 
     def _new_tokens(
         self, payload: Mapping[str, Any], meta: Mapping[str, Any], reason: Mapping[str, Any] | None
@@ -180,8 +205,9 @@ class ReplyReader:
         entries = meta.get("output_token_logprobs")
         total = meta.get("completion_tokens")
         aborted = reason is not None and reason["type"] == "abort"
-        if entries is None and aborted and total in (None, 0, seen):
-            # A call aborted before its first step (or between steps) has a reduced meta_info.
+        if not entries and aborted and total in (None, 0, seen):
+            # A call aborted in the queue (before its first step, or after a pause put it back) has a reduced
+            # meta_info, which need not count the tokens of the chunks before.
             entries, total = [], seen
         if total is None:
             _bad("a reply has no completion_tokens")
@@ -228,9 +254,33 @@ class ReplyReader:
         return EngineFinish(
             reason=_FINISH[kind],
             matched=matched,
-            weight_spans=_weight_spans(meta, len(self._ids)),
+            weight_spans=self._all_spans(meta, aborted=kind == "abort"),
             cached_tokens=cached if isinstance(cached, int) else None,
         )
+
+    def _all_spans(self, meta: Mapping[str, Any], *, aborted: bool) -> tuple[WeightSpan, ...]:
+        """Spans over all tokens: ``weight_versions``, else one span of ``weight_version``.
+
+        An abort in the queue repeats neither for the tokens that were sent before; then the chunks' versions
+        count. Any other reply without them: EngineProtocolError, because a token whose weights are unknown
+        cannot be trained on.
+        """
+        count = len(self._ids)
+        if count == 0:
+            return ()
+        listed = meta.get("weight_versions")
+        spans = () if listed is None else _listed_spans(listed)
+        covered = spans[-1].end if spans else 0
+        if aborted and covered != count:
+            return self._weights.spans
+        if listed is None:
+            version = meta.get("weight_version")
+            if version is None:
+                _bad("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
+            return (WeightSpan(start=0, end=count, version=str(version)),)
+        if covered != count:
+            _bad(f"weight_versions cover {covered} of {count} tokens")
+        return spans
 
 
 _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
@@ -240,24 +290,13 @@ _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
 }
 
 
-def _weight_spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]:
-    """Spans over ``count`` tokens, from ``weight_versions``, else one span of ``weight_version``.
-
-    Neither: EngineProtocolError, because a token whose weights are unknown cannot be trained on.
-    """
-    if count == 0:
-        return ()
-    spans = meta.get("weight_versions")
-    if spans is None:
-        version = meta.get("weight_version")
-        if version is None:
-            _bad("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
-        return (WeightSpan(start=0, end=count, version=str(version)),)
-    if not isinstance(spans, list):
+def _listed_spans(listed: Any) -> tuple[WeightSpan, ...]:
+    """``weight_versions``: spans without a gap from position 0."""
+    if not isinstance(listed, list):
         _bad("weight_versions is not a list")
     result: list[WeightSpan] = []
     position = 0
-    for span in spans:
+    for span in listed:
         if not isinstance(span, dict) or not {"version", "start", "end"} <= span.keys():
             _bad(f"a weight span is {span!r}")
         start, end = span["start"], span["end"]
@@ -266,8 +305,6 @@ def _weight_spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]
         if end > start:
             result.append(WeightSpan(start=start, end=end, version=str(span["version"])))
         position = end
-    if position != count:
-        _bad(f"weight_versions cover {position} of {count} tokens")
     return tuple(result)
 
 

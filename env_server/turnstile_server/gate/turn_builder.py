@@ -25,6 +25,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture import CallMatch
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
+from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.prompt import Prompt
@@ -66,6 +67,7 @@ class SampledTokens:
     finish: EngineFinish | None = None
     count: int = 0
     kept: int = 0
+    weights: WeightSpans = field(default_factory=WeightSpans)
 
     def add(self, chunk: EngineChunk) -> None:
         """Raises EngineProtocolError for a chunk without a finite logprob for each token (invariant 4)."""
@@ -79,14 +81,13 @@ class SampledTokens:
         self.ids.append(chunk.ids)
         self.logprobs.append(chunk.logprobs)
         self.kept += len(chunk.ids)
+        self.weights.add(len(chunk.ids), chunk.weight_version)
         self.finish = chunk.finish or self.finish
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:
-        """The engine's own; a stream that was cut never said which weights sampled it."""
-        if self.finish is not None:
-            return self.finish.weight_spans
-        return (WeightSpan(start=0, end=self.kept, version="unknown"),)
+        """The finish's; for a reply that was cut before its finish, what its chunks said."""
+        return self.weights.spans if self.finish is None else self.finish.weight_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class ScriptedEngine:
         if finish is not None:
             spans = (WeightSpan(start=0, end=total, version=self._version),) if total else ()
             end = EngineFinish(finish[0], finish[1], spans, cached_tokens=0)
-        return EngineChunk(np.array(ids, np.int32), np.full(len(ids), MADE_UP, np.float32), end)
+        return EngineChunk(np.array(ids, np.int32), np.full(len(ids), MADE_UP, np.float32), end, self._version)
 
     @contextmanager
     def _call(self, rid: str) -> Iterator[_Call]:

@@ -21,6 +21,7 @@ from turnstile_server.engines.embedded.sampling import SamplingParameters
 from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.sglang_start import SCALED_INPUT_LOGPROBS
+from turnstile_server.engines.weight_spans import WeightSpans
 
 DEFAULT_NEW_TOKENS: Final = 128
 
@@ -235,7 +236,7 @@ class _Answer:
         self._scored = scored
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._versions: list[str] = []
+        self._weights = WeightSpans()
         self._sent = 0
         self._finish: dict[str, object] | None = None
 
@@ -246,7 +247,8 @@ class _Answer:
     def add(self, event: Event) -> None:
         self._ids.extend(event.ids)
         self._logprobs.extend(event.logprobs)
-        self._versions.extend(event.versions)
+        for version in event.versions:
+            self._weights.add(1, version)
         self._finish = event.finish
 
     def payload(self, *, incremental: bool) -> dict[str, Any]:
@@ -261,26 +263,17 @@ class _Answer:
             "completion_tokens": len(self._ids),
             "cached_tokens": self._call.cached_tokens,
             "num_retractions": self._call.retractions,
-            "weight_version": self._versions[-1] if self._versions else self._scheduler.version,
+            "weight_version": self._scheduler.version,
+            "weight_versions": [
+                {"version": span.version, "start": span.start, "end": span.end} for span in self._weights.spans
+            ],
             "output_token_logprobs": [[lp, i, None] for lp, i in zip(self._logprobs[start:], ids, strict=True)],
         }
-        if self._finish is not None:
-            meta["weight_versions"] = _spans(self._versions)
-            if self._scored and self._call.score_from is not None:
-                scored = self._call.prompt[self._call.score_from :]
-                values = [None, *self._call.input_logprobs]
-                meta["input_token_logprobs"] = [[lp, i, None] for lp, i in zip(values, scored, strict=False)]
+        if self._finish is not None and self._scored and self._call.score_from is not None:
+            scored = self._call.prompt[self._call.score_from :]
+            values = [None, *self._call.input_logprobs]
+            meta["input_token_logprobs"] = [[lp, i, None] for lp, i in zip(values, scored, strict=False)]
         return {"output_ids": ids, "meta_info": meta}
-
-
-def _spans(versions: list[str]) -> list[dict[str, Any]]:
-    spans: list[dict[str, Any]] = []
-    for position, version in enumerate(versions):
-        if spans and spans[-1]["version"] == version:
-            spans[-1]["end"] = position + 1
-        else:
-            spans.append({"version": version, "start": position, "end": position + 1})
-    return spans
 
 
 def _deliver(events: list[tuple[Call, Event]]) -> None:
