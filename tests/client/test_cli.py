@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from typer.testing import CliRunner
 
 from control_support import Door, EngineProcess, OpenDoor, running_door
 from turnstile import Client
-from turnstile.cli.app import app
+from turnstile.cli.app import COMMANDS, app
 from turnstile.exporters.parquet import read_parquet
 from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
+from turnstile_server import commands as server_commands
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
@@ -278,6 +281,77 @@ def test_help_lists_own_commands_and_those_of_the_server() -> None:
     assert done.returncode == DONE
     first_words = {row.strip("│ ").partition(" ")[0] for row in done.stdout.splitlines()}
     assert {"agents", "audit", "episodes", "run", "serve", "tasks"} <= first_words
+
+
+MODULES = """
+import sys
+from turnstile.cli import main
+sys.argv = ["turnstile", *{arguments!r}]
+try:
+    main()
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listed"),
+    [
+        (["--help"], ["run", "agents", "episodes", "audit", "serve", "tasks"]),
+        (["agents", "--help"], ["list", "doctor", "install"]),
+        (["episodes", "--help"], ["list", "show", "export"]),
+        (["tasks", "--help"], ["list", "show", "validate"]),
+        (["--version"], []),
+    ],
+)
+def test_commands_are_listed_without_importing_what_they_run(arguments: list[str], listed: list[str]) -> None:
+    code = MODULES.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = [line.strip("│ ").split("  ")[0] for line in done.stdout.splitlines()]
+    assert [row for row in rows if row in listed] == listed
+    imported = set(done.stderr.split())
+    assert imported & {"turnstile.models", "turnstile.client", "turnstile.sync", "turnstile.rollout"} == set()
+    assert imported & {"numpy", "httpx", "anyio", "yaml", "docker", "torch"} == set()
+    of_the_server = {name for name in imported if name.startswith("turnstile_server")}
+    assert of_the_server <= {"turnstile_server", "turnstile_server.commands"}
+
+
+def commands_in(table: Mapping[str, Any]) -> Iterator[str]:
+    for target, summary in table.values():
+        assert summary.endswith(".")
+        yield from [target] if isinstance(target, str) else commands_in(target)
+
+
+def test_every_command_of_the_tables_is_there_and_has_help() -> None:
+    added = {name: pair for name, pair in vars(server_commands).items() if name.isupper()}
+    for target in [*commands_in(COMMANDS), *commands_in(added)]:
+        module, _, name = target.partition(":")
+        assert getattr(import_module(module), name).__doc__
+
+
+def test_a_package_adds_commands_by_entry_points(tmp_path: Path) -> None:
+    """A pair is listed without its code; a function and a Typer are listed by their own help."""
+    (tmp_path / "added.py").write_text(
+        "import typer\n"
+        "def hello(name: str) -> None:\n    'Say hello.'\n    print('hello', name)\n"
+        "group = typer.Typer(help='A group.')\n"
+        "group.command()(hello)\ngroup.command('again')(hello)\n"
+        "LATE = ('absent_module:hello', 'Known by its summary.')\n"
+    )
+    metadata = tmp_path / "added-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[turnstile.commands]\nhello = added:hello\ngroup = added:group\nlate = added:LATE\n"
+        "[turnstile.commands.episodes]\nhello = added:hello\n"
+    )
+    path = {"PYTHONPATH": str(tmp_path)}
+    shown = turnstile_process("--help", **path).stdout
+    assert all(words in shown for words in ("Say hello.", "A group.", "Known by its summary."))
+    assert turnstile_process("hello", "Ada", **path).stdout == "hello Ada\n"
+    assert turnstile_process("group", "again", "Ada", **path).stdout == "hello Ada\n"
+    assert turnstile_process("episodes", "hello", "Ada", **path).stdout == "hello Ada\n"
+    assert "absent_module" in one_sentence(turnstile_process("late", **path), USAGE)
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["episodes", "list", "--nonsense"], ["episodes", "show"]])

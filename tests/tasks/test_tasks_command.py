@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from turnstile_server.commands.tasks import tasks
+from turnstile.cli.app import app
 from turnstile_server.sandboxes.run_folder import RunFolder
 from turnstile_server.tasks.loader import load_tasks
 
@@ -44,7 +44,7 @@ SOUND = {
 def run(*arguments: str) -> Result:
     """In a thread of its own: fixtures of other suites may keep a loop in this one."""
     with ThreadPoolExecutor(1) as thread:
-        command = thread.submit(CliRunner().invoke, tasks, list(arguments), env={"COLUMNS": "200"})
+        command = thread.submit(CliRunner().invoke, app, ["tasks", *arguments], env={"COLUMNS": "200"})
         return command.result()
 
 

@@ -1,4 +1,4 @@
-"""``turnstile agents``: what a server can launch. The server's package adds commands to it."""
+"""``turnstile agents list``: the agents that a server can launch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import reported, show_table, table
-from turnstile.cli.plugins import Plugins
 
 
-class AgentCommands(Plugins):
-    entry_point_group = "turnstile.commands.agents"
-
-
-app = typer.Typer(cls=AgentCommands, no_args_is_help=True, help="Agents that a server can launch.")
-
-
-@app.command("list")
 def list_agents(
     as_json: JsonOption = False,
     url: UrlOption = None,

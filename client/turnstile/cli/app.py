@@ -1,30 +1,45 @@
-"""The command tree: the client's own commands, and those that installed packages add through the entry-point
-group ``turnstile.commands``."""
+"""The command tree. A command is one line of a table; ``turnstile.cli.commands`` imports its code when called."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from turnstile.cli.agents import app as agents
-from turnstile.cli.audit import audit
-from turnstile.cli.episodes import app as episodes
-from turnstile.cli.plugins import Plugins
-from turnstile.cli.run import run
+from turnstile.cli.commands import CommandEntry, CommandGroup
+
+AGENTS = {
+    "list": CommandEntry("turnstile.cli.agents:list_agents", "The agents of the server, or of each of several."),
+}
+EPISODES = {
+    "list": CommandEntry("turnstile.cli.episodes:list_episodes", "Episodes, newest first."),
+    "show": CommandEntry(
+        "turnstile.cli.episodes:show_episode",
+        "One episode: its state, its token accounting and, with --turns, every model call.",
+    ),
+    "export": CommandEntry("turnstile.cli.episodes:export_episodes", "The samples of episodes, for a trainer."),
+}
+COMMANDS = {
+    "run": CommandEntry(
+        "turnstile.cli.run:run", "Roll tasks out with an agent, show and keep the resulting episodes."
+    ),
+    "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
+    "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
+    "audit": CommandEntry(
+        "turnstile.cli.audit:audit", "Re-score recorded tokens on the engine and check every invariant."
+    ),
+}
 
 
-class Commands(Plugins):
-    entry_point_group = "turnstile.commands"
+class Commands(CommandGroup):
+    """The ``turnstile`` command."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(table=COMMANDS, added="turnstile.commands", **settings)
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,9 +55,3 @@ def _root(
     ] = False,
 ) -> None:
     """Turn any agent into a source of token-exact episodes."""
-
-
-app.command("run")(run)
-app.add_typer(agents, name="agents")
-app.add_typer(episodes, name="episodes")
-app.command("audit")(audit)

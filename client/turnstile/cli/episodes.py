@@ -21,8 +21,6 @@ from turnstile.models import Episode, EpisodeStatus, Turn
 from turnstile.models.wire import encode_forest
 from turnstile.sync import Client, EpisodeHandle
 
-app = typer.Typer(no_args_is_help=True, help="List, show and export recorded episodes.")
-
 
 class ExportFormat(StrEnum):
     JSONL = "jsonl"
@@ -35,7 +33,6 @@ StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="On
 GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
 
 
-@app.command("list")
 def list_episodes(
     status: StatusOption = None,
     group_id: GroupOption = None,
@@ -58,7 +55,6 @@ def list_episodes(
         show_table(rows)
 
 
-@app.command("show")
 def show_episode(
     episode_id: str,
     turns: Annotated[bool, typer.Option("--turns", help="Its turns too.")] = False,
@@ -90,7 +86,6 @@ def show_episode(
             show_table(calls)
 
 
-@app.command("export")
 def export_episodes(
     episode_ids: Annotated[
         list[str] | None, typer.Argument(help="Episodes; none: all that the filters leave.")

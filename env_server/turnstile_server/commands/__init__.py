@@ -1,1 +1,41 @@
-"""Commands that the server adds to ``turnstile``, through the entry-point group ``turnstile.commands``."""
+"""Commands that the server adds to ``turnstile``: this table, and a module for each command.
+
+Each name below is an entry point in ``pyproject.toml``, in the group ``turnstile.commands``, or in
+``turnstile.commands.agents`` for a command under ``turnstile agents``. It is a pair: where the code is
+(``"module:function"``, or a table of such pairs for a group of commands), and the sentence that the list of
+commands shows. A new command is one line here and one there. This module imports nothing, so that listing the
+commands costs nothing.
+
+Modules in reading order: ``serve`` (flags to settings to a running server), ``tasks``, ``agents``, ``doctor``.
+"""
+
+SERVE = (
+    "turnstile_server.commands.serve:serve",
+    "Run a server: the control API for trainers, the model API for agents, an engine behind them.",
+)
+TASKS = (
+    {
+        "list": (
+            "turnstile_server.commands.tasks:list_tasks",
+            "List tasks: id, difficulty, how each is graded, first line of the instruction.",
+        ),
+        "show": (
+            "turnstile_server.commands.tasks:show_task",
+            "Show one task as YAML, without the parts that are hidden from agents.",
+        ),
+        "validate": (
+            "turnstile_server.commands.tasks:validate",
+            "Prove tasks: the gold solution scores 1, an empty one does not, twice the same.",
+        ),
+    },
+    "List, show and validate tasks.",
+)
+
+AGENTS_INSTALL = (
+    "turnstile_server.commands.agents:install",
+    "Install agents into the folder that this machine's servers mount into sandboxes.",
+)
+AGENTS_DOCTOR = (
+    "turnstile_server.commands.doctor:doctor",
+    "Install an agent, let it make one tool call, and report whether all of it was recorded.",
+)

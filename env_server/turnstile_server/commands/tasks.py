@@ -37,10 +37,6 @@ from turnstile_server.tasks.protocol import TaskSource
 FAILED = 1
 USAGE = 2
 
-tasks = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="List, show and validate tasks."
-)
-
 Sources = Annotated[
     list[Path] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
 ]
@@ -52,7 +48,6 @@ class SandboxKind(StrEnum):
     LOCAL = "local"
 
 
-@tasks.command("list")
 def list_tasks(sources: Sources = None) -> None:
     """List tasks: id, difficulty, how each is graded, what it says."""
     found = _load(sources, _settings({}))
@@ -64,7 +59,6 @@ def list_tasks(sources: Sources = None) -> None:
     Console().print(made)
 
 
-@tasks.command("show")
 def show_task(
     task_id: Annotated[str, typer.Argument(help="Id of the task.")],
     sources: Sources = None,
@@ -83,7 +77,6 @@ def show_task(
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110), nl=False)
 
 
-@tasks.command("validate")
 def validate(
     sources: Sources = None,
     sandbox: Annotated[
