@@ -28,7 +28,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agents.py examples/audited.py examples/bash_agent.py examples/demo.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/trl_grpo/*.py scripts/*.py
+	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/mypy benchmarks/agents_matrix/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
@@ -36,7 +36,7 @@ lint: $(INSTALLED)
 
 demo: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/python examples/demo.py
+	$(BIN)/turnstile demo
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from local import ROOT, stopped_at_exit
+from local import ROOT
+from turnstile_server.demo.local_server import stopped_at_exit
 
 
 class AgentError(Exception):

@@ -28,10 +28,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agents import AGENTS, AgentError, Job, make_repository, run_agent
-from audited import TOLERANCE, DemoError, audit, leaves
-from local import LocalServerError, serve, tiny_model
+from local import tiny_model
 from turnstile import AsyncClient, TurnstileError
 from turnstile.models import AuditReport, Episode, EpisodeStatus, SampleSet
+from turnstile_server.demo.checks import DemoError, audit, check_samples, leaves
+from turnstile_server.demo.local_server import LocalServerError, serve
 
 TASK = "One test of this repository fails. Find out why and mend the code."
 COMPLETION_TOKENS = 96
@@ -66,20 +67,10 @@ async def run_episode(
 
 def check(outcome: Outcome, report: AuditReport | None) -> None:
     """What must hold for every episode. Raises DemoError."""
-    name, stats = outcome.episode.episode_id, outcome.samples.stats
+    name = outcome.episode.episode_id
     if outcome.episode.status is not EpisodeStatus.COMPLETED:
         raise DemoError(f"{name} is {outcome.episode.status}: {outcome.episode.error}")
-    if stats.turns == 0:
-        raise DemoError(f"{name}: no turn was recorded")
-    trained = sum(int(sample.loss_mask.sum()) for sample in outcome.samples.samples)
-    untrained = sum(entry.tokens for entry in outcome.samples.untrained)
-    if trained + untrained != stats.sampled_tokens:
-        raise DemoError(f"{name}: {stats.sampled_tokens} tokens sampled, {trained} trained + {untrained} not")
-    scored = [turn for turn in report.turns if turn.max_abs_delta is not None] if report else []
-    if len(scored) != stats.turns:
-        raise DemoError(f"{name}: the audit scored {len(scored)} of {stats.turns} turns")
-    if max(turn.max_abs_delta or 0.0 for turn in scored) >= TOLERANCE:
-        raise DemoError(f"{name}: the engine gives other logprobs than were recorded")
+    check_samples(name, outcome.samples, report)
 
 
 def table_of(outcomes: list[Outcome], reports: dict[str, AuditReport]) -> Table:
@@ -118,7 +109,7 @@ async def record(arguments: argparse.Namespace, console: Console, work: Path) ->
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run(index)) for index in range(arguments.episodes)]
         outcomes = [task.result() for task in tasks]
-        reports = await audit(server)
+        reports = await audit(client)
         console.print(table_of(outcomes, reports))
         for outcome in outcomes:
             check(outcome, reports.get(outcome.episode.episode_id))

@@ -29,13 +29,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from audited import leaves
 from grpo.learner import GrpoSettings, Learner, Row, Update
-from local import ROOT, LocalServerError, serve, stopped_at_exit
-from tiny_policy import CHECKPOINT
-from tiny_policy.errands import LEVELS, errands
+from local import ROOT
 from tiny_policy.evaluate import Score
 from turnstile import AsyncClient, Rollout, TurnstileError, advantages, by_group, has_signal
+from turnstile_server.demo import TINY
+from turnstile_server.demo.checks import leaves
+from turnstile_server.demo.errands import LEVELS, errands
+from turnstile_server.demo.local_server import LocalServerError, serve, stopped_at_exit
 
 EXAMPLES = ROOT / "examples"
 AGENT = "plain-loop"
@@ -155,7 +156,7 @@ class Weights:
     def __init__(self, client: AsyncClient, network: PreTrainedModel, folder: Path) -> None:
         self._client = client
         self._network = network
-        self._tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+        self._tokenizer = AutoTokenizer.from_pretrained(TINY)
         self._folder = folder
 
     async def push(self, version: int) -> Path:
@@ -222,7 +223,7 @@ async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
 
 async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log) -> Path:
     """Returns the folder of the last weights."""
-    network = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     learner = Learner(network, grpo, settings.seed)
     collector = Collector(client, settings)
     weights = Weights(client, network, out)
@@ -257,11 +258,11 @@ async def _unless_ended(collecting: asyncio.Task[None], wanted: Coroutine[Any, A
 
 async def run(out: Path, settings: RunSettings, grpo: GrpoSettings, options: list[str]) -> None:
     log = Log(out)
-    log.score("held out", 0, await judge(CHECKPOINT, settings.final_episodes, FINAL_SEED))
+    log.score("held out", 0, await judge(TINY, settings.final_episodes, FINAL_SEED))
     print("          the server starts …", flush=True)
     with tempfile.TemporaryDirectory(prefix="turnstile-grpo-") as work:
         async with (
-            serve(CHECKPOINT, Path(work) / "data", options=options) as server,
+            serve(TINY, Path(work) / "data", options=options) as server,
             AsyncClient(server.control_url, key=server.control_key) as client,
         ):
             last = await learn(client, out, settings, grpo, log)

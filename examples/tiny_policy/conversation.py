@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from tiny_policy.errands import Errand
 from tiny_policy.world import World
 from turnstile.models import Message, Tool
+from turnstile_server.demo.errands import Errand
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
 
 MAX_TURNS = 10

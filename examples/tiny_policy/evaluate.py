@@ -23,9 +23,9 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from tiny_policy.conversation import Conversation
-from tiny_policy.errands import LEVELS, Errand, errands
 from tiny_policy.network import MAX_COMPLETION
 from tiny_policy.world import offered_tools
+from turnstile_server.demo.errands import LEVELS, Errand, errands
 from turnstile_server.engines.embedded.model import LoadedModel
 from turnstile_server.engines.embedded.sampling import SamplingParameters
 from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler, SchedulerLimits

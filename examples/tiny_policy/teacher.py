@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tiny_policy.errands import Errand
+from turnstile_server.demo.errands import Errand
 
 
 @dataclass(frozen=True, slots=True)

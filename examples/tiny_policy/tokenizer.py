@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tiny_policy.errands import errands
 from tiny_policy.teacher import MIXED, demonstration
+from turnstile_server.demo import TINY
+from turnstile_server.demo.errands import errands
 
 VOCABULARY = 576
 END = "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+TEMPLATE = TINY / "chat_template.jinja"
 _PIECES = r"\n|\p{L}+|\d{1,2}|[^\n\p{L}\d]+"
 _CORPUS = 300
 

@@ -24,13 +24,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from tiny_policy.conversation import Conversation
-from tiny_policy.errands import LEVELS, errand
 from tiny_policy.evaluate import held_out, play, score
 from tiny_policy.network import make_network
 from tiny_policy.teacher import FAULTLESS, MIXED, Habits, demonstration
 from tiny_policy.tokenizer import make_tokenizer
 from tiny_policy.world import offered_tools
 from turnstile.models import Tool
+from turnstile_server.demo.errands import LEVELS, errand
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings

@@ -35,15 +35,15 @@ from transformers.utils import logging as hf_logging
 from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
-from local import LocalServer, LocalServerError, serve
-from tiny_policy import CHECKPOINT
-from tiny_policy.errands import LEVELS, errands
 from tiny_policy.evaluate import held_out, play, score
 from trl_grpo.on_cpu import attend_on_cpu, no_cuda_device
 from trl_grpo.rescore import Rescored, rescore
 from turnstile import Client, TurnstileError
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers, TurnstileWeightTransfer, task_dataset
 from turnstile.models import Sample, TaskInfo
+from turnstile_server.demo import TINY
+from turnstile_server.demo.errands import LEVELS, errands
+from turnstile_server.demo.local_server import LocalServer, LocalServerError, serve
 
 AGENT = "plain-loop"
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 120.0}
@@ -217,7 +217,7 @@ def judge(model: Path, version: int, episodes: int, log: Log) -> None:
 def example(arguments: argparse.Namespace, work: Path) -> None:
     log = Log(arguments.out)
     own = arguments.model is None and arguments.tasks is None
-    model = arguments.model or CHECKPOINT
+    model = arguments.model or TINY
     drawn = itertools.islice(errands(arguments.seed, LEVELS), 2000)
     tasks = arguments.tasks or [errand.task() for errand in drawn]
     run = Run(model, work, tasks, arguments.agent, arguments.steps, seed=arguments.seed)

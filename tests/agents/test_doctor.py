@@ -16,8 +16,10 @@ from typing import Any
 import docker
 import pytest
 
-from local import ROOT, TURNSTILE, descendants, running
+from local import TURNSTILE
 from turnstile.models import EpisodeStatus
+from turnstile_server.demo import TINY
+from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
 from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import Report, check_up
@@ -208,7 +210,7 @@ def test_a_folder_without_a_tokenizer_is_an_error_of_usage(tmp_path: Path) -> No
 
 def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anything_is_run(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("{name: x, version: '1', summary: s, command: [x], install: {pip: [./none]}}")
-    done = doctor(ROOT / "examples" / "tiny_policy" / "checkpoint", "x", "--agent-specs", str(tmp_path))
+    done = doctor(TINY, "x", "--agent-specs", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "<tools> tags" in done.stderr
     assert "make_tiny_model.py" in done.stderr

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from local import serve
 from scripted.gold import gold_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode
+from turnstile_server.demo.local_server import serve
 from turnstile_server.tasks.loader import load_tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]

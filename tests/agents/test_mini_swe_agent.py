@@ -14,11 +14,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from agents import Job, make_repository, run_agent, trajectory
-from local import serve
 from scripted.script import PolicyInput, Step
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet, Turn
+from turnstile_server.demo.local_server import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.timeout(300)]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from local import serve
 from scripted.gold import SUBMIT_COMMAND, gold_script
 from scripted.script import Play, Script, Step
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet
+from turnstile_server.demo.local_server import serve
 from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Task
 

@@ -13,11 +13,11 @@ import pytest
 from npm_registry import NpmRegistry, npm_registry
 from pydantic import ValidationError
 
-from local import descendants, running
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.launch import Occasion, launch
 from turnstile_server.agents.npm import ARCH, NODE, NODE_VERSION
 from turnstile_server.agents.spec import AgentSpec, Install
+from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.settings import AgentSettings
 

@@ -17,10 +17,10 @@ import pytest
 from stub_door import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubDoor, running_stub
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile, turnstile_process
 
-from local import descendants, running
 from turnstile.exporters.parquet import read_parquet
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo
 from turnstile.models.wire import decode_samples
+from turnstile_server.demo.local_server import descendants, running
 
 INTERRUPTED = 130
 WAIT_S = 60

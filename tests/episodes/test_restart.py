@@ -21,7 +21,7 @@ import pytest
 from conversation import auth, body, url
 from gate_support import staged
 
-from local import serve
+from turnstile_server.demo.local_server import serve
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from conversation import END
 from gate_support import Stage, says, staged
 from light import SOLVE, TASK, light_work
 
-from local import descendants
+from turnstile_server.demo.local_server import descendants
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from local import descendants, running
+from turnstile_server.demo.local_server import descendants, running
 
 STARTED_S = 200.0
 ENDED_S = 60.0

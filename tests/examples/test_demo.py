@@ -1,25 +1,24 @@
-"""The script of `make demo` as a process, as a newcomer runs it; whole, `.ci/run` runs it."""
+"""`turnstile demo` as a process, as a newcomer runs it; `.ci/run` runs it whole."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 from interruption import leaves_nothing_when_interrupted
 
-from local import ROOT
+from local import ROOT, TURNSTILE
 
 pytestmark = pytest.mark.timeout(400)
 
-DEMO = ROOT / "examples" / "demo.py"
+DEMO = (TURNSTILE, "demo")
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, DEMO, *options],
+        [*DEMO, *options],
         env={**os.environ, "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -55,4 +54,4 @@ def test_what_cannot_work_ends_it_with_a_clear_line() -> None:
 
 
 def test_an_interrupted_demo_leaves_nothing_running() -> None:
-    leaves_nothing_when_interrupted([sys.executable, str(DEMO), "--sandbox", "local"], ROOT)
+    leaves_nothing_when_interrupted([*DEMO, "--sandbox", "local"], ROOT)

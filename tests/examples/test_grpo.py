@@ -19,17 +19,17 @@ from grpo.grpo import Collected, Collector, RunSettings, rows_of
 from grpo.learner import GrpoSettings, Learner, Padded, Row, logprobs_of
 from grpo.plot import draw, summary
 from local import ROOT
-from tiny_policy import CHECKPOINT
 from turnstile import AsyncClient, Rollout
 from turnstile.models import Episode, EpisodeStatus, Sample, SampleSet, TaskRef
 from turnstile.models.episode import EpisodeStats
+from turnstile_server.demo import TINY
 
 ONE_UPDATE = GrpoSettings(rate=1e-3, passes=1, minibatches=1)
 
 
 @pytest.fixture
 def network() -> PreTrainedModel:
-    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     return loaded
 
 
@@ -98,7 +98,7 @@ def test_padding_and_the_size_of_a_forward_pass_change_no_result(network: PreTra
     ]
     ends = []
     for at_once in (1, 16):
-        copy = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+        copy = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
         settings = GrpoSettings(rate=1e-3, passes=1, minibatches=1, rows_at_once=at_once)
         Learner(copy, settings, seed=1).step(rows, version=0)
         ends.append(likelihood(copy, rows))

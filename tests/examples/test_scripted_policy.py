@@ -18,11 +18,12 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from local import ROOT, descendants, running, serve
+from local import ROOT
 from scripted.gold import gold_script
 from scripted.script import THE_END, Play, PolicyInput, Script, ScriptError, Step, load_script
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
+from turnstile_server.demo.local_server import descendants, running, serve
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineUnavailable

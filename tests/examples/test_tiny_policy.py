@@ -15,12 +15,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from audited import TOLERANCE, audit
-from local import ROOT, TURNSTILE, serve
+from local import TURNSTILE
 from sglang_server import sglang_server
-from tiny_policy import CHECKPOINT
 from tiny_policy.conversation import Conversation
-from tiny_policy.errands import LEVELS, Errand, errands
 from tiny_policy.evaluate import held_out, play, score
 from tiny_policy.network import make_network
 from tiny_policy.teacher import FAULTLESS, MIXED, demonstration
@@ -28,6 +25,10 @@ from tiny_policy.train import Demonstrations, loss_of, train
 from tiny_policy.world import World, offered_tools
 from turnstile import AsyncClient, Rollout
 from turnstile.models import Message, Sample, ToolCall
+from turnstile_server.demo import TINY
+from turnstile_server.demo.checks import TOLERANCE, audit
+from turnstile_server.demo.errands import LEVELS, Errand, errands
+from turnstile_server.demo.local_server import serve
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings
@@ -39,7 +40,7 @@ MOST_BYTES = 12 << 20
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    return create_renderer(CHECKPOINT, RenderingSettings())
+    return create_renderer(TINY, RenderingSettings())
 
 
 def first(count: int, *, seed: int = 3, held: bool = False) -> list[Errand]:
@@ -81,9 +82,8 @@ def test_an_errand_is_a_task_that_a_faultless_demonstrator_solves_and_nothing_el
 def test_errands_as_a_file_are_sound_tasks(tmp_path: Path) -> None:
     """The hidden tests in real sandboxes: the known solution scores 1, doing nothing does not."""
     file = tmp_path / "errands.jsonl"
-    folder = ROOT / "examples"
-    command = [sys.executable, "-m", "tiny_policy.errands", "4", "--held-out"]
-    file.write_bytes(subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE).stdout)
+    command = [sys.executable, "-m", "turnstile_server.demo.errands", "4", "--held-out"]
+    file.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     validate = [TURNSTILE, "tasks", "validate", str(file), "--sandbox", "local"]
     done = subprocess.run(validate, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,7 +91,7 @@ def test_errands_as_a_file_are_sound_tasks(tmp_path: Path) -> None:
 
 
 def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer: Renderer) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
     draw = random.Random(0)
 
     def rate(habits: object) -> float:
@@ -111,14 +111,14 @@ def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer:
 
 
 def test_the_checkpoint_is_small_and_solves_some_held_out_errands_but_not_all() -> None:
-    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < MOST_BYTES
-    found = score(play(CHECKPOINT, held_out(160, seed=31), seed=31))
+    assert sum(path.stat().st_size for path in TINY.iterdir()) < MOST_BYTES
+    found = score(play(TINY, held_out(160, seed=31), seed=31))
     assert "torch" not in [thread.name for thread in threading.enumerate()]  # the engine's
     assert 0.25 < found.rate < 0.75, found
 
 
 def test_a_new_network_copies_before_it_has_learned_anything() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
     network = make_network(tokenizer, seed=5)
     half = torch.randint(0, len(tokenizer), (8, 100), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_a_new_network_copies_before_it_has_learned_anything() -> None:
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_on_demonstrations_that_it_has_not_seen(renderer: Renderer) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
     network = make_network(tokenizer, seed=5)
     (unseen, *_) = Demonstrations(renderer, tokenizer, seed=99).batches(FAULTLESS)
     before = float(loss_of(network, unseen).detach())
@@ -144,13 +144,13 @@ async def played_on(folder: Path, engine_url: str | None = None) -> list[Rollout
     """A few errands through a real server, with a real agent process in a sandbox, each audited."""
     options = ["--sandbox", "local"]
     async with (
-        serve(CHECKPOINT, folder / "data", engine_url=engine_url, options=options) as server,
+        serve(TINY, folder / "data", engine_url=engine_url, options=options) as server,
         AsyncClient(server.control_url, key=server.control_key) as client,
     ):
         tasks = [errand.task() for errand in first(8, held=True)]
         options_of = {"agent": "plain-loop", "max_concurrent": 4, "limits": LIMITS}
         found = [rollout async for rollout in client.rollouts(tasks, **options_of)]
-        reports = await audit(server)
+        reports = await audit(client)
     for rollout in found:
         assert rollout.error is None, rollout.error
         assert rollout.episode is not None
@@ -210,6 +210,6 @@ def test_rendering_the_history_again_would_give_other_tokens(played: list[Rollou
 @pytest.mark.sglang
 @pytest.mark.timeout(400)
 def test_sglang_serves_it_too(tmp_path: Path, renderer: Renderer) -> None:
-    with sglang_server(CHECKPOINT) as url:
+    with sglang_server(TINY) as url:
         found = asyncio.run(played_on(tmp_path, url))
     assert [same_in_memory(rollout, renderer) > 0 for rollout in found] == [True] * 8

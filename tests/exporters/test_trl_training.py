@@ -16,13 +16,14 @@ import trl_support
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from local import ROOT, LocalServer
-from tiny_policy import CHECKPOINT
+from local import ROOT
 from trl_grpo import train as example
 from trl_grpo.rescore import distance
 from turnstile import Client
 from turnstile.exporters.trl import TurnstileServers
 from turnstile.models import EpisodeStatus
+from turnstile_server.demo import TINY
+from turnstile_server.demo.local_server import LocalServer
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -130,5 +131,5 @@ def test_the_example_trains_the_tiny_policy_as_written(tmp_path: Path) -> None:
     assert rescored["tokens"] >= sum(entry["batch/trained_tokens_per_step"] for entry in trained)
     assert rescored["versions"] >= 2
     assert rescored["worst"] < example.TOLERANCE
-    old, new = (load_file(folder / "model.safetensors") for folder in (CHECKPOINT, out / "weights"))
+    old, new = (load_file(folder / "model.safetensors") for folder in (TINY, out / "weights"))
     assert any(not torch.equal(old[name], new[name]) for name in old)

@@ -20,12 +20,12 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl_support import RIGHT, UNGRADED
 
 from control_support import Door
-from local import running
 from turnstile import Client, InvalidRequest
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers
 from turnstile.exporters.trl.rows import oldest_version
 from turnstile.exporters.trl.worker import WorkerFailed
 from turnstile.models import EpisodeStatus, Sample
+from turnstile_server.demo.local_server import running
 
 STALE_S = 3600.0
 

@@ -9,8 +9,8 @@ import pytest
 from chat_templates import HERMES, LLAMA, OPENS_THINKING, QWEN3
 from rendering_models import BASH, LLAMA_TOKENS, make_folder, parse
 
-from local import ROOT
 from turnstile.models import Message, ToolCall
+from turnstile_server.demo import TINY
 from turnstile_server.errors import StartupError
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
@@ -59,7 +59,7 @@ def test_a_template_without_calls_is_refused_by_name(tiny_model: Path, tmp_path:
 
 
 def test_a_template_that_shows_tools_by_name_only_is_refused_with_what_to_use_instead() -> None:
-    folder = ROOT / "examples" / "tiny_policy" / "checkpoint"
+    folder = TINY
     vocabulary = load_vocabulary(folder)
     with pytest.raises(StartupError, match="<tools> tags") as refused:
         chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))

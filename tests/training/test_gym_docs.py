@@ -10,8 +10,8 @@ import pytest
 from local import ROOT
 from training_support import trainer_server
 from turnstile import Client
+from turnstile_server.demo import TINY
 
-CHECKPOINT = ROOT / "examples" / "tiny_policy" / "checkpoint"
 LINES = 15
 
 
@@ -40,7 +40,7 @@ def test_the_loop_runs_as_printed(
     code = printed()[0]
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
-    with trainer_server(CHECKPOINT, tmp_path, sandboxes={"kind": "local"}) as server:
+    with trainer_server(TINY, tmp_path, sandboxes={"kind": "local"}) as server:
         exec(compile(code, "README.md", "exec"), {"URL": server.url, "KEY": server.key})
         with Client(server.url, key=server.key) as client:
             episode = next(client.episodes())

@@ -19,8 +19,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from control_support import KEY, Door, OpenDoor, engine, open_door
-from local import LocalServerError, serve
 from training_support import GO, SLOW_S, TrainerServer, trainer_server
+from turnstile_server.demo.local_server import LocalServerError, serve
 
 __all__ = ["engine", "open_door"]
 

@@ -94,7 +94,10 @@ def run(
     ] = None,
     key: KeyOption = None,
     data_dir: DataDirOption = None,
-    model: Annotated[Path | None, typer.Option("--model", help="Private server: Hugging Face folder.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Private server: Hugging Face folder, or `tiny`, which ships."),
+    ] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="Private server: which engine samples.")] = None,
     engine_url: Annotated[
         str | None, typer.Option("--engine-url", help="Private server: base URL of a running engine.")

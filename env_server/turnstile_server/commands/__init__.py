@@ -6,9 +6,13 @@ Each name below is an entry point in ``pyproject.toml``, in the group ``turnstil
 commands shows. A new command is one line here and one there. This module imports nothing, so that listing the
 commands costs nothing.
 
-Modules in reading order: ``serve`` (flags to settings to a running server), ``tasks``, ``agents``, ``doctor``.
+Modules in reading order: ``demo``, ``serve`` (flags to settings to a running server), ``tasks``, ``agents``, ``doctor``.
 """
 
+DEMO = (
+    "turnstile_server.commands.demo:demo",
+    "Play the tiny policy that ships on small tasks: graded, audited, shown token by token.",
+)
 SERVE = (
     "turnstile_server.commands.serve:serve",
     "Run a server: the control API for trainers, the model API for agents, an engine behind them.",

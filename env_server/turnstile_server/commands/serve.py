@@ -65,7 +65,7 @@ class LogLevel(StrEnum):
 
 def serve(
     model: Annotated[
-        Path | None, typer.Option("--model", help="Hugging Face folder: tokenizer, chat template, weights.")
+        Path | None, typer.Option("--model", help="Hugging Face folder, or `tiny`: the policy that ships.")
     ] = None,
     engine: Annotated[EngineKind | None, typer.Option("--engine", help="Which engine samples.")] = None,
     engine_url: Annotated[str | None, typer.Option("--engine-url", help="Base URL of a running engine.")] = None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -16,6 +16,7 @@ from pydantic_settings import (
 )
 
 from turnstile.models import Sampling
+from turnstile_server.demo import model_folder
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
@@ -40,8 +41,10 @@ class Settings(BaseSettings):
         env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    model: Path | None = Field(
-        None, description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights."
+    model: Annotated[Path, AfterValidator(model_folder)] | None = Field(
+        None,
+        description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights. `tiny`: the "
+        "policy that ships, unless the working directory has a folder of that name.",
     )
     data_dir: Path = Field(
         Path("turnstile-data"),

@@ -1,4 +1,4 @@
-"""The task family: follow notes from file to file, find one code among several, write it where it is wanted.
+"""The task family of the tiny policy: follow notes from file to file, find one code, write it to a file.
 
     Start at zabu.txt. Write the code of kora to lemi.txt.
 
@@ -6,11 +6,11 @@
     mopi.txt    tanu1130
                 kora4827           ->  lemi.txt must hold 4827
 
-Nothing can be known beforehand: names and codes are drawn per task, so an errand is done by reading, copying and
-writing. A higher level has more notes on the way and more lines to choose from. Held-out errands are made of words
-and codes that no other errand has. Pure data; a task is what ``POST /episodes`` takes inline.
+Names and codes are drawn per task, so an errand cannot be solved from memory, only by reading, copying and
+writing. A higher level has more notes on the way and more lines to choose from. Held-out errands are made of
+words and codes that no other errand has. Pure data; ``Errand.task`` is what ``POST /episodes`` takes inline.
 
-    python -m tiny_policy.errands 100 [--held-out] > errands.jsonl     (in examples/; a file for `--tasks`)
+    python -m turnstile_server.demo.errands 100 [--held-out] > errands.jsonl     # a task file for `--tasks`
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEVELS = (1, 2, 3, 4)
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou"]
 _HELD_OUT = 10
-"""One word, and one code, in so many is held out."""
+"""One word in ten is held out, and one code in ten."""
 
 CHECK = """\
 import pathlib, sys
@@ -40,7 +40,7 @@ sys.exit(0 if wanted.is_file() and wanted.read_text().strip() == {code!r} else 1
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """One task. ``notes``: names of the files, first to last; ``lines``: words and codes in the last."""
+    """One task. ``notes``: names of the files, first to last; ``lines``: words and codes in the last file."""
 
     level: int
     notes: tuple[str, ...]
@@ -58,18 +58,18 @@ class Errand:
 
     @property
     def files(self) -> dict[str, str]:
-        """What the agent finds: text by path."""
+        """The agent's work folder at the start: text by path."""
         pointers = zip(self.notes, self.notes[1:], strict=False)
         files = {f"{here}.txt": f"see {there}.txt\n" for here, there in pointers}
         files[f"{self.notes[-1]}.txt"] = "".join(f"{word}{code}\n" for word, code in self.lines)
         return files
 
     def done(self, files: dict[str, str]) -> bool:
-        """What the hidden test finds out, for episodes that are played in memory."""
+        """Whether ``files`` solve the errand: the hidden test's verdict, for episodes played in memory."""
         return files.get(f"{self.target}.txt", "").strip() == self.code
 
     def task(self) -> dict[str, Any]:
-        """As an inline task. The hidden test reads the file and runs nothing of the agent's."""
+        """The errand as an inline task. Its hidden test reads one file and runs no code of the agent."""
         path = f"{self.target}.txt"
         check = CHECK.format(path=path, code=self.code)
         return {
@@ -86,7 +86,7 @@ class Errand:
 
 
 def errand(draw: random.Random, level: int, *, held_out: bool = False) -> Errand:
-    """``level`` 1 to 4: ``level`` − 1 notes point on, and the last lists ``level`` words with their codes."""
+    """Draw an errand of ``level`` 1 to 4: ``level`` − 1 notes point on, the last lists ``level`` words."""
     words = _distinct(draw, 2 * level + 1, held_out)
     notes, listed, target = words[:level], words[level : 2 * level], words[2 * level]
     lines = tuple((word, _code(draw, held_out)) for word in listed)
@@ -94,7 +94,7 @@ def errand(draw: random.Random, level: int, *, held_out: bool = False) -> Errand
 
 
 def errands(seed: int, levels: tuple[int, ...] = LEVELS, *, held_out: bool = False) -> Iterator[Errand]:
-    """Errands without end, levels in turn. Equal seeds, equal errands."""
+    """An endless stream of errands, the levels in turn. Equal seeds give equal errands."""
     draw = random.Random(seed)
     while True:
         for level in levels:
@@ -125,11 +125,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Errands as a task file, one per line.")
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--held-out", action="store_true", help="of words and codes that no other errand has")
+    parser.add_argument("--held-out", action="store_true", help="use words and codes that no other errand has")
     arguments = parser.parse_args()
     drawn = errands(arguments.seed, held_out=arguments.held_out)
     for number, one in enumerate(itertools.islice(drawn, arguments.count), 1):
-        print(json.dumps({"id": f"errand-{number}-level-{one.level}", **one.task()}))
+        sys.stdout.write(json.dumps({"id": f"errand-{number}-level-{one.level}", **one.task()}) + "\n")
     return 0
 
 
