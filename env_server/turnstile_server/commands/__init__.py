@@ -6,7 +6,8 @@ Each name below is an entry point in ``pyproject.toml``, in the group ``turnstil
 commands shows. A new command is one line here and one there. This module imports nothing, so that listing the
 commands costs nothing.
 
-Modules in reading order: ``demo``, ``serve`` (flags to settings to a running server), ``tasks``, ``agents``, ``doctor``.
+Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``, ``agents``,
+``doctor``.
 """
 
 DEMO = (

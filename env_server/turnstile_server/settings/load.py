@@ -43,8 +43,8 @@ class Settings(BaseSettings):
 
     model: Annotated[Path, AfterValidator(model_folder)] | None = Field(
         None,
-        description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights. `tiny`: the "
-        "policy that ships, unless the working directory has a folder of that name.",
+        description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights. `tiny`: "
+        "the policy that ships, unless the working directory has a folder of that name.",
     )
     data_dir: Path = Field(
         Path("turnstile-data"),
