@@ -1,7 +1,11 @@
 """The composition root: builds every part from the settings, in the order in which they need each other.
 
-Start: sockets → journal (locks the directory) → renderer → engine → conductor → episodes (restore) → listeners.
-Stop is the reverse. Whatever fails on the way up releases what was built before it.
+Start: sockets → journal (locks the data directory) → renderer → engine → call pipeline → episodes (restored from
+the journal) → gate and MCP endpoint → sandboxes → control API → listeners. Stop is the reverse. A start that fails
+releases what was already built.
+
+``run`` is the whole program; ``open_apps`` is everything but the listeners, for hosts that bring their own
+(``http/hosted.py``) and for test servers (``testing/``), which replace the engine and the backends.
 """
 
 from __future__ import annotations
@@ -20,22 +24,21 @@ import anyio
 import anyio.to_thread
 from starlette.types import ASGIApp
 
-from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
-from turnstile_server.control.auth import load_control_key, load_secret
+from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.openenv import DoorLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.control.trainer_sampling import TrainerSampling
+from turnstile_server.data_dir import journal_folder, load_secret
 from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.engines.trainer import TrainerEngine, closed_at
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
-from turnstile_server.episodes.plan import Planner
 from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.factory import make_dialects
@@ -49,7 +52,6 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
-from turnstile_server.sandboxes.protocol import Mount
 from turnstile_server.settings import Settings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
@@ -58,18 +60,18 @@ from turnstile_server.tools.toolbox import Toolbox
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A started server: everything is up but the listeners' loops."""
+    """A started server, with two listeners that do not accept connections before ``serve``."""
 
     control: Listener
     agent: Listener
     control_url: str
     agent_url: str
     sandboxes: str
-    """The backend: docker, local or none."""
+    """Kind of the sandboxes: docker, local or none."""
     closing: anyio.Event
 
     async def serve(self, stop: anyio.Event) -> None:
-        """Serves both doors until ``stop``."""
+        """Serves both applications until ``stop`` is set."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.control.serve)
             tasks.start_soon(self.agent.serve)
@@ -87,11 +89,11 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     agent_socket = bind("agent", settings.gate.host, settings.gate.port)
     stack.callback(agent_socket.close)
     control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
-    doors = await open_apps(settings, model_dir, agent_url, stack)
+    apps = await open_apps(settings, model_dir, agent_url, stack)
     idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
     return Server(
         control=Listener(
-            doors.control,
+            apps.control,
             control_socket,
             idle_s=idle_s,
             grace_s=grace_s,
@@ -99,33 +101,51 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
             ping_interval_s=settings.openenv.ping_interval_s,
             ping_timeout_s=settings.openenv.ping_timeout_s,
         ),
-        agent=Listener(doors.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
+        agent=Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
         control_url=control_url,
         agent_url=agent_url,
-        sandboxes=doors.sandboxes,
-        closing=doors.closing,
+        sandboxes=apps.sandboxes,
+        closing=apps.closing,
     )
 
 
-async def open_apps(settings: Settings, model_dir: Path | None, agent_url: str, stack: AsyncExitStack) -> Apps:
-    """Builds and starts what is behind the doors. ``model_dir`` None: a server without a model."""
+EngineFactory = Callable[[Vocabulary, Renderer], Engine]
+"""Makes the engine for a model folder; not started."""
+
+
+async def open_apps(
+    settings: Settings,
+    model_dir: Path | None,
+    agent_url: str,
+    stack: AsyncExitStack,
+    *,
+    make_engine: EngineFactory | None = None,
+    backends: Backends | None = None,
+) -> Apps:
+    """Builds and starts everything behind the listeners; ``stack`` releases it.
+
+    ``model_dir`` None: a server without a model. ``make_engine`` and ``backends`` replace those of the settings,
+    for test servers. Raises StartupError."""
+    key = load_control_key(settings) if settings.control.auth else None
     if model_dir is None:
-        key = load_control_key(settings) if settings.control.auth else None
         control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
         return Apps(control, standby_gate, anyio.Event())
-    journal = await FileJournal.open(settings.data_dir / "journal", settings.journal)
+    journal = await FileJournal.open(journal_folder(settings.data_dir), settings.journal)
     stack.push_async_callback(_shielded, journal.close)
-    key = load_control_key(settings) if settings.control.auth else None
     keys = EpisodeKeys(load_secret(settings.data_dir))
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
-
     vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model_dir)
     renderer = await anyio.to_thread.run_sync(create_renderer, model_dir, settings.rendering)
-    engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
+    if make_engine is not None:
+        engine = make_engine(vocabulary, renderer)
+    else:
+        engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
     stack.push_async_callback(_shielded, engine.close)
     await engine.start()
-    return await assemble(Parts(settings, journal, renderer, engine, keys, metrics), agent_url, key, stack)
+    return await assemble(
+        Parts(settings, journal, renderer, engine, keys, metrics, backends), agent_url, key, stack
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,94 +158,101 @@ class Parts:
     engine: Engine
     keys: EpisodeKeys
     metrics: Metrics
-    work: Backends | None = None
+    backends: Backends | None = None
     """None: the settings'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apps:
-    """The two doors as ASGI applications. ``closing``: set it first at shutdown; whoever only waits is let go."""
+    """The two ASGI applications. Set ``closing`` first at shutdown: it ends requests that only wait."""
 
     control: ASGIApp
+    """The control API."""
     agent: ASGIApp
+    """The model API and the MCP endpoint, for agents."""
     closing: anyio.Event
     tools: ToolDirectory | None = None
+    """None without a model."""
     sandboxes: str = "none"
-    """The backend: docker, local or none."""
+    """Kind of the sandboxes: docker, local or none."""
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
-    """Joins the parts to the two doors; ``control_key`` None switches the control door's authentication off."""
-    settings, engine, metrics = parts.settings, parts.engine, parts.metrics
-    work = parts.work or build_backends(settings)
-    context_length = _context_length(settings, engine)
-    stack.push_async_callback(_shielded, work.sandboxes.close)  # after the episodes, which use them
-    conductor = await stack.enter_async_context(
-        CallPipeline(parts.renderer, engine, parts.journal, settings.gate, metrics, context_length)
+    """Joins started parts to the two applications. ``control_key`` None switches authentication off."""
+    settings, engine, metrics, renderer = parts.settings, parts.engine, parts.metrics, parts.renderer
+    backends = parts.backends or build_backends(settings)
+    stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
+    closing = anyio.Event()
+    pipeline = await stack.enter_async_context(
+        CallPipeline(renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine))
     )
+    auditor = Auditor(engine, settings.episodes.audit_tolerance)
     episodes = await stack.enter_async_context(
         Episodes(
-            EpisodeParts(
-                journal=parts.journal,
-                conductor=conductor,
-                auditor=Auditor(engine, settings.episodes.audit_tolerance),
-                keys=parts.keys,
-                planner=Planner(
-                    work.task_of,
-                    work.agents,
-                    Mount(work.installer.folder, INSTALLS),
-                    settings.sandboxes,
-                    lambda: work.sandboxes.missing,
-                ),
-                sandboxes=work.sandboxes,
-                installer=work.installer,
-                grader=work.grader,
-                archive_of=work.archive_of,
-                agent_url=agent_url,
-                settings=settings,
-                metrics=metrics,
-            )
+            EpisodeParts(parts.journal, pipeline, auditor, parts.keys, backends, agent_url, settings, metrics)
         )
     )
     gate = Gate(
-        conductor,
+        pipeline,
         episodes,
         make_dialects(),
         model_name=engine.capabilities.model_name,
         settings=settings.gate,
         metrics=metrics,
     )
+    toolbox = Toolbox(settings.tools)
+    endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools))
+    agent = AgentApp(gate, endpoint)
+    await backends.sandboxes.start(agent)
+    control = await _control_app(parts, backends, episodes, toolbox, gate, closing, control_key, stack)
+    return Apps(control, agent, closing, episodes, backends.sandboxes.name)
+
+
+async def _control_app(
+    parts: Parts,
+    backends: Backends,
+    episodes: Episodes,
+    toolbox: Toolbox,
+    gate: Gate,
+    closing: anyio.Event,
+    control_key: str | None,
+    stack: AsyncExitStack,
+) -> ASGIApp:
+    settings, engine, renderer = parts.settings, parts.engine, parts.renderer
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
-    closing = anyio.Event()
     trainer = engine if isinstance(engine, TrainerEngine) else None
     if trainer is not None:
         await stack.enter_async_context(closed_at(trainer, closing))
-    training = TrainerSampling(
-        episodes,
-        trainer,
-        lambda text, close: parts.renderer.encode_completion(text, close=close),
-        workers,
+    sampling = TrainerSampling(
+        episodes, trainer, lambda text, close: renderer.encode_completion(text, close=close), workers
     )
-    router = build_router(ControlParts(episodes, training, engine, metrics, settings.control, workers, closing))
-    catalog = build_catalog_router(work.tasks, work.agents, work.installer.installed, settings.control.page_size)
-    toolbox = Toolbox(settings.tools)
-    tools = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools))
-    agent_door = AgentApp(gate, tools)
-    await work.sandboxes.start(agent_door)
     openenv = DoorLoader(
         OpenEnvParts(
-            episodes, episodes, toolbox, gate, training, work.tasks, settings.control, settings.openenv, closing
+            episodes,
+            episodes,
+            toolbox,
+            gate,
+            sampling,
+            backends.tasks,
+            settings.control,
+            settings.openenv,
+            closing,
         )
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
-    routers = [router, catalog, build_openenv_router(openenv)]
-    control = build_control_app(routers, key=control_key, metrics=metrics, settings=settings.control)
-    return Apps(control, agent_door, closing, episodes, work.sandboxes.name)
+    routers = [
+        build_router(ControlParts(episodes, sampling, engine, parts.metrics, settings.control, workers, closing)),
+        build_catalog_router(
+            backends.tasks, backends.agents, backends.installer.installed, settings.control.page_size
+        ),
+        build_openenv_router(openenv),
+    ]
+    return build_control_app(routers, key=control_key, metrics=parts.metrics, settings=settings.control)
 
 
 async def serve(settings: Settings) -> None:
-    """Runs a server until SIGINT or SIGTERM, also while it starts. Prints one line of JSON when both doors are
-    open."""
+    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when both
+    listeners accept connections."""
     stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_on_signal, stop, started, starting)
@@ -239,8 +266,8 @@ async def serve(settings: Settings) -> None:
 
 
 def _announce(settings: Settings, server: Server) -> None:
-    # What start-up made lives as long as the process; a full collection would walk it, for a tenth of a
-    # second, in the middle of somebody's call.
+    # Objects made by the start live as long as the process. Frozen, they are left out of later garbage
+    # collections, which would otherwise take a tenth of a second each, in the middle of a call.
     gc.collect()
     gc.freeze()
     ready = {
@@ -255,7 +282,7 @@ def _announce(settings: Settings, server: Server) -> None:
 
 
 async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
-    """Asks a server that serves to stop; cuts off one that is still starting."""
+    """Stops a running server; cancels one that is still starting."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             stop.set()
@@ -264,13 +291,13 @@ async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.Ca
 
 
 async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
-    """Releases also when the start was cut off."""
+    """Closes also when the start was cancelled."""
     with anyio.CancelScope(shield=True):
         await close()
 
 
 def run(settings: Settings) -> int:
-    """Serves, and returns the exit code: 0 after a stop that was asked for, 2 when it could not start."""
+    """Serves, and returns the exit code: 0 after a requested stop, 2 when the server could not start."""
     logging.basicConfig(
         level=settings.log_level.upper(),
         stream=sys.stderr,
@@ -294,7 +321,7 @@ def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
 
 
 def model_folder(settings: Settings) -> Path | None:
-    """None where the settings want no model. Raises StartupError where they lack one."""
+    """The model folder of the settings; None for ``--engine none``. Raises StartupError when it is missing."""
     if settings.engine.kind == "none":
         return None
     if settings.model is None:

@@ -1,8 +1,7 @@
-"""What episodes are made with beside the model: tasks, agents, sandboxes, a grader; built from the settings."""
+"""What episodes need beside the model: tasks, agents, sandboxes and a grader, built from the settings."""
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from pathlib import Path
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry, load_registry
-from turnstile_server.control.auth import load_secret
-from turnstile_server.episodes.plan import sandbox_spec
+from turnstile_server.data_dir import owner_of
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
@@ -24,23 +22,27 @@ from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.loader import SHIPPED, LoadedTasks, load_tasks
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.workspace import sandbox_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Nothing of it is started; whoever starts ``sandboxes`` closes them."""
+    """Built, not started: the caller starts ``sandboxes`` and closes them."""
 
     sandboxes: SandboxProvider
     tasks: TaskSource
     task_of: Callable[[TaskRef], Task]
+    """The task of a request, by id or inline. Raises NotFound, Unprocessable."""
     archive_of: Callable[[Files], bytes]
+    """Packs a task's files as a tar. Raises TaskFailed."""
     agents: AgentRegistry
     installer: Installer
     grader: Grader
 
 
 def build_backends(settings: Settings) -> Backends:
-    """Raises StartupError for task files or agent specs that are wrong."""
+    """Builds tasks, agents, sandboxes and grader. Raises StartupError for a task file or agent spec that is
+    wrong."""
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
     tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else LoadedTasks(())
 
@@ -75,9 +77,3 @@ def build_backends(settings: Settings) -> Backends:
         installer=Installer(settings.agents),
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
     )
-
-
-def owner_of(data_dir: Path) -> str:
-    """Names a data directory to the sandboxes: those of an earlier server on it are swept by the next. Made from
-    its secret, for a Docker engine may serve several machines with folders of one name. Raises StartupError."""
-    return hashlib.sha256(b"owner" + load_secret(data_dir)).hexdigest()[:12]

@@ -19,10 +19,10 @@ from turnstile_server.agents.ending import Ending, ending
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec, EndRule, Resources
 from turnstile_server.episodes.outcome import AgentEnd, outcome_of_exit
-from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import ContextOverflow, EngineUnavailable
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.workspace import sandbox_spec
 
 LOGS = Path(__file__).with_name("endings")
 DONE = Ending(failed=False, reason=None)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from turnstile_server.control.auth import ControlKey, load_control_key, load_secret
+from turnstile_server.control.auth import ControlKey, load_control_key
+from turnstile_server.data_dir import load_secret
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings, load_settings
 

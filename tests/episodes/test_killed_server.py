@@ -21,7 +21,7 @@ from light import LIGHT, TASK
 from local import TURNSTILE
 from turnstile import AsyncClient, Rollout
 from turnstile.models import EpisodeStatus, Fault, Turn
-from turnstile_server.backends import owner_of
+from turnstile_server.data_dir import owner_of
 from turnstile_server.demo.local_server import descendants, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -10,12 +10,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, SandboxSettings, TaskSettings
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.workspace import sandbox_spec
 
 BUG = "def double(n):\n    return n + 1\n"
 FIX = "def double(n):\n    return 2 * n\n"

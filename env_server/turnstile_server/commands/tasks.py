@@ -22,7 +22,6 @@ from rich.table import Table
 from starlette.types import Receive, Scope, Send
 
 from turnstile_server.commands.serve import nested
-from turnstile_server.episodes.plan import sandbox_spec
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.validation import Proof, Validator
@@ -33,6 +32,7 @@ from turnstile_server.tasks.archive import FilesProblem, pack
 from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.workspace import sandbox_spec
 
 FAILED = 1
 USAGE = 2

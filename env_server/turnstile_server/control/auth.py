@@ -3,28 +3,22 @@
 Holds: no request but ``/health`` and ``/ready`` passes without the key (unless authentication is switched off
 by name); the comparison takes the same time wherever the keys differ; the key is in no log. The key comes as
 ``Authorization: Bearer KEY`` or as the path prefix ``/k/KEY`` (for clients that cannot send headers).
-
-A secret is made once per data directory, readable by its owner only, and never written anywhere else.
 """
 
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
-from collections.abc import Callable
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstile_server.data_dir import SECRET_BYTES, private_file
 from turnstile_server.errors import StartupError, Unauthorized
 from turnstile_server.settings import Settings
 
 CONTROL_KEY_FILE = "control.key"
-SECRET_FILE = "server.secret"
-SECRET_BYTES = 32
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 _KEY = re.compile(r"[A-Za-z0-9._~+=-]{16,}")
@@ -47,23 +41,8 @@ def load_control_key(settings: Settings) -> str:
     if settings.control.key is not None:
         return _checked(settings.control.key, "TURNSTILE_CONTROL_KEY")
     path = settings.data_dir / CONTROL_KEY_FILE
-    raw = _load_or_make(path, lambda: secrets.token_urlsafe(SECRET_BYTES).encode() + b"\n")
+    raw = private_file(path, lambda: secrets.token_urlsafe(SECRET_BYTES).encode() + b"\n")
     return _checked(raw.decode("utf-8", errors="replace").strip(), str(path))
-
-
-def load_secret(data_dir: Path) -> bytes:
-    """The 32 random bytes that episode keys are derived from, made at first start (mode 600).
-
-    Raises StartupError when the file cannot be read or written or is damaged.
-    """
-    path = data_dir / SECRET_FILE
-    secret = _load_or_make(path, lambda: secrets.token_bytes(SECRET_BYTES))
-    if len(secret) != SECRET_BYTES:
-        raise StartupError(
-            f"{path} holds {len(secret)} bytes instead of {SECRET_BYTES}. Restore it, or delete it to get a new "
-            "one (keys of running episodes die)."
-        )
-    return secret
 
 
 def _checked(key: str, source: str) -> str:
@@ -72,34 +51,6 @@ def _checked(key: str, source: str) -> str:
             f"The control key in {source} must be at least 16 characters of letters, digits and . _ ~ + = -"
         )
     return key
-
-
-def _load_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            _write_private(path, make())
-        return path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"Cannot keep a secret in {path}: {error.strerror or error}.") from error
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Writes a whole file of mode 600 or none, and never over one that another process was faster to make."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class ControlKey:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import orjson
 
 from turnstile.models import Episode, EpisodePage, EpisodeStatus
-from turnstile_server.episodes.running import RunningEpisode
+from turnstile_server.episodes.run import EpisodeRun
 from turnstile_server.episodes.store import Forest, Stored, rebuild
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.journal.protocol import Journal
@@ -51,9 +51,9 @@ class Archive:
             if stored.episode.episode_id == episode_id:
                 del self._creations[key]
 
-    def creation(self, idempotency_key: str) -> Stored | None:
-        """The earlier creation with this key."""
-        return self._creations.get(idempotency_key)
+    def creation(self, idempotency_key: str | None) -> Stored | None:
+        """The earlier creation with this key; None without a key."""
+        return self._creations.get(idempotency_key) if idempotency_key is not None else None
 
     def get(self, episode_id: str) -> Episode | None:
         """The ended episode, None for any other."""
@@ -76,7 +76,7 @@ class Archive:
 
     def page(
         self,
-        running: Mapping[str, RunningEpisode],
+        running: Mapping[str, EpisodeRun],
         *,
         status: EpisodeStatus | None,
         group_id: str | None,

@@ -11,21 +11,17 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
 
-GRADED = frozenset({EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT})
-"""Ends after which the work is judged: the agent worked to its end, or to the end of a budget. A failed agent's
-work is not: its reward would say something about a crash."""
-
 TAIL = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent's process ended. ``output``: the last of what it wrote, bounded. ``told``: what its own log
+    """How an agent's process ended. ``output``: the last of what it wrote, bounded. ``reported``: what its own log
     says, where its spec knows how to read it."""
 
     exit_code: int
     output: str
-    told: Ending | None = None
+    reported: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Outcome:
     agent: AgentEnd | None = None
     grade: Grade | None = None
 
-    def on(self, episode: Episode, ended_s: float) -> Episode:
+    def applied_to(self, episode: Episode, ended_s: float) -> Episode:
         """The ended episode."""
         update: dict[str, Any] = {
             "status": self.status,
@@ -76,9 +72,9 @@ def outcome_of_exit(
         return Outcome(EpisodeStatus.FAILED, error, end)
     if isinstance(last_refusal, ContextOverflow):
         return Outcome(EpisodeStatus.TRUNCATED, last_refusal, end)
-    if end.told is not None and end.told.failed:
+    if end.reported is not None and end.reported.failed:
         return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{said}"), end)
-    if end.told is None and end.exit_code not in agent.success:
+    if end.reported is None and end.exit_code not in agent.success:
         return Outcome(
             EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{said}"), end
         )
@@ -87,6 +83,6 @@ def outcome_of_exit(
 
 def _last_words(end: AgentEnd) -> str:
     """Why it failed in its own words, else the last of what it wrote: the tail of a sentence."""
-    if end.told is not None and end.told.failed and end.told.reason:
-        return f": {end.told.reason[-TAIL:]}"
+    if end.reported is not None and end.reported.failed and end.reported.reason:
+        return f": {end.reported.reason[-TAIL:]}"
     return f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""

@@ -1,103 +1,120 @@
-"""What an episode will need, decided when it is created: its task, its agent, its sandbox, its limits.
+"""What an episode needs, decided when it is created: its task, its agent, its sandbox, its limits, its first
+record.
 
-Pure: nothing is started here, so a request that cannot work is refused before anything has been spent on it.
+Pure: nothing is started here. A request that cannot work is refused before anything has been spent on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
+from typing import Any
 
-from turnstile.models import EpisodeRequest, Limits, TaskRef
-from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
+from turnstile.models import (
+    Episode,
+    EpisodeRequest,
+    EpisodeStatus,
+    EpisodeTimings,
+    Limits,
+    Sampling,
+    new_id,
+)
+from turnstile_server.agents.launch import INSTALLS
+from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentSpec, Resources
+from turnstile_server.backends import Backends
 from turnstile_server.errors import NotFound, Unprocessable
-from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec
-from turnstile_server.settings import SandboxSettings
-from turnstile_server.tasks.model import SandboxWish, Task
+from turnstile_server.gate.session import CallLimits
+from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
+from turnstile_server.settings import EpisodeSettings, GateSettings, SandboxSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.workspace import sandbox_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     task: Task
     agent: AgentSpec | None
-    """None: somebody else runs it."""
+    """None for an external agent."""
     sandbox: SandboxSpec | None
+    """None where the episode needs none: an external agent, and a task without files."""
     limits: Limits
-    """Asked of the server: the episode's, else the task's."""
+    """The request's, else the task's; a limit that neither names is None."""
     image: str
-    """The task's, else the default; only containers have one. For people."""
+    """The task's image, else the default one. For error texts; only containers have one."""
 
 
-class Planner:
-    """``installs``: the host's folder of agents. ``no_sandboxes``: why there can be none, None if there can."""
-
-    def __init__(
-        self,
-        task_of: Callable[[TaskRef], Task],
-        agents: AgentRegistry,
-        installs: Mount,
-        settings: SandboxSettings,
-        no_sandboxes: Callable[[], str | None],
-    ) -> None:
-        self._task_of = task_of
-        self._agents = agents
-        self._installs = installs
-        self._settings = settings
-        self._no_sandboxes = no_sandboxes
-
-    def plan(self, request: EpisodeRequest) -> Plan:
-        """Raises Unprocessable, naming the field."""
-        agent = self._agents.get(request.agent) if request.agent != EXTERNAL else None
-        if agent is None and request.env:
-            raise Unprocessable("env is for agents that this server launches; an external agent has its own")
-        try:
-            task = self._task_of(request.task)
-        except NotFound as error:
-            raise Unprocessable(f"task.id: {error.message}") from error
-        spec = None
-        if agent is not None or task.needs_sandbox:
-            missing = self._no_sandboxes()
-            if missing is not None:
-                raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
-            mounts = (self._installs,) if agent is not None else ()
-            spec = sandbox_spec(task, self._settings, mounts, Resources() if agent is None else agent.resources)
-        return Plan(
-            task, agent, spec, merged(request.limits, task.limits), task.image or self._settings.docker_image
-        )
+def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxSettings) -> Plan:
+    """Raises Unprocessable, naming the field."""
+    agent = backends.agents.get(request.agent) if request.agent != EXTERNAL else None
+    if agent is None and request.env:
+        raise Unprocessable("env is for agents that this server launches; an external agent has its own")
+    try:
+        task = backends.task_of(request.task)
+    except NotFound as error:
+        raise Unprocessable(f"task.id: {error.message}") from error
+    spec = None
+    if agent is not None or task.needs_sandbox:
+        missing = backends.sandboxes.missing
+        if missing is not None:
+            raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
+        mounts = (Mount(backends.installer.folder, INSTALLS),) if agent is not None else ()
+        spec = sandbox_spec(task, settings, mounts, Resources() if agent is None else agent.resources)
+    return Plan(task, agent, spec, _merged(request.limits, task.limits), task.image or settings.docker_image)
 
 
-def merged(first: Limits, then: Limits) -> Limits:
-    """``first``'s limits, ``then``'s where it has none."""
-    asked = first.model_dump(exclude_none=True)
-    return Limits(**{**then.model_dump(exclude_none=True), **asked})
+def _merged(first: Limits, then: Limits) -> Limits:
+    """The limits of ``first``; those of ``then`` where it has none."""
+    return Limits(**{**then.model_dump(exclude_none=True), **first.model_dump(exclude_none=True)})
 
 
-def sandbox_spec(
-    task: Task,
-    settings: SandboxSettings,
-    mounts: tuple[Mount, ...] = (),
-    agent: Resources = Resources(),  # noqa: B008 - frozen
-) -> SandboxSpec:
-    """The sandbox for a task, for its agent and for its grading. Raises Unprocessable where the task asks for more
-    than a ceiling. What its agent cannot do without it gets: specs are the operator's, as the ceilings are."""
-    wish = _within(task.sandbox, settings)
-    limits = SandboxLimits(
-        memory_bytes=max(wish.memory_mb or settings.memory_mb, agent.memory_mb or 0) << 20,
-        cpus=wish.cpus or settings.cpus,
-        pids=max(wish.pids or settings.pids, agent.pids or 0),
-        disk_bytes=settings.disk_mb << 20,
-    )
-    return SandboxSpec(
-        limits=limits, image=task.image, workdir=task.workdir, image_files=task.image_files, mounts=mounts
+def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings) -> Episode:
+    """Builds the first record: queued where the episode needs a sandbox, else running at once.
+
+    ``sampling``: the server's, where the request has none. Raises Unprocessable, naming the field.
+    """
+    episode_id = request.episode_id or new_id("ep")
+    queued = plan.sandbox is not None
+    return Episode(
+        episode_id=episode_id,
+        status=EpisodeStatus.QUEUED if queued else EpisodeStatus.RUNNING,
+        agent=request.agent,
+        task=request.task,
+        group_id=request.group_id,
+        rollout_id=request.rollout_id or episode_id,
+        attempt=request.attempt,
+        seed=request.seed,
+        sampling=request.sampling or sampling,
+        limits=_under_ceilings(plan.limits, settings),
+        metadata=request.metadata,
+        timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
     )
 
 
-def _within(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish:
-    for name, ceiling in (("memory_mb", settings.memory_mb), ("cpus", settings.cpus), ("pids", settings.pids)):
-        wanted = wish.model_dump()[name]
+def _under_ceilings(asked: Limits, ceilings: EpisodeSettings) -> Limits:
+    """Every limit as a number, the server's where none was asked for. Raises Unprocessable above a ceiling: a
+    limit is refused, never cut."""
+    resolved: dict[str, Any] = {}
+    bounds = ceilings.model_dump()
+    for name, wanted in asked.model_dump().items():
+        ceiling = bounds[name]
         if wanted is not None and wanted > ceiling:
             raise Unprocessable(
-                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
+                f"limits.{name} is {wanted}, above this server's ceiling of {ceiling} (episodes.{name})"
             )
-    return wish
+        resolved[name] = ceiling if wanted is None else wanted
+    return Limits(**resolved)
+
+
+def call_limits(limits: Limits, gate: GateSettings) -> CallLimits:
+    """What the gate enforces, from the limits of an episode's record."""
+    assert limits.max_turns is not None
+    assert limits.max_completion_tokens is not None
+    assert limits.max_sampled_tokens is not None
+    return CallLimits(
+        max_turns=limits.max_turns,
+        max_completion_tokens=limits.max_completion_tokens,
+        max_sampled_tokens=limits.max_sampled_tokens,
+        max_calls=gate.max_calls_per_episode,
+        max_refusals=gate.max_refusals,
+    )

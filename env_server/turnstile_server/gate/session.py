@@ -73,6 +73,11 @@ class EpisodeSession:
         self._sampled = 0
         self._idempotency_keys: dict[str, str] = {}
 
+    def close(self, why: TurnstileError) -> None:
+        """Admits no further call: ``check_open`` raises ``why``. The first reason stands."""
+        if self.closed is None:
+            self.closed = why
+
     def check_open(self) -> None:
         """Raises why the episode takes no more calls, if it takes none."""
         if self.closed is not None:

@@ -1,4 +1,4 @@
-"""Makes a new sandbox a task's: the same for the agent that works in it and the grader that judges there."""
+"""The sandbox of a task: its limits, then its files and its set-up. The same for the agent and for the grader."""
 
 from __future__ import annotations
 
@@ -6,11 +6,46 @@ from collections.abc import Callable
 
 import anyio.to_thread
 
-from turnstile_server.errors import TaskFailed
-from turnstile_server.sandboxes.protocol import Command, Sandbox
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.agents.spec import Resources
+from turnstile_server.errors import TaskFailed, Unprocessable
+from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox, SandboxLimits, SandboxSpec
+from turnstile_server.settings import SandboxSettings
+from turnstile_server.tasks.model import Files, SandboxWish, Task
 
 _TAIL = 2000
+
+
+def sandbox_spec(
+    task: Task,
+    settings: SandboxSettings,
+    mounts: tuple[Mount, ...] = (),
+    agent: Resources = Resources(),  # noqa: B008 - frozen
+) -> SandboxSpec:
+    """The sandbox for a task: for its agent, and for its grading.
+
+    A task may ask for less than the ceilings of the settings; more raises Unprocessable. The agent spec's minimum
+    resources override the ceilings, because the operator writes both.
+    """
+    wish = _under_ceilings(task.sandbox, settings)
+    limits = SandboxLimits(
+        memory_bytes=max(wish.memory_mb or settings.memory_mb, agent.memory_mb or 0) << 20,
+        cpus=wish.cpus or settings.cpus,
+        pids=max(wish.pids or settings.pids, agent.pids or 0),
+        disk_bytes=settings.disk_mb << 20,
+    )
+    return SandboxSpec(
+        limits=limits, image=task.image, workdir=task.workdir, image_files=task.image_files, mounts=mounts
+    )
+
+
+def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish:
+    for name, ceiling in (("memory_mb", settings.memory_mb), ("cpus", settings.cpus), ("pids", settings.pids)):
+        wanted = wish.model_dump()[name]
+        if wanted is not None and wanted > ceiling:
+            raise Unprocessable(
+                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
+            )
+    return wish
 
 
 async def prepare_workspace(sandbox: Sandbox, task: Task, archive_of: Callable[[Files], bytes]) -> None:

@@ -32,7 +32,7 @@ from turnstile.models.wire import decode_samples
 from turnstile_server.app import Parts, assemble, model_folder
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.capture.keys import tools_key
-from turnstile_server.control.auth import load_secret
+from turnstile_server.data_dir import load_secret
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of

@@ -1,0 +1,105 @@
+"""The decisions in the life of an episode: a pure state machine, without a task, a clock of its own or I/O.
+
+Times are monotonic seconds, pushed in by the caller. What must hold:
+
+1. The status moves only along ``TRANSITIONS``, so an ended episode never changes.
+2. The first stop request decides how the episode ends. There is one exception: a cancellation also replaces an
+   earlier outcome whose work is still to be graded, because a cancelled episode has no reward.
+3. Work is graded at most once, and only after an outcome in ``GRADED``; a grade that was given is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turnstile.models import Episode, EpisodeStatus
+from turnstile_server.episodes.outcome import Outcome
+from turnstile_server.errors import EpisodeOverdue
+
+ENDED = frozenset(status for status in EpisodeStatus if status.ended)
+
+TRANSITIONS: Mapping[EpisodeStatus, frozenset[EpisodeStatus]] = {
+    EpisodeStatus.QUEUED: ENDED | {EpisodeStatus.PREPARING, EpisodeStatus.GRADING},
+    EpisodeStatus.PREPARING: ENDED | {EpisodeStatus.RUNNING, EpisodeStatus.GRADING},
+    EpisodeStatus.RUNNING: ENDED | {EpisodeStatus.GRADING},
+    EpisodeStatus.GRADING: ENDED,
+    **dict.fromkeys(ENDED, frozenset[EpisodeStatus]()),
+}
+"""Allowed changes of status. An external agent may be finished, and graded, before its sandbox is there."""
+
+GRADED = frozenset({EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED, EpisodeStatus.TIMED_OUT})
+"""Outcomes whose work is graded: the agent worked to its end, or to the end of a budget. The work of a failed
+agent is not graded: a reward for it would say something about a crash."""
+
+_WALL_LIMITED = frozenset({EpisodeStatus.PREPARING, EpisodeStatus.RUNNING})
+"""``limits.wall_s`` counts neither the queue nor the grading."""
+
+
+class Lifecycle:
+    """State of one episode. ``graded``: its task says how to grade the work."""
+
+    def __init__(self, episode: Episode, *, graded: bool, now: float) -> None:
+        self.episode = episode
+        """The record as it is now; its statistics are not kept here."""
+        self.stop: Outcome | None = None
+        """How the episode is to end; None while no stop was requested."""
+        self._to_grade = graded
+        self._created = self._started = self._moved = now
+
+    def move(self, status: EpisodeStatus, now: float) -> None:
+        """A step before the end, with its time in ``timings``. Raises ValueError outside ``TRANSITIONS``."""
+        self._check(status)
+        timings = self.episode.timings.model_copy(update={f"{status.value}_s": now - self._created})
+        self.episode = self.episode.model_copy(update={"status": status, "timings": timings})
+        self._moved = now
+        if status is EpisodeStatus.PREPARING:
+            self._started = now
+
+    def request_stop(self, outcome: Outcome) -> bool:
+        """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands."""
+        if self.stop is None:
+            self.stop = outcome
+            return True
+        if outcome.status is EpisodeStatus.CANCELLED and self.needs_grade:
+            self.stop = Outcome(EpisodeStatus.CANCELLED, None, self.stop.agent)
+            return True
+        return False
+
+    @property
+    def needs_grade(self) -> bool:
+        """The episode stops with an outcome whose work is graded, and has not been yet."""
+        return self._to_grade and self.stop is not None and self.stop.status in GRADED
+
+    @property
+    def decided(self) -> bool:
+        """The outcome is final, and can be stored."""
+        return self.stop is not None and not self.needs_grade
+
+    def settle(self, outcome: Outcome) -> None:
+        """Makes ``outcome`` final: the stop with its grade, or with why there is none; or a fault of the
+        server."""
+        self.stop = outcome
+        self._to_grade = False
+
+    def ended(self, now: float) -> Episode:
+        """The ended episode, for the record. Changes nothing: it may have to be stored again later."""
+        assert self.stop is not None
+        self._check(self.stop.status)
+        return self.stop.applied_to(self.episode, now - self._created)
+
+    def _check(self, status: EpisodeStatus) -> None:
+        if status not in TRANSITIONS[self.episode.status]:
+            raise ValueError(f"an episode cannot move from {self.episode.status.value} to {status.value}")
+
+    def overdue(self, now: float, *, calls_in_flight: bool, last_activity: float) -> EpisodeOverdue | None:
+        """Why the episode's time is over, None while it is not. ``last_activity``: of its model calls."""
+        limits, status = self.episode.limits, self.episode.status
+        if self.stop is not None:
+            return None
+        if status in _WALL_LIMITED and limits.wall_s is not None and now - self._started > limits.wall_s:
+            return EpisodeOverdue(f"the episode ran longer than limits.wall_s = {limits.wall_s:g} s")
+        if status is not EpisodeStatus.RUNNING or limits.idle_s is None or calls_in_flight:
+            return None
+        if now - max(last_activity, self._moved) > limits.idle_s:
+            return EpisodeOverdue(f"no model call was in flight for limits.idle_s = {limits.idle_s:g} s")
+        return None

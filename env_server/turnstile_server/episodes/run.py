@@ -1,0 +1,357 @@
+"""One episode, from its creation to its stored end: prepare → run → drain → grade → store.
+
+``EpisodeRun.live`` is the one task that owns an episode, whether this server launches the agent or an external
+agent comes in over the network. Everything else only calls ``request_stop`` with an outcome: the agent's exit, a
+finish, a submission, a cancellation, the end of a budget, a limit of time, the death of the sandbox. What must
+hold:
+
+1. An episode ends exactly once. ``Lifecycle`` decides how; only ``live`` acts on it, in one straight line.
+2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
+   journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
+   status.
+3. The sandbox is destroyed before the end is stored, and the place among ``episodes.max_running`` is free after
+   it. ``live`` releases both on every path: success, failure, stop, a bug, shutdown.
+4. A reward comes from a grading that was finished; without one it is None.
+5. At shutdown (``interrupt``) an episode that nobody stopped ends nothing and stores nothing: the next start finds
+   it unfinished and records ``server_restarted``. So does one whose grading was under way. A stop that was
+   requested and needs no grade is still stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import anyio
+
+from turnstile.models import Episode, EpisodeStatus
+from turnstile_server.backends import Backends
+from turnstile_server.episodes.lifecycle import Lifecycle
+from turnstile_server.episodes.outcome import Outcome, outcome_of_exit
+from turnstile_server.episodes.plan import Plan, call_limits
+from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.errors import (
+    AgentFailed,
+    Conflict,
+    FileProblem,
+    Gone,
+    SandboxUnavailable,
+    TurnstileError,
+)
+from turnstile_server.gate.pipeline import CallPipeline
+from turnstile_server.gate.session import EpisodeSession, ThreadHeaders
+from turnstile_server.grading.protocol import Work
+from turnstile_server.journal.protocol import Journal
+from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+_UNDRAINED = frozenset({EpisodeStatus.CANCELLED, EpisodeStatus.TIMED_OUT, EpisodeStatus.FAILED})
+"""Outcomes that do not wait for model calls in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What every run shares. ``places``: one for each of ``episodes.max_running``. ``changed(run, before)`` is
+    called after each change of status, with the status before it; for the last one, after the end is durable."""
+
+    journal: Journal
+    pipeline: CallPipeline
+    backends: Backends
+    settings: Settings
+    places: anyio.Semaphore
+    changed: Callable[[EpisodeRun, EpisodeStatus], None]
+
+
+class EpisodeRun:
+    """Implements the MCP endpoint's EpisodeTools. ``env``: what the trainer adds to the agent's environment; it is
+    in no record, because it may hold secrets."""
+
+    def __init__(
+        self, stored: Stored, plan: Plan, episode_key: str, env: Mapping[str, str], parts: RunParts
+    ) -> None:
+        episode, settings = stored.episode, parts.settings
+        self._stored = stored
+        self._plan = plan
+        self._key = episode_key
+        self._env = env
+        self._parts = parts
+        self._life = Lifecycle(episode, graded=plan.task.graded, now=time.monotonic())
+        self.session = EpisodeSession(
+            episode.episode_id,
+            episode.sampling,
+            call_limits(episode.limits, settings.gate),
+            lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
+            ThreadHeaders() if plan.agent is None else ThreadHeaders(**plan.agent.threads.model_dump()),
+        )
+        self._sandbox = (
+            EpisodeSandbox(episode.episode_id, plan, plan.sandbox, parts.backends, settings)
+            if plan.sandbox is not None
+            else None
+        )
+        self._answer: str | None = None
+        self._stopping = anyio.Event()
+        self._interrupted = False
+        self._grading = anyio.CancelScope()
+        self._has_place = False
+        self._over = False
+        """``live`` is done."""
+        self._failed_attempts = 0
+        self._store_error: Exception | None = None
+        """Why the latest attempt to store the end failed."""
+        self._retry = anyio.Event()
+        self._changed = anyio.Event()
+
+    # What others see
+
+    @property
+    def episode(self) -> Episode:
+        """The record as it is now, without statistics."""
+        return self._life.episode
+
+    @property
+    def episode_id(self) -> str:
+        return self._life.episode.episode_id
+
+    @property
+    def key_nonce(self) -> str:
+        return self._stored.key_nonce
+
+    @property
+    def graded(self) -> bool:
+        """The task says how to grade the work."""
+        return self._plan.task.graded
+
+    @property
+    def forest(self) -> Forest:
+        return Forest(self.session.tree, self.session.discarded)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Returns at the next change of status, or after ``seconds``."""
+        seen = self._life.episode
+        with anyio.move_on_after(seconds):
+            while self._life.episode is seen:
+                await self._changed.wait()
+
+    async def wait_until_stored(self) -> None:
+        """Returns when the end is stored. Raises what the next failed attempt raised (JournalUnavailable), or
+        SandboxUnavailable when the server stops first."""
+        seen = self._failed_attempts
+        while not self._stored.episode.status.ended:
+            if self._store_error is not None and (self._over or self._failed_attempts > seen):
+                raise self._store_error
+            await self._changed.wait()
+
+    # The MCP endpoint's view (EpisodeTools)
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return self._sandbox.for_tools if self._sandbox is not None else None
+
+    async def submit(self, answer: str) -> None:
+        self.check_open()
+        self._answer = answer
+        if self._plan.agent is not None and self._plan.agent.ends_on_submit:
+            self.request_stop(Outcome(EpisodeStatus.COMPLETED))
+
+    def check_open(self) -> None:
+        self.session.check_open()
+        if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
+            raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
+
+    async def ended(self) -> None:
+        await self._stopping.wait()
+
+    # Stop requests
+
+    def request_stop(self, outcome: Outcome) -> None:
+        """Asks the owner task to end the episode. From now on it admits no call. May be repeated: ``Lifecycle``
+        says which request counts; any request makes the next attempt to store a decided end immediate."""
+        if self._life.request_stop(outcome):
+            self.session.close(
+                Gone(f"episode {self.episode_id} has ended ({outcome.status.value}); its key is dead")
+            )
+            if self._stopping.is_set():  # a cancellation that replaces an earlier outcome
+                self._grading.cancel()
+            self._stopping.set()
+        self._retry.set()
+
+    def check_limits(self) -> None:
+        """Requests a stop when the episode is over its wall or idle limit."""
+        session = self.session
+        error = self._life.overdue(
+            time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
+        )
+        if error is not None:
+            self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
+
+    def interrupt(self) -> None:
+        """The server stops. ``live`` returns soon; see the head of this module for what it still stores."""
+        self._interrupted = True
+        self._stopping.set()
+        self._grading.cancel()
+        self._retry.set()
+
+    # The owner task
+
+    async def live(self) -> None:
+        """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
+        with anyio.CancelScope(shield=True):
+            try:
+                if await self._reach_outcome():
+                    await self._destroy_sandbox()
+                    await self._store()
+            except Exception:  # noqa: BLE001 - a bug in one episode must not end the others in this task group
+                self._log_bug("an episode's owner task failed")
+            finally:
+                await self._destroy_sandbox()
+                if self._has_place:
+                    self._parts.places.release()
+                self._over = True
+                self._attempt_failed(SandboxUnavailable("the server is stopping"))
+
+    async def _reach_outcome(self) -> bool:
+        """Prepare, run, drain, grade. False when the server stops before the outcome is decided."""
+        try:
+            async with anyio.create_task_group() as playing:
+                if self._sandbox is not None:
+                    playing.start_soon(self._play, self._sandbox)
+                await self._stopping.wait()
+                await self._drain()  # while the agent still lives, to receive the replies
+                playing.cancel_scope.cancel()
+            if self._life.needs_grade and not self._interrupted:
+                await self._grade()
+        except Exception:  # noqa: BLE001 - the boundary: a bug ends the episode as failed, its sandbox is released
+            self._log_bug("an episode failed")
+            self._life.settle(Outcome(EpisodeStatus.FAILED, _server_fault("the server failed")))
+        return self._life.decided
+
+    async def _play(self, sandbox: EpisodeSandbox) -> None:
+        """Prepare and run, then request a stop: with the agent's exit, or with what failed."""
+        try:
+            outcome = await self._prepare_and_run(sandbox)
+        except TurnstileError as error:
+            outcome = Outcome(EpisodeStatus.FAILED, error)
+        except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
+            self._log_bug("an episode failed")
+            outcome = Outcome(EpisodeStatus.FAILED, _server_fault("the server failed"))
+        self.request_stop(outcome)
+
+    async def _prepare_and_run(self, sandbox: EpisodeSandbox) -> Outcome:
+        await self._parts.places.acquire()
+        self._has_place = True
+        self._move(EpisodeStatus.PREPARING)
+        await sandbox.prepare()
+        self._move(EpisodeStatus.RUNNING)
+        agent = self._plan.agent
+        if agent is None:
+            await sandbox.wait_for_death()
+        session = self.session
+        end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+        return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
+
+    async def _drain(self) -> None:
+        """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
+        stop = self._life.stop
+        if stop is None:
+            return
+        calls = self.session.in_flight
+        with anyio.move_on_after(0.0 if stop.status in _UNDRAINED else self._parts.settings.gate.drain_s):
+            for call in list(calls.values()):
+                await call.ended()
+        left = list(calls.values())
+        for call in left:
+            self._parts.pipeline.abandon(call, stop.status.value)
+        for call in left:
+            await call.ended()
+
+    async def _grade(self) -> None:
+        """Settles the outcome with its grade, or with why there is none. A cancellation or a shutdown cuts it
+        short; then it settles nothing."""
+        assert self._life.stop is not None
+        self._move(EpisodeStatus.GRADING)
+        graded = None
+        with self._grading:
+            graded = await self._graded(self._life.stop)
+        if graded is not None and self._life.needs_grade:
+            self._life.settle(graded)
+
+    async def _graded(self, outcome: Outcome) -> Outcome:
+        try:
+            work = None
+            if self._sandbox is not None:
+                work = await self._sandbox.collect_work()
+                await self._destroy_sandbox()  # makes room for the sandbox in which the work is graded
+            grade = await self._parts.backends.grader.grade(self._plan.task, Work(work, self._answer))
+        except FileProblem as error:
+            problem = AgentFailed(f"the agent's work cannot be fetched: {error.message}")
+            return Outcome(EpisodeStatus.FAILED, problem, outcome.agent)
+        except TurnstileError as error:
+            return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
+        except Exception:  # noqa: BLE001 - the boundary to the grader: logged, and there is no reward
+            self._log_bug("a grading failed")
+            return Outcome(EpisodeStatus.FAILED, _server_fault("the grading failed"), outcome.agent)
+        return replace(outcome, grade=grade)
+
+    async def _store(self) -> None:
+        """Stores the end, again and again until the journal has taken it or the server stops."""
+        while not await self._stored_now() and not self._interrupted:
+            self._retry = anyio.Event()
+            with anyio.move_on_after(self._parts.settings.episodes.watch_interval_s):
+                await self._retry.wait()
+
+    async def _stored_now(self) -> bool:
+        """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
+        before = self.episode.status
+        ended = self.forest.counted(self._life.ended(time.monotonic()))
+        stored = replace(self._stored, episode=ended)
+        try:
+            await self._parts.journal.append(stored.record())
+        except TurnstileError as error:
+            _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
+            self._attempt_failed(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - the boundary to the journal: logged, and tried again
+            self._log_bug("the end of an episode could not be stored")
+            self._attempt_failed(error)
+            return False
+        self._stored, self._life.episode = stored, ended
+        self._report(before)
+        return True
+
+    async def _destroy_sandbox(self) -> None:
+        """A sandbox that cannot be destroyed keeps no episode from ending: its provider removes it later, at the
+        latest at its next start."""
+        if self._sandbox is not None:
+            try:
+                await self._sandbox.destroy()
+            except Exception:  # noqa: BLE001 - the boundary to the sandboxes: logged, and swept later
+                self._log_bug("a sandbox could not be destroyed")
+
+    def _move(self, status: EpisodeStatus) -> None:
+        before = self.episode.status
+        self._life.move(status, time.monotonic())
+        self._report(before)
+
+    def _report(self, before: EpisodeStatus) -> None:
+        self._parts.changed(self, before)
+        self._wake()
+
+    def _attempt_failed(self, error: Exception) -> None:
+        self._failed_attempts += 1
+        self._store_error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    def _log_bug(self, message: str) -> None:
+        _LOG.exception(message, extra={"episode_id": self.episode_id})
+
+
+def _server_fault(what: str) -> TurnstileError:
+    return TurnstileError(f"{what}; the server's log says why")
