@@ -41,7 +41,7 @@ from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
-from turnstile_server.gate.dialects.factory import make_dialects
+from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
@@ -195,7 +195,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     gate = Gate(
         pipeline,
         episodes,
-        make_dialects(),
+        DialectRouter(),
         model_name=engine.capabilities.model_name,
         settings=settings.gate,
         metrics=metrics,

@@ -48,6 +48,7 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
         (GOOD + "comand: [x]\n", "comand"),
         (GOOD.replace("name: mine", "name: external"), "external"),
         (GOOD + "install: {tree: nowhere}\n", "nowhere"),
+        (GOOD + "dialect: telegraph\n", "telegraph.*chat, anthropic, gemini, responses"),
         ("name: [", "cannot be read"),
         (
             GOOD + "env: {A: '{modle_url}/v1'}\n",

@@ -20,17 +20,8 @@ from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.capture import CallMatch, TokenTree
 from turnstile_server.capture.compare import compare_reply
 from turnstile_server.capture.keys import chain, group, tools_key
-from turnstile_server.gate.dialects.base import (
-    CallEvent,
-    Dialect,
-    Event,
-    Head,
-    ModelCall,
-    ReasoningEvent,
-    Reply,
-    TextEvent,
-    Usage,
-)
+from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelCall, ReplyHead, Usage
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 TOOLS: tuple[Tool, ...] = (
     make_tool("run", {"code": {"type": "string"}, "timeout": {"type": "integer", "default": 30}}),
@@ -44,7 +35,7 @@ NEXT = "Go on."
 
 _TEMPLATE = "template"
 
-HEAD = Head(turn_id="turn_reply", model="policy", created=1_700_000_000, prompt_tokens=5)
+HEAD = ReplyHead(turn_id="turn_reply", model="policy", created=1_700_000_000, prompt_tokens=5)
 CALL = ModelCall(messages=(Message("user", ASK),), tools=TOOLS, stream_usage=True)
 """The call that the replies answer, as far as a writer must know it."""
 
@@ -113,9 +104,9 @@ def replies(draw: st.DrawFn) -> Message:
     return Message("assistant", draw(texts), reasoning=draw(st.none() | texts) or None, tool_calls=calls)
 
 
-def finished(message: Message) -> Reply:
+def finished(message: Message) -> FinishedReply:
     usage = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=0)
-    return Reply(head=HEAD, message=message, finish="stop", usage=usage)
+    return FinishedReply(head=HEAD, message=message, finish="stop", usage=usage)
 
 
 def written(dialect: Dialect, message: Message, call: ModelCall = CALL) -> bytes:
@@ -130,17 +121,17 @@ def streamed(
     writer = dialect.stream(HEAD, call)
     out = [writer.start()]
     for event in _events(message, piece):
-        out.append(writer.event(event))
+        out.append(writer.delta(event))
         if keepalives:
             out.append(writer.keepalive())
     out.append(writer.end(finished(message)))
     return b"".join(out)
 
 
-def _events(message: Message, piece: int) -> list[Event]:
-    events: list[Event] = [ReasoningEvent(part) for part in _pieces(message.reasoning or "", piece)]
-    events += [TextEvent(part) for part in _pieces(message.content, piece)]
-    return events + [CallEvent(index, call) for index, call in enumerate(message.tool_calls)]
+def _events(message: Message, piece: int) -> list[Delta]:
+    events: list[Delta] = [ReasoningDelta(part) for part in _pieces(message.reasoning or "", piece)]
+    events += [TextDelta(part) for part in _pieces(message.content, piece)]
+    return events + [CallDelta(index, call) for index, call in enumerate(message.tool_calls)]
 
 
 def _pieces(text: str, size: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.chat_request import parse_chat
+from turnstile_server.gate.dialects.chat import parse_chat
 from turnstile_server.gate.dialects.parse_cache import CONVERSATIONS, ParseCache
 
 

@@ -161,7 +161,7 @@ def test_text_and_reasoning_leave_before_the_end(subject: FamilyRenderer) -> Non
     assert parser.feed(ids_of(subject, ".\n</think>\n\nLet")) == [ReasoningDelta("."), TextDelta("Let")]
     assert parser.feed(ids_of(subject, f" me.\n{CALL}")) == [TextDelta(" me.")]
     deltas, reply = parser.finish()
-    assert deltas == [CallDelta(0, "bash", '{"command":  "ls"}')]
+    assert deltas == [CallDelta(0, ToolCall("bash", '{"command":  "ls"}'))]
     assert reply.message.content == "Let me."
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rendering_models import BASH, USER, ids_of, parse
 
-from turnstile.models import Message, ParseStatus
+from turnstile.models import Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
@@ -52,7 +52,9 @@ def assert_law(deltas: Sequence[Delta], reply: ParsedReply) -> None:
         message.reasoning or ""
     )
     calls = [delta for delta in deltas if isinstance(delta, CallDelta)]
-    assert [(call.name, call.arguments) for call in calls] == [(c.name, c.arguments) for c in message.tool_calls]
+    assert [(delta.call.name, delta.call.arguments) for delta in calls] == [
+        (c.name, c.arguments) for c in message.tool_calls
+    ]
     assert [call.index for call in calls] == list(range(len(calls)))
     assert sum(status is ParseStatus.OK for status in reply.parse_status) == len(calls)
 
@@ -108,7 +110,11 @@ def test_a_character_split_over_tokens_is_held_until_it_is_whole(renderer: Make)
 def test_thinking_text_and_calls_are_told_apart(renderer: Make) -> None:
     subject = renderer("tiny")
     deltas, reply = parse(subject, ids_of(subject, f"<think>\nHm.\n</think>\n\nLet me.\n{CALL}<|im_end|>"))
-    assert deltas == [ReasoningDelta("Hm."), TextDelta("Let me."), CallDelta(0, "bash", '{"command":  "ls"}')]
+    assert deltas == [
+        ReasoningDelta("Hm."),
+        TextDelta("Let me."),
+        CallDelta(0, ToolCall("bash", '{"command":  "ls"}')),
+    ]
     assert reply.parse_status == (ParseStatus.OK,)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from turnstile.models.ids import ClientId
+from turnstile_server.gate.dialects.router import dialect_names
 
 _PIN = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
 
@@ -23,6 +24,12 @@ def _pinned(package: str) -> str:
     if not _PIN.fullmatch(package.replace("{arch}", "x64")):
         raise ValueError(f"{package!r} is not a package at one version, as in @scope/name@1.2.3")
     return package
+
+
+def _known_dialect(name: str) -> str:
+    if name not in dialect_names():
+        raise ValueError(f"{name!r} is not a dialect of the model API: {', '.join(dialect_names())}")
+    return name
 
 
 NpmPackage = Annotated[str, AfterValidator(_pinned)]
@@ -96,7 +103,7 @@ class AgentSpec(Part):
     version: str = Field(description="The version that was tried.")
     summary: str
     install: Install = Install()
-    dialect: Literal["chat", "anthropic", "responses", "gemini"] = "chat"
+    dialect: Annotated[str, AfterValidator(_known_dialect)] = "chat"
     threads: Threads = Threads()
     resources: Resources = Resources()
     needs: tuple[str, ...] = Field((), description="What the image must have, as Debian packages; told in errors.")

@@ -1,6 +1,6 @@
 """A call: one generation and everyone who waits for it.
 
-The generation pushes events and one outcome; any number of callers follow from the first event on, so a caller
+The generation pushes deltas and one outcome; any number of callers follow from the first delta on, so a caller
 that joins late sees the same reply. A call knows nothing of sockets, engines or trees.
 """
 
@@ -13,7 +13,8 @@ import anyio
 from turnstile.models import Message
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.base import CallEvent, Event, Head, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.base import FinishedReply, ReplyHead, Usage
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Call:
         self.created = int(created)
         self.prompt_tokens = 0
         """Tokens of the prompt; 0 until it is rendered."""
-        self.events: list[Event] = []
+        self.deltas: list[Delta] = []
         self.answer: Answer | None = None
         self.error: TurnstileError | None = None
         self.engine_spoke = False
@@ -52,10 +53,10 @@ class Call:
     def done(self) -> bool:
         return self.answer is not None or self.error is not None
 
-    def emit(self, events: list[Event]) -> None:
+    def emit(self, deltas: list[Delta]) -> None:
         """The engine spoke; what is final of its text so far goes to the followers."""
         self.engine_spoke = True
-        self.events.extend(events)
+        self.deltas.extend(deltas)
         self._notify()
 
     def finish(self, answer: Answer) -> None:
@@ -67,8 +68,8 @@ class Call:
         self._notify()
 
     async def changed(self, seen: int) -> None:
-        """Returns when there are more than ``seen`` events, or the outcome."""
-        while len(self.events) <= seen and not self.done:
+        """Returns when there are more than ``seen`` deltas, or the outcome."""
+        while len(self.deltas) <= seen and not self.done:
             await self._changed.wait()
 
     async def spoke(self) -> None:
@@ -98,35 +99,34 @@ def replayed(answer: Answer, call_id: str) -> Call:
     """A finished call that gives a committed reply again."""
     turn = answer.node.turn
     call = Call(call_id, turn.turn_id, turn.request_key, turn.timings.started_at)
-    call.events = events_of(turn.reply)
+    call.deltas = deltas_of(turn.reply)
     call.engine_spoke = True
     call.prompt_tokens = answer.node.prompt_count
     call.answer = answer
     return call
 
 
-def events_of(message: Message) -> list[Event]:
-    """A reply as the events that a stream of it would have had."""
-    events: list[Event] = []
+def deltas_of(message: Message) -> list[Delta]:
+    """A reply as the deltas that a stream of it would have had."""
+    deltas: list[Delta] = []
     if message.reasoning:
-        events.append(ReasoningEvent(message.reasoning))
+        deltas.append(ReasoningDelta(message.reasoning))
     if message.content:
-        events.append(TextEvent(message.content))
-    events.extend(CallEvent(index, call) for index, call in enumerate(message.tool_calls))
-    return events
+        deltas.append(TextDelta(message.content))
+    deltas.extend(CallDelta(index, call) for index, call in enumerate(message.tool_calls))
+    return deltas
 
 
-def message_of(events: list[Event]) -> Message:
-    """The reply that a caller has seen after these events."""
-    text, reasoning = [], []
-    calls = []
-    for event in events:
-        match event:
-            case TextEvent(piece):
+def message_of(deltas: list[Delta]) -> Message:
+    """The reply that a caller has seen after these deltas."""
+    text, reasoning, calls = [], [], []
+    for delta in deltas:
+        match delta:
+            case TextDelta(piece):
                 text.append(piece)
-            case ReasoningEvent(piece):
+            case ReasoningDelta(piece):
                 reasoning.append(piece)
-            case CallEvent(_, call):
+            case CallDelta(_, call):
                 calls.append(call)
     return Message(
         role="assistant",
@@ -136,15 +136,15 @@ def message_of(events: list[Event]) -> Message:
     )
 
 
-def head_of(call: Call, model: str) -> Head:
+def head_of(call: Call, model: str) -> ReplyHead:
     """What a dialect is told of a reply before it is there; every follower is told the same."""
-    return Head(call.turn_id, model, call.created, call.prompt_tokens)
+    return ReplyHead(call.turn_id, model, call.created, call.prompt_tokens)
 
 
-def reply_of(answer: Answer, head: Head) -> Reply:
+def reply_of(answer: Answer, head: ReplyHead) -> FinishedReply:
     """What a dialect writes for a committed turn."""
     turn = answer.node.turn
-    return Reply(
+    return FinishedReply(
         head=head,
         message=turn.reply,
         finish="length" if turn.finish_reason == "length" else "stop",

@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
 import anyio.abc
 
-from turnstile.models import Delivery, Discard, Thread, ToolCall, Turn, new_id
+from turnstile.models import Delivery, Discard, Thread, Turn, new_id
 from turnstile_server.capture import Action, Node, decide
 from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
@@ -31,14 +32,14 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.call import Answer, Call, message_of, replayed
-from turnstile_server.gate.dialects.base import CallEvent, Event, ModelCall, ReasoningEvent, TextEvent
+from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.prompt import PROMPT_TAIL, Prompter
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.gate.turn_builder import CallContext, SampledTokens, Stopwatch, TurnBuilder, sampling_used
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import delivery_record, discard_record, turn_record
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, Renderer, TextDelta
+from turnstile_server.rendering.protocol import CallDelta, Delta, Renderer
 from turnstile_server.settings import GateSettings
 
 _LOG = logging.getLogger(__name__)
@@ -214,13 +215,13 @@ class CallPipeline:
                 async for chunk in chunks:
                     draft.asked.stopwatch.sampled()
                     sampled.add(chunk)
-                    call.emit(_events(parser.feed(chunk.ids)))
+                    call.emit(_with_ids(parser.feed(chunk.ids)))
             draft.asked.stopwatch.engine_done()
             finish = _whole(call, sampled)
             final, parsed = parser.finish()
-            call.emit(_events(final))
+            call.emit(_with_ids(final))
             turn = draft.turn(
-                episode.next_seq(), sampled, message_of(call.events), finish.reason, parsed.parse_status
+                episode.next_seq(), sampled, message_of(call.deltas), finish.reason, parsed.parse_status
             )
             node = await self._commit(episode, turn, draft.prompt.tokenized_bytes)
         except BaseException as error:
@@ -246,10 +247,10 @@ class CallPipeline:
             return
         draft.asked.stopwatch.engine_done()
         if call.streaming_followers and call.abandoned is None:
-            call.shown = len(call.events)  # whoever follows the stream is given these before the error
+            call.shown = len(call.deltas)  # whoever follows the stream is given these before the error
         lost = sampled.count
         if call.shown and not isinstance(error, JournalUnavailable):
-            reply = message_of(call.events[: call.shown])
+            reply = message_of(call.deltas[: call.shown])
             try:
                 turn = draft.turn(episode.next_seq(), sampled, reply, "abort")
                 await self._commit(episode, turn, draft.prompt.tokenized_bytes)
@@ -286,15 +287,9 @@ def _type_of(error: BaseException) -> str:
     return TurnstileError.type if isinstance(error, Exception) else "cancelled"
 
 
-def _events(deltas: list[Delta]) -> list[Event]:
-    """Parsed deltas as events; calls get their ids here, once, for every dialect and every follower."""
-    events: list[Event] = []
-    for delta in deltas:
-        match delta:
-            case TextDelta(text):
-                events.append(TextEvent(text))
-            case ReasoningDelta(text):
-                events.append(ReasoningEvent(text))
-            case CallDelta(index, name, arguments):
-                events.append(CallEvent(index, ToolCall(name=name, arguments=arguments, id=new_id("call"))))
-    return events
+def _with_ids(deltas: list[Delta]) -> list[Delta]:
+    """Calls get their ids here, once, for every dialect and every follower."""
+    return [
+        replace(delta, call=replace(delta.call, id=new_id("call"))) if isinstance(delta, CallDelta) else delta
+        for delta in deltas
+    ]

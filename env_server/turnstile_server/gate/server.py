@@ -35,7 +35,6 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
 
 _LOG = logging.getLogger(__name__)
-VERSIONS = ("v1", "v1beta")
 
 
 class EpisodeDirectory(Protocol):
@@ -97,8 +96,7 @@ class Gate:
             return
         episode = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
         if route is None:
-            asked = f"nothing is served at {path or '/'}{version_twice(path)}"
-            raise NotFound(f"{asked}; the model door serves {self._dialects.shown}")
+            raise NotFound(self._dialects.not_served(path))
         if "websocket" in exchange.headers.get("upgrade", "").lower():
             raise UpgradeRequired(f"{path} is served over plain HTTP; this server speaks no WebSocket")
         _allow(exchange, *route.endpoint.methods)
@@ -221,14 +219,6 @@ async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -
     if error.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted
     await exchange.respond(error.status, dialect.error(error), headers)
-
-
-def version_twice(path: str) -> str:
-    """A hint where a base URL has the version that its client adds too; empty for any other path."""
-    first, second = [*path.split("/"), "", ""][1:3]
-    if first in VERSIONS and second in VERSIONS:
-        return f" (/{first}/{second} is a version twice: the base URL has a /{first} too many)"
-    return ""
 
 
 def _retried(exchange: Exchange) -> bool:

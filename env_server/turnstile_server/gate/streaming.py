@@ -36,11 +36,11 @@ async def answer_stream(
     await exchange.write(writer.start())
     sent = 0
     while True:
-        pending = call.events[sent:]
+        pending = call.deltas[sent:]
         if pending:
             sent += len(pending)
             call.shown = max(call.shown, sent)
-            await exchange.write(b"".join(writer.event(event) for event in pending))
+            await exchange.write(b"".join(writer.delta(delta) for delta in pending))
         elif call.done:
             break
         else:

@@ -128,7 +128,7 @@ class FamilyReplyParser:
         rest_content = message.content[len(streamed_content) :]
         deltas += [ReasoningDelta(rest_reasoning)] if rest_reasoning else []
         deltas += [TextDelta(rest_content)] if rest_content else []
-        deltas += [CallDelta(i, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
+        deltas += [CallDelta(i, call) for i, call in enumerate(message.tool_calls)]
         return merged(deltas), ParsedReply(message, status, self._stop.matched)
 
     def _stream(self, pieces: list[Piece]) -> list[Delta]:

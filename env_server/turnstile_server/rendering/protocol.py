@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from turnstile.models import Int32Array, Message, ParseStatus, Tool
+from turnstile.models import Int32Array, Message, ParseStatus, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,13 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A whole tool call that parsed. ``index`` counts the calls of this reply from 0; the id is the gate's."""
+    """A whole tool call that parsed. ``index`` counts the calls of this reply from 0.
+
+    A parser leaves ``call.id`` None; the gate gives the call its id before any dialect writes it.
+    """
 
     index: int
-    name: str
-    arguments: str
+    call: ToolCall
 
 
 Delta = TextDelta | ReasoningDelta | CallDelta

@@ -172,7 +172,7 @@ class TagParser:
             return
         self._state = "content"
         self.status.append(ParseStatus.OK)
-        deltas.append(CallDelta(len(self.calls), parsed.name, parsed.arguments))
+        deltas.append(CallDelta(len(self.calls), parsed))
         self.calls.append(parsed)
 
     def _abandon(self, status: ParseStatus, close: str, deltas: list[Delta]) -> None:

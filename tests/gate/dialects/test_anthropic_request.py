@@ -326,7 +326,7 @@ def test_input_nested_deeper_than_python_writes_is_refused_by_path() -> None:
 
 
 def test_counting_needs_no_max_tokens() -> None:
-    directory = DialectRouter([ChatDialect(), ANTHROPIC], fallback=ChatDialect())
+    directory = DialectRouter([ChatDialect(), ANTHROPIC])
     body = json.dumps({"model": "m", "messages": GO}).encode()
     counting = directory.find("/v1/messages/count_tokens", b"beta=true", {})
     assert counting is not None

@@ -19,25 +19,26 @@ from turnstile.models import Message, ToolCall
 from turnstile_server import errors
 from turnstile_server.errors import ContextOverflow, TurnstileError
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import CallEvent, Event, ReasoningEvent, Reply, TextEvent, Usage
+from turnstile_server.gate.dialects.base import FinishedReply, Usage
 from turnstile_server.gate.dialects.json import strict_arguments
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 ANTHROPIC = AnthropicDialect()
 RUN = ToolCall("run", '{"code":"x"}', "call_0")
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 _events = st.lists(
-    st.builds(TextEvent, texts.filter(bool))
-    | st.builds(ReasoningEvent, texts.filter(bool))
-    | st.just(CallEvent(0, RUN)),
+    st.builds(TextDelta, texts.filter(bool))
+    | st.builds(ReasoningDelta, texts.filter(bool))
+    | st.just(CallDelta(0, RUN)),
     max_size=8,
 )
 
 
-def reply(message: Message, **fields: Any) -> Reply:
+def reply(message: Message, **fields: Any) -> FinishedReply:
     return replace(finished(message), **fields)
 
 
-def whole(answered: Reply) -> dict[str, Any]:
+def whole(answered: FinishedReply) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(ANTHROPIC.reply(answered, CALL))
     return value
 
@@ -53,7 +54,7 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def stream(events: list[Event], answered: Reply, show: bool = True) -> list[dict[str, Any]]:
+def stream(events: list[Delta], answered: FinishedReply, show: bool = True) -> list[dict[str, Any]]:
     writer = ANTHROPIC.stream(HEAD, replace(CALL, show_reasoning=show))
     return events_of(writer.start() + b"".join(map(writer.event, events)) + writer.end(answered))
 
@@ -68,7 +69,7 @@ GRAMMAR = re.compile(
 
 
 @given(events=_events, show=st.booleans())
-def test_every_stream_is_of_the_grammar(events: list[Event], show: bool) -> None:
+def test_every_stream_is_of_the_grammar(events: list[Delta], show: bool) -> None:
     sent = stream(events, finished(Message("assistant")), show)
     names = []
     for event in sent:
@@ -139,7 +140,7 @@ def test_a_reply_that_says_nothing_is_one_empty_text_block() -> None:
     assert whole(finished(Message("assistant")))["content"] == [{"type": "text", "text": ""}]
     blocks = [event.get("content_block") for event in stream([], finished(Message("assistant")))]
     assert [block for block in blocks if block] == [{"type": "text", "text": ""}]
-    hidden = stream([ReasoningEvent("why")], finished(Message("assistant", reasoning="why")), show=False)
+    hidden = stream([ReasoningDelta("why")], finished(Message("assistant", reasoning="why")), show=False)
     assert [event["content_block"] for event in hidden if "content_block" in event] == [
         {"type": "text", "text": ""}
     ]
@@ -160,7 +161,7 @@ def test_input_is_what_the_model_wrote_where_every_client_reads_it(arguments: st
     assert strict_arguments(arguments) == sent
     message = Message("assistant", tool_calls=(ToolCall("run", arguments, "call_0"),))
     assert sent in ANTHROPIC.reply(finished(message), CALL).decode()
-    deltas = [event.get("delta", {}) for event in stream([CallEvent(0, message.tool_calls[0])], finished(message))]
+    deltas = [event.get("delta", {}) for event in stream([CallDelta(0, message.tool_calls[0])], finished(message))]
     assert [delta["partial_json"] for delta in deltas if "partial_json" in delta] == [sent]
 
 

@@ -12,7 +12,7 @@ from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelCall
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.gemini_tools import json_schema
+from turnstile_server.gate.dialects.gemini.schema import json_schema
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 GEMINI = GeminiDialect()

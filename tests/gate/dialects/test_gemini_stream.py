@@ -22,8 +22,8 @@ from turnstile_server.errors import (
     TurnstileError,
     Unauthorized,
 )
-from turnstile_server.gate.dialects.base import CallEvent, ReasoningEvent, TextEvent
 from turnstile_server.gate.dialects.gemini import GeminiDialect
+from turnstile_server.rendering.protocol import CallDelta, ReasoningDelta, TextDelta
 
 GEMINI = GeminiDialect()
 EVENTS = replace(CALL, wire={"sse": True})
@@ -103,12 +103,12 @@ def test_an_array_is_json_at_any_moment_once_it_is_closed(message: Message, piec
     writer = GEMINI.stream(HEAD, ARRAY)
     sent = writer.start()
     count = 0
-    for event in [ReasoningEvent("r"), TextEvent(message.content or "t"), TextEvent("t" * piece)]:
+    for event in [ReasoningDelta("r"), TextDelta(message.content or "t"), TextDelta("t" * piece)]:
         assert len(json.loads(sent + b"]")) == count
-        sent += writer.event(event) + writer.keepalive()
+        sent += writer.delta(event) + writer.keepalive()
         count += 1
     for index, call in enumerate(message.tool_calls):
-        sent += writer.event(CallEvent(index, call))
+        sent += writer.delta(CallDelta(index, call))
         count += 1
         assert len(json.loads(sent + b"]")) == count
     assert len(json.loads(sent + writer.end(finished(message)))) == count + 1
@@ -116,7 +116,7 @@ def test_an_array_is_json_at_any_moment_once_it_is_closed(message: Message, piec
 
 def test_an_error_within_an_array_is_its_last_element() -> None:
     writer = GEMINI.stream(HEAD, ARRAY)
-    sent = writer.start() + writer.event(TextEvent("t"))
+    sent = writer.start() + writer.delta(TextDelta("t"))
     found = json.loads(sent + writer.error(EngineUnavailable("down")))
     assert [sorted(element) for element in found] == [["candidates", "modelVersion", "responseId"], ["error"]]
     first = GEMINI.stream(HEAD, ARRAY)

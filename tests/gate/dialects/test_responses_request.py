@@ -16,8 +16,8 @@ from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelCall, WireTool
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
-from turnstile_server.gate.dialects.responses_reasoning import sealed
-from turnstile_server.gate.dialects.responses_tools import custom_input
+from turnstile_server.gate.dialects.responses.items import sealed
+from turnstile_server.gate.dialects.responses.tools import custom_input
 
 Wire = dict[str, Any]
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}}

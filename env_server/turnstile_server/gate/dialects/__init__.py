@@ -1,1 +1,7 @@
-"""Dialects: the agents' own wire formats, in and out. Pure: data in, data out, no I/O."""
+"""Dialects: the wire formats that agents speak, in and out. Pure: data in, data out, no I/O.
+
+``base`` is the seam, ``router`` the registry of dialects and the way from a path to one of them. Each dialect
+is a module (``chat``) or a package (``anthropic``, ``responses``, ``gemini``: ``request`` reads, ``reply``
+writes). ``json`` and ``openai`` hold what several of them share; ``parse_cache`` saves parsing a known history
+again.
+"""

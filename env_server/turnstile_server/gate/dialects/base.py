@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
 
-from turnstile.models import Message, Tool, ToolCall
+from turnstile.models import Message, Tool
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.rendering.protocol import Delta
 
 NO_PARAMS: Mapping[str, str] = {}
 
@@ -107,7 +108,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyHead:
     """What is known of a reply before its first token. ``created`` is Unix seconds. ``prompt_tokens`` is 0 while
     nobody has counted them."""
 
@@ -122,41 +123,21 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class FinishedReply:
     """A finished reply, ready to be written. ``stop_string``: the agent's own stop string that ended it."""
 
-    head: Head
+    head: ReplyHead
     message: Message
     finish: Literal["stop", "length"]
     usage: Usage
     stop_string: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningEvent:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallEvent:
-    """A whole parsed call, with the id the gate gave it."""
-
-    index: int
-    call: ToolCall
-
-
-Event = TextEvent | ReasoningEvent | CallEvent
-
-
 class StreamWriter(Protocol):
-    """Writes one stream. Order: ``start``, any events and keep-alives, then ``end`` or ``error``.
+    """Writes one stream. Order: ``start``, any deltas and keep-alives, then ``end`` or ``error``.
 
-    Events come in any order of kinds (reasoning usually first, text may follow a call); empty texts never come.
+    Deltas come in any order of kinds (reasoning usually first, text may follow a call). A text is never empty; a
+    call has the id that the gate gave it.
     """
 
     @property
@@ -164,13 +145,13 @@ class StreamWriter(Protocol):
 
     def start(self) -> bytes: ...
 
-    def event(self, event: Event) -> bytes: ...
+    def delta(self, delta: Delta) -> bytes: ...
 
     def keepalive(self) -> bytes:
         """Bytes that clients pass over, written after each silence of ``gate.keepalive_s``; may be empty."""
         ...
 
-    def end(self, reply: Reply) -> bytes: ...
+    def end(self, reply: FinishedReply) -> bytes: ...
 
     def error(self, error: TurnstileError) -> bytes: ...
 
@@ -198,9 +179,9 @@ class Dialect(Protocol):
         """The answer of a ``COUNT`` endpoint."""
         ...
 
-    def reply(self, reply: Reply, call: ModelCall) -> bytes: ...
+    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes: ...
 
-    def stream(self, head: Head, call: ModelCall) -> StreamWriter: ...
+    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter: ...
 
     def error(self, error: TurnstileError) -> bytes: ...
 

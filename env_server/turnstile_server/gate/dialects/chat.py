@@ -1,8 +1,14 @@
-"""OpenAI Chat Completions, outbound, and the dialect as a whole.
+"""OpenAI Chat Completions: request, reply, stream, and the dialect itself.
 
-Streams are ``chat.completion.chunk`` events as server-sent events, ended by ``[DONE]``
-(https://platform.openai.com/docs/api-reference/chat/streaming). Reasoning travels as ``reasoning_content``, the
-name SGLang, vLLM and DeepSeek use.
+(https://platform.openai.com/docs/api-reference/chat/create)
+
+Read: messages, tools, tool_choice, stream, stream_options, max_tokens / max_completion_tokens, stop,
+response_format. Recorded but not obeyed, because the trainer pins sampling: temperature, top_p, penalties,
+seed, …. Refused, because obeying or ignoring it would make the record untrue: n > 1, logit_bias, logprobs,
+forced tools, hosted tools, images and audio.
+
+Streams are ``chat.completion.chunk`` events as server-sent events, ended by ``[DONE]``. Reasoning travels as
+``reasoning_content``, the name that SGLang, vLLM and DeepSeek use.
 """
 
 from __future__ import annotations
@@ -12,25 +18,42 @@ from typing import Any
 
 import orjson
 
-from turnstile_server.errors import TurnstileError
+from turnstile.models import Message, Role, Tool, ToolCall
+from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
-    CallEvent,
-    Event,
-    Head,
+    FinishedReply,
     ModelCall,
     Purpose,
-    ReasoningEvent,
-    Reply,
+    ReplyHead,
     StreamWriter,
-    TextEvent,
     Usage,
     endpoint,
 )
-from turnstile_server.gate.dialects.chat_request import parse_chat
-from turnstile_server.gate.dialects.openai_shared import error_body, model_body, models_body
+from turnstile_server.gate.dialects.json import (
+    flag,
+    objects,
+    positive_int,
+    read_object,
+    recorded,
+    stop_strings,
+    text,
+)
+from turnstile_server.gate.dialects.openai import (
+    LOGPROBS,
+    call_arguments,
+    content_text,
+    error_body,
+    format_schema,
+    may_call,
+    model_body,
+    models_body,
+    refuse_logit_bias,
+    role_of,
+)
 from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
 class ChatDialect:
@@ -49,7 +72,7 @@ class ChatDialect:
     def count(self, tokens: int) -> bytes:
         raise NotImplementedError("Chat Completions has no endpoint that counts")
 
-    def reply(self, reply: Reply, call: ModelCall) -> bytes:
+    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
         message = reply.message
         written: dict[str, Any] = {
             "role": "assistant",
@@ -78,7 +101,7 @@ class ChatDialect:
             }
         )
 
-    def stream(self, head: Head, call: ModelCall) -> StreamWriter:
+    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
         return _ChatStream(head, call.stream_usage)
 
     def error(self, error: TurnstileError) -> bytes:
@@ -94,7 +117,7 @@ class ChatDialect:
 class _ChatStream:
     content_type = EVENT_STREAM
 
-    def __init__(self, head: Head, usage: bool) -> None:
+    def __init__(self, head: ReplyHead, usage: bool) -> None:
         self._head: dict[str, Any] = {
             "id": head.named("chatcmpl-"),
             "object": "chat.completion.chunk",
@@ -106,13 +129,13 @@ class _ChatStream:
     def start(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def event(self, event: Event) -> bytes:
-        match event:
-            case TextEvent(text):
+    def delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta(text):
                 return self._chunk({"content": text})
-            case ReasoningEvent(text):
+            case ReasoningDelta(text):
                 return self._chunk({"reasoning_content": text})
-            case CallEvent(index, call):
+            case CallDelta(index, call):
                 opening = {
                     "index": index,
                     "id": call.id,
@@ -125,7 +148,7 @@ class _ChatStream:
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
 
-    def end(self, reply: Reply) -> bytes:
+    def end(self, reply: FinishedReply) -> bytes:
         tail = self._chunk({}, _finish(reply))
         if self._usage:
             tail += _sse({**self._head, "choices": [], "usage": _usage(reply.usage)})
@@ -145,7 +168,7 @@ def _sse(value: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def _finish(reply: Reply) -> str:
+def _finish(reply: FinishedReply) -> str:
     if reply.finish == "stop" and reply.message.tool_calls:
         return "tool_calls"
     return reply.finish
@@ -158,3 +181,124 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+ASKED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "response_format",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "chat_template_kwargs",
+)
+"""Fields that say how to sample: recorded as asked, and part of the retry identity."""
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelCall:
+    """The call in a Chat Completions body. Raises InvalidRequest, naming the field."""
+    source = read_object(body)
+    _refuse_unsupported(source)
+    messages = (before or ParseCache()).parse(
+        objects(source, "messages"), lambda item, index: (_message(item, f"messages[{index}]"),), _exact
+    )
+    if not messages:
+        raise InvalidRequest("messages must have at least one message")
+    options = source.get("stream_options")
+    return ModelCall(
+        messages=messages,
+        tools=_tools(source),
+        model=text(source, "model") or "",
+        stream=flag(source, "stream"),
+        stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        max_tokens=positive_int(source, "max_completion_tokens") or positive_int(source, "max_tokens"),
+        stop=stop_strings(source.get("stop"), "stop", one_alone=True),
+        parse_calls=may_call(source.get("tool_choice")),
+        json_schema=format_schema(source.get("response_format"), "response_format", "json_schema"),
+        asked=recorded(source, ASKED),
+    )
+
+
+def _refuse_unsupported(source: dict[str, Any]) -> None:
+    if source.get("n") not in (None, 1):
+        raise InvalidRequest("n must be 1: every completion is one turn of the episode")
+    refuse_logit_bias(source)
+    if source.get("logprobs") or source.get("top_logprobs"):
+        raise InvalidRequest(LOGPROBS)
+    for key in ("functions", "function_call"):
+        if source.get(key):
+            raise InvalidRequest(f"{key} is the retired form of tools; send tools instead")
+    if source.get("web_search_options"):
+        raise InvalidRequest("web_search_options asks for a hosted tool, and there is none here")
+    if source.get("modalities") not in (None, ["text"]) or source.get("audio"):
+        raise InvalidRequest("only text is generated; leave out audio and modalities")
+
+
+def _message(source: dict[str, Any], where: str) -> Message:
+    role = role_of(source, _ROLES, where)
+    content = content_text(source.get("content"), f"{where}.content", ("text",))
+    if role == "assistant":
+        if source.get("function_call"):
+            raise InvalidRequest(f"{where}.function_call is the retired form of tool_calls; send tool_calls")
+        return Message(
+            role=role,
+            content=content,
+            reasoning=text(source, "reasoning_content", f"{where}.") or text(source, "reasoning", f"{where}."),
+            tool_calls=tuple(
+                _tool_call(item, f"{where}.tool_calls[{index}]")
+                for index, item in enumerate(objects(source, "tool_calls", f"{where}."))
+            ),
+        )
+    if role == "tool":
+        return Message(role=role, content=content, tool_call_id=text(source, "tool_call_id", f"{where}."))
+    return Message(role=role, content=content, name=text(source, "name", f"{where}."))
+
+
+def _exact(item: dict[str, Any]) -> bool:
+    """Arguments may come as an object; nothing else of a message is a number."""
+    calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
+    return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
+
+
+def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
+    function = source.get("function")
+    if source.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{where} must be a function call")
+    name = text(function, "name", f"{where}.function.")
+    if not name:
+        raise InvalidRequest(f"{where}.function.name is missing")
+    arguments = call_arguments(function.get("arguments"), f"{where}.function.arguments")
+    return ToolCall(name=name, arguments=arguments, id=text(source, "id", f"{where}."))
+
+
+def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
+    tools: dict[str, Tool] = {}
+    for index, item in enumerate(objects(source, "tools")):
+        where = f"tools[{index}]"
+        if item.get("type") != "function" or not isinstance(item.get("function"), dict):
+            raise InvalidRequest(f"{where} must be of type function; hosted and custom tools do not exist here")
+        name = text(item["function"], "name", f"{where}.function.")
+        if not name:
+            raise InvalidRequest(f"{where}.function.name is missing")
+        if name in tools:
+            raise InvalidRequest(f"{where}: a tool named {name!r} is offered twice")
+        tools[name] = Tool(name=name, spec=item)
+    return tuple(tools.values())

@@ -1,8 +1,8 @@
 """Messages that were parsed before: an agent sends its whole history with every call, most of it as it was.
 
-Holds: a message is taken from an earlier call only where every message up to it came as the same JSON, so what is
-returned is what parsing would return. It only saves time, and
-remembers only the latest call of a few conversations.
+Holds: a message is taken from an earlier call only where every message up to it came as the same JSON, so what
+is returned is what parsing would return. It only saves time, and remembers only the latest call of a few
+conversations.
 """
 
 from __future__ import annotations

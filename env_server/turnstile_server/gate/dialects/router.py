@@ -1,27 +1,54 @@
-"""Which dialect is spoken at a path: the endpoints of all dialects in one table."""
+"""The registry of dialects, and the way from a path to one of them.
+
+To add a dialect, write its module or package and add one line to ``DIALECTS``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.base import Dialect, Endpoint
+from turnstile_server.gate.dialects.chat import ChatDialect
+from turnstile_server.gate.dialects.gemini import GeminiDialect
+from turnstile_server.gate.dialects.responses import ResponsesDialect
+
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(),
+    AnthropicDialect(),
+    GeminiDialect(),
+    ResponsesDialect(),
+)
+"""Every dialect that the gate speaks. The first one writes the errors of paths that no dialect serves."""
+
+_VERSION = re.compile(r"v\d\w*")
+
+
+def dialect_names() -> tuple[str, ...]:
+    return tuple(dialect.name for dialect in DIALECTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """An endpoint of a dialect, and what its path and query say."""
+
     dialect: Dialect
     endpoint: Endpoint
     params: Mapping[str, str]
-    """Named parts of the path, and the query where they leave a name free."""
+    """Named parts of the path, and the query's fields where the path has none of that name."""
 
 
 class DialectRouter:
-    """``dialects``: where two serve the same path, the first whose endpoint asks for a header that is there, else
-    the first that asks for none. ``fallback`` writes the errors of paths that nobody serves."""
+    """All endpoints of ``dialects`` in one table.
 
-    def __init__(self, dialects: Sequence[Dialect], fallback: Dialect) -> None:
+    Where two dialects serve the same path, the one whose endpoint asks for a header that the request has answers;
+    without such a header the first that asks for none.
+    """
+
+    def __init__(self, dialects: Sequence[Dialect] = DIALECTS) -> None:
         pairs = [(dialect, endpoint) for dialect in dialects for endpoint in dialect.endpoints]
         self._pairs = sorted(pairs, key=lambda pair: pair[1].header is None)
         self._plain = {
@@ -30,12 +57,13 @@ class DialectRouter:
             if endpoint.header is None and not endpoint.pattern.groups
         }
         self._headers = {endpoint.shown for _, endpoint in pairs if endpoint.header is not None}
-        self.fallback = fallback
-        self.shown = ", ".join(sorted({endpoint.shown for _, endpoint in pairs}))
-        """Every path, for people."""
+        self._paths = sorted({endpoint.shown for _, endpoint in pairs})
+        self._versions = {path.split("/")[1] for path in self._paths if _VERSION.fullmatch(path.split("/")[1])}
+        self.fallback = dialects[0]
+        """Writes the errors of paths that no dialect serves."""
 
     def find(self, path: str, query: bytes, headers: Mapping[str, str]) -> Route | None:
-        """``path`` is what follows ``/e/{episode_id}``; ``headers`` by lower-case name."""
+        """The route of ``path``, which is what follows ``/e/{episode_id}``; ``headers`` by lower-case name."""
         asked = dict(parse_qsl(query.decode("latin-1"))) if query else {}
         if path not in self._headers and (known := self._plain.get(path)) is not None:
             return Route(*known, asked)
@@ -46,3 +74,11 @@ class DialectRouter:
             if found is not None:
                 return Route(dialect, endpoint, {**asked, **found.groupdict()})
         return None
+
+    def not_served(self, path: str) -> str:
+        """Why ``path`` is a 404, as a sentence for the caller; says so where a version stands in it twice."""
+        first, second = [*path.split("/"), "", ""][1:3]
+        hint = ""
+        if first in self._versions and second in self._versions:
+            hint = f" (/{first}/{second} names the version twice: the base URL has a /{first} too many)"
+        return f"nothing is served at {path or '/'}{hint}; the model API serves {', '.join(self._paths)}"

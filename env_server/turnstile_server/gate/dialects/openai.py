@@ -1,18 +1,20 @@
-"""What requests of OpenAI's two dialects have in common: texts in parts, arguments, tool choice, formats.
+"""What OpenAI's two dialects share: parts, arguments, tool choice, formats, errors and the list of models.
 
-https://platform.openai.com/docs/api-reference/chat/create, …/responses/create. What cannot be read, or obeyed,
-raises InvalidRequest, which names the field.
+(https://platform.openai.com/docs/api-reference, https://platform.openai.com/docs/guides/error-codes) A value
+that cannot be read or obeyed raises InvalidRequest, which names the field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
+import orjson
+
 from turnstile.models import Role
-from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.json import dumped, kind, text
-from turnstile_server.gate.dialects.options import forced_call
+from turnstile_server.errors import InvalidRequest, TurnstileError
+from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
 
 LOGPROBS = "logprobs go to the trainer, through the control door; leave them out"
 """Each dialect asks for them in a way of its own."""
@@ -91,3 +93,40 @@ def format_schema(value: Any, where: str, inner: str | None = None) -> str | Non
                 raise InvalidRequest(f"{at}.schema must be an object")
             return dumped(schema, f"{at}.schema")
     raise InvalidRequest(f"{where}.type {value.get('type')!r} is not known")
+
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(error: TurnstileError, *, stated: bool = False) -> bytes:
+    """``code`` is our stable type; ``type`` is the nearest of OpenAI's. ``stated``: the message begins with the
+    status, where it is sent without one."""
+    status = f"{error.status} {HTTPStatus(error.status).phrase}: " if stated else ""
+    fallback = "server_error" if error.status >= 500 else "invalid_request_error"
+    body: dict[str, Any] = {
+        "message": status + error.message,
+        "type": _TYPES.get(error.status, fallback),
+        "param": None,
+        "code": error.type,
+    }
+    if error.detail is not None:
+        body["detail"] = error.detail
+    return orjson.dumps({"error": body})
+
+
+def models_body(name: str, context_length: int) -> bytes:
+    return orjson.dumps({"object": "list", "data": [_model(name, context_length)]})
+
+
+def model_body(name: str, context_length: int) -> bytes:
+    return orjson.dumps(_model(name, context_length))
+
+
+def _model(name: str, context_length: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "turnstile",
+        "max_model_len": context_length,
+    }

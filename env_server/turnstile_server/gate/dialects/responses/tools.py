@@ -1,8 +1,8 @@
 """Tools of OpenAI Responses, and how a call's name, namespace and free text go to the model and back.
 
-The model is offered functions only: a tool in a namespace under the joined name, a custom tool as a function with
-the one string argument ``input``. What a call looks like on the wire follows from the call and the tool alone, so
-an item of a history reads the same whatever is offered beside it.
+The model is offered functions only: a tool in a namespace under the joined name, a custom tool as a function
+with the one string argument ``input``. What a call looks like on the wire follows from the call and the tool
+alone, so an item of a history reads the same whatever is offered beside it.
 (https://platform.openai.com/docs/api-reference/responses/create#responses-create-tools)
 """
 

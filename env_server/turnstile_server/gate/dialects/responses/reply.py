@@ -1,16 +1,21 @@
-"""OpenAI Responses, streamed (https://platform.openai.com/docs/api-reference/responses-streaming).
+"""OpenAI Responses, outbound: replies, streams, and the dialect itself.
+
+Nothing is stored: the response object says ``store: false``, and no response can be retrieved or continued by
+id. Models are listed at the same path as for Chat Completions, which answers there. A stream
+(https://platform.openai.com/docs/api-reference/responses-streaming):
 
     response.created, response.in_progress,
     per item: output_item.added, its parts and deltas, output_item.done,
     response.completed | response.incomplete | (response.failed, error)
 
-Items open when their first text arrives and close when another kind of event follows, so text behind a call is an
-item of its own. Every event has the next ``sequence_number``. The items of the terminal event are those that were
-streamed. A keep-alive is one more ``response.in_progress``.
+An item opens when its first text arrives and closes when another kind of event follows, so text behind a call
+is an item of its own. Every event has the next ``sequence_number``. The items of the terminal event are those
+that were streamed. A keep-alive is one more ``response.in_progress``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
@@ -19,16 +24,18 @@ from turnstile.models import ToolCall
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
-    CallEvent,
-    Event,
-    Head,
+    NO_PARAMS,
+    FinishedReply,
     ModelCall,
-    ReasoningEvent,
-    Reply,
-    TextEvent,
+    Purpose,
+    ReplyHead,
+    StreamWriter,
     WireTool,
+    endpoint,
 )
-from turnstile_server.gate.dialects.responses_items import (
+from turnstile_server.gate.dialects.openai import error_body, model_body, models_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.responses.items import (
     Item,
     call_item,
     error_code,
@@ -39,6 +46,56 @@ from turnstile_server.gate.dialects.responses_items import (
     summary_part,
     text_part,
 )
+from turnstile_server.gate.dialects.responses.request import parse_responses
+from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
+
+
+class ResponsesDialect:
+    name = "responses"
+    endpoints = (
+        endpoint("/v1/responses", Purpose.TURN),
+        endpoint("/v1/responses/input_tokens", Purpose.COUNT),
+    )
+
+    def parse(
+        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+    ) -> ModelCall:
+        return parse_responses(body, before)
+
+    def count(self, tokens: int) -> bytes:
+        return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
+        return orjson.dumps(response_object(reply.head, call, _output(reply, call), status_of(reply), reply=reply))
+
+    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
+        return ResponsesStream(head, call)
+
+    def error(self, error: TurnstileError) -> bytes:
+        return error_body(error)
+
+    def models(self, name: str, context_length: int) -> bytes:
+        return models_body(name, context_length)
+
+    def model(self, name: str, context_length: int) -> bytes:
+        return model_body(name, context_length)
+
+
+def _output(reply: FinishedReply, call: ModelCall) -> list[Item]:
+    """Reasoning, then text, then calls. Without a call there always is a message, be it empty: agents send an
+    empty answer back only if there is one."""
+    head, message = reply.head, reply.message
+    output: list[Item] = []
+    last = "completed" if message.tool_calls else status_of(reply)
+    if message.reasoning:
+        output.append(reasoning_item(head, 0, message.reasoning, "completed" if message.content else last))
+    if message.content or not message.tool_calls:
+        output.append(message_item(head, len(output), message.content, last))
+    for written in message.tool_calls:
+        wire_tool = call.wire_tools.get(written.name) or WireTool(written.name)
+        output.append(call_item(head, len(output), written, wire_tool, "completed"))
+    return output
+
 
 _Kind = Literal["message", "reasoning"]
 _DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
@@ -48,7 +105,7 @@ _DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_in
 class ResponsesStream:
     content_type = EVENT_STREAM
 
-    def __init__(self, head: Head, call: ModelCall) -> None:
+    def __init__(self, head: ReplyHead, call: ModelCall) -> None:
         self._head = head
         self._call = call
         self._sequence = 0
@@ -63,14 +120,14 @@ class ResponsesStream:
         begun = response_object(self._head, self._call, [])
         return self._sse("response.created", response=begun) + self._sse("response.in_progress", response=begun)
 
-    def event(self, event: Event) -> bytes:
-        match event:
-            case TextEvent(text):
+    def delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta(text):
                 self._answered = True
                 return self._text("message", text)
-            case ReasoningEvent(text):
+            case ReasoningDelta(text):
                 return self._text("reasoning", text)
-            case CallEvent(_, call):
+            case CallDelta(_, call):
                 self._answered = True
                 return self._close("completed") + self._called(call)
 
@@ -78,7 +135,7 @@ class ResponsesStream:
         """An event, because Codex's idle timer does not hear comments; one that every client passes over."""
         return self._sse("response.in_progress", response=response_object(self._head, self._call, []))
 
-    def end(self, reply: Reply) -> bytes:
+    def end(self, reply: FinishedReply) -> bytes:
         status = status_of(reply)
         tail = self._close(status if self._open else "completed")
         if not self._answered:  # agents send an empty answer back only if there is one

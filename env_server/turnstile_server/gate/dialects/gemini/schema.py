@@ -1,8 +1,13 @@
-"""Gemini's tools, tool choice and schemas (https://ai.google.dev/api/caching#Tool), as the model is offered them.
+"""Gemini's JSON: fields in either spelling, tools, tool choice and schemas.
+
+(https://ai.google.dev/api/caching#Tool) Fields are read by proto3's JSON mapping
+(https://protobuf.dev/programming-guides/json/): camelCase or snake_case, and one object where a list of one is
+meant. Official clients mix the spellings within one body. Only fields of the interface are read this way, never
+what a user wrote (arguments, results, JSON schemas). Errors name fields in camelCase.
 
 A schema in Gemini's subset of OpenAPI becomes JSON schema: types in lower case, ``nullable`` as a null type,
-counts that came as strings as numbers, ``type`` in front (Google's Python package sorts it to the end, where no
-other dialect's tools have it). A JSON schema stays as it came.
+counts that came as strings as numbers, and ``type`` first, where other dialects' tools have it (Google's Python
+package sorts it last). A JSON schema stays as it came.
 """
 
 from __future__ import annotations
@@ -14,9 +19,36 @@ from typing import Any
 
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.gemini_json import camel, item, items
-from turnstile_server.gate.dialects.json import kind, text
-from turnstile_server.gate.dialects.options import forced_call
+from turnstile_server.gate.dialects.json import forced_call, kind, objects, text
+
+_UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
+
+
+def camel(source: Mapping[str, Any]) -> dict[str, Any]:
+    """``source`` with its own keys in camelCase, in order; of a field in both spellings, that one counts."""
+    named: dict[str, Any] = {}
+    for key, value in source.items():
+        name = _UNDERSCORE.sub(lambda found: found[1].upper(), key) if "_" in key else key
+        if name == key or name not in source:
+            named[name] = value
+    return named
+
+
+def item(source: Mapping[str, Any], key: str, where: str = "") -> dict[str, Any]:
+    """An optional object field; absent or null is empty."""
+    value = source.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{where}{key} must be an object, not {kind(value)}")
+    return camel(value)
+
+
+def items(source: Mapping[str, Any], key: str, where: str = "") -> list[dict[str, Any]]:
+    """An optional array of objects, keys as they came; one object is an array of it."""
+    value = source.get(key)
+    return [value] if isinstance(value, dict) else objects(source, key, where)
+
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,19}")

@@ -1,12 +1,15 @@
-"""The objects that a Responses reply is made of: output items, the response around them, usage, errors.
+"""The objects of a Responses reply: output items, the response around them, usage, error codes, carried
+reasoning.
 
-Ids follow from the turn and the place of the item (``msg_{turn}_{index}``), so every caller of a turn is told the
-same. ``status``: ``in_progress``, ``completed`` or ``incomplete``.
+Item ids follow from the turn and the item's place (``msg_{turn}_{index}``), so every caller of a turn gets the
+same ids. ``status`` is ``in_progress``, ``completed`` or ``incomplete``.
 (https://platform.openai.com/docs/api-reference/responses/object)
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +17,8 @@ import orjson
 
 from turnstile.models import ToolCall
 from turnstile_server.errors import ContextOverflow, TurnstileError
-from turnstile_server.gate.dialects.base import Head, ModelCall, Reply, Usage, WireTool
-from turnstile_server.gate.dialects.responses_reasoning import sealed
-from turnstile_server.gate.dialects.responses_tools import custom_input
+from turnstile_server.gate.dialects.base import FinishedReply, ModelCall, ReplyHead, Usage, WireTool
+from turnstile_server.gate.dialects.responses.tools import custom_input
 
 Item = dict[str, Any]
 
@@ -36,7 +38,7 @@ _DEFAULTS: dict[str, Any] = {
 """Of the fields that repeat the request, those that are always there."""
 
 
-def reasoning_item(head: Head, index: int, text: str, status: str) -> Item:
+def reasoning_item(head: ReplyHead, index: int, text: str, status: str) -> Item:
     """The whole reasoning is the summary: that is what agents read and show. It is in ``encrypted_content`` too,
     asked for or not: Qwen Code turns reasoning that comes without it into an answer of the model."""
     done = status != "in_progress"
@@ -49,7 +51,7 @@ def reasoning_item(head: Head, index: int, text: str, status: str) -> Item:
     }
 
 
-def message_item(head: Head, index: int, text: str, status: str) -> Item:
+def message_item(head: ReplyHead, index: int, text: str, status: str) -> Item:
     return {
         "id": _id(head, "msg", index),
         "type": "message",
@@ -59,7 +61,7 @@ def message_item(head: Head, index: int, text: str, status: str) -> Item:
     }
 
 
-def call_item(head: Head, index: int, call: ToolCall, wire_tool: WireTool, status: str) -> Item:
+def call_item(head: ReplyHead, index: int, call: ToolCall, wire_tool: WireTool, status: str) -> Item:
     """In progress it has no arguments yet."""
     begun = status == "in_progress"
     item: Item = {"id": _id(head, "ctc" if wire_tool.custom else "fc", index)}
@@ -82,12 +84,12 @@ def summary_part(text: str) -> Item:
 
 
 def response_object(
-    head: Head,
+    head: ReplyHead,
     call: ModelCall,
     output: Sequence[Item],
     status: str = "in_progress",
     *,
-    reply: Reply | None = None,
+    reply: FinishedReply | None = None,
     error: TurnstileError | None = None,
 ) -> Item:
     """``reply`` where it is finished, ``error`` where it failed."""
@@ -110,7 +112,7 @@ def response_object(
     }
 
 
-def status_of(reply: Reply) -> str:
+def status_of(reply: FinishedReply) -> str:
     return "incomplete" if reply.finish == "length" else "completed"
 
 
@@ -133,5 +135,22 @@ def _usage(usage: Usage) -> Item:
     }
 
 
-def _id(head: Head, prefix: str, index: int) -> str:
+def _id(head: ReplyHead, prefix: str, index: int) -> str:
     return f"{head.named(prefix + '_')}_{index}"
+
+
+_MARK = "turnstile-v1."
+
+
+def sealed(reasoning: str) -> str:
+    return _MARK + base64.b64encode(reasoning.encode()).decode()
+
+
+def unsealed(content: str) -> str | None:
+    """The reasoning in what ``sealed`` made; None for anything else."""
+    if not content.startswith(_MARK):
+        return None
+    try:
+        return base64.b64decode(content[len(_MARK) :], validate=True).decode()
+    except (binascii.Error, ValueError):  # cut or changed on the way
+        return None

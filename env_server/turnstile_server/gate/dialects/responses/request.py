@@ -1,10 +1,10 @@
 """OpenAI Responses, inbound (https://platform.openai.com/docs/api-reference/responses/create).
 
-Read: input, instructions, tools, tool_choice, stream, max_output_tokens, text.format. Recorded but not obeyed (the
-trainer pins sampling): temperature, top_p, reasoning, …. Refused, because obeying or ignoring it would make the
-record untrue: state that the server would have to keep (previous_response_id, conversation, item_reference, …),
-forced tools, logprobs, images, audio and files, and items that only OpenAI's own tools leave behind. Everything
-else is about storage, caching, billing or safety of another server, and is ignored
+Read: input, instructions, tools, tool_choice, stream, max_output_tokens, text.format. Recorded but not obeyed
+(the trainer pins sampling): temperature, top_p, reasoning, …. Refused, because obeying or ignoring it would
+make the record untrue: state that the server would have to keep (previous_response_id, conversation,
+item_reference, …), forced tools, logprobs, images, audio and files, and items that only OpenAI's own tools
+leave behind. Everything else is about storage, caching, billing or safety of another server, and is ignored
 (``docs/dialects/responses.md``).
 """
 
@@ -25,7 +25,7 @@ from turnstile_server.gate.dialects.json import (
     recorded,
     text,
 )
-from turnstile_server.gate.dialects.openai_request import (
+from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
     content_text,
@@ -35,8 +35,8 @@ from turnstile_server.gate.dialects.openai_request import (
     role_of,
 )
 from turnstile_server.gate.dialects.parse_cache import ParseCache
-from turnstile_server.gate.dialects.responses_reasoning import unsealed
-from turnstile_server.gate.dialects.responses_tools import custom_arguments, joined, offered
+from turnstile_server.gate.dialects.responses.items import unsealed
+from turnstile_server.gate.dialects.responses.tools import custom_arguments, joined, offered
 
 ASKED = (
     "temperature",

@@ -1,9 +1,9 @@
 """Gemini generateContent, inbound (https://ai.google.dev/api/generate-content).
 
-Read: contents, systemInstruction, tools, toolConfig, generationConfig. Recorded but not obeyed (the trainer pins
-sampling): temperature, topP, topK, seed, …. Refused, because obeying or ignoring it would make the record untrue:
-candidateCount > 1, log probabilities, forced tools, cached content, everything that is not text. Ignored: what
-does not reach the model (safetySettings, labels, thought signatures).
+Read: contents, systemInstruction, tools, toolConfig, generationConfig. Recorded but not obeyed (the trainer
+pins sampling): temperature, topP, topK, seed, …. Refused, because obeying or ignoring it would make the record
+untrue: candidateCount > 1, log probabilities, forced tools, cached content, everything that is not text.
+Ignored: what does not reach the model (safetySettings, labels, thought signatures).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelCall
-from turnstile_server.gate.dialects.gemini_json import camel, item, items
-from turnstile_server.gate.dialects.gemini_tools import json_schema, may_call, read_tools
+from turnstile_server.gate.dialects.gemini.schema import camel, item, items, json_schema, may_call, read_tools
 from turnstile_server.gate.dialects.json import (
     dumped,
     kind,
     positive_int,
     read_object,
     recorded,
+    stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.options import stop_strings
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (

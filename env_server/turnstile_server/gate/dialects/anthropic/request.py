@@ -1,0 +1,309 @@
+"""Anthropic Messages, inbound: a request body as a ``ModelCall``.
+
+(https://docs.anthropic.com/en/api/messages and …/messages-count-tokens)
+
+Read: system, messages, tools, tool_choice, stream, max_tokens (required), stop_sequences, thinking,
+output_config.format / output_format. Recorded but not obeyed, because the trainer pins sampling: temperature,
+top_p, top_k, effort. Hosted tools are recorded and not offered to the model. Refused, because obeying or
+ignoring it would make the record untrue: forced tools, tools without a schema, threads that the provider
+remembers, and everything that is not text.
+
+Holds: what a message becomes depends on that message alone. Moving text between a string and a list of one
+block, or moving a ``cache_control`` hint, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnstile.models import Message, Tool, ToolCall
+from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelCall
+from turnstile_server.gate.dialects.json import (
+    dumped,
+    flag,
+    forced_call,
+    kind,
+    objects,
+    positive_int,
+    read_object,
+    recorded,
+    stop_strings,
+    text,
+)
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+
+ASKED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "stop_sequences",
+    "thinking",
+    "tool_choice",
+    "output_config",
+    "output_format",
+)
+"""Fields that say how to sample: recorded as asked, and part of the retry identity."""
+
+COUNTING = "counting"
+"""The part of the path that says that the prompt is only counted; such a body has no max_tokens."""
+
+_HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
+"""Types of tools that the provider runs; a date follows."""
+
+
+def parse_anthropic(
+    body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+) -> ModelCall:
+    """The call in a Messages body. Raises InvalidRequest, naming the field."""
+    source = read_object(body)
+    if source.get("thread") is not None:
+        raise InvalidRequest("thread is not accepted: every call must name its whole history in messages")
+    messages = parse_messages(objects(source, "messages"), before or ParseCache())
+    if not messages:
+        raise InvalidRequest("messages must have at least one message")
+    max_tokens = positive_int(source, "max_tokens")
+    if max_tokens is None and COUNTING not in params:
+        raise InvalidRequest("max_tokens is missing: it must be a whole number above 0")
+    tools, hosted = _tools(source)
+    asked = recorded(source, ASKED)
+    return ModelCall(
+        messages=(*parse_system(source.get("system")), *messages),
+        tools=tools,
+        model=text(source, "model") or "",
+        stream=flag(source, "stream"),
+        stream_usage=True,
+        max_tokens=max_tokens,
+        stop=stop_strings(source.get("stop_sequences"), "stop_sequences"),
+        parse_calls=_parse_calls(source.get("tool_choice")),
+        json_schema=_json_schema(source),
+        asked={**asked, "hosted_tools": hosted} if hosted else asked,
+        show_reasoning=_show_reasoning(source.get("thinking")),
+    )
+
+
+def _tools(source: dict[str, Any]) -> tuple[tuple[Tool, ...], list[str]]:
+    """The tools to offer, and the names of those that the provider would have run."""
+    tools: dict[str, Tool] = {}
+    hosted: list[str] = []
+    for index, item in enumerate(objects(source, "tools")):
+        where = f"tools[{index}]"
+        type_ = text(item, "type", f"{where}.") or "custom"
+        if type_.startswith(_HOSTED):
+            hosted.append(type_)
+        elif type_ != "custom":
+            raise InvalidRequest(
+                f"{where}: a tool of type {type_!r} has no schema that this model could read; "
+                "offer it with a name, a description and an input_schema"
+            )
+        else:
+            tool = _tool(item, where)
+            if tool.name in tools:
+                raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
+            tools[tool.name] = tool
+    servers = objects(source, "mcp_servers")
+    hosted += [f"mcp_server {text(item, 'name', f'mcp_servers[{at}].')}" for at, item in enumerate(servers)]
+    return tuple(tools.values()), hosted
+
+
+def _tool(item: dict[str, Any], where: str) -> Tool:
+    name = text(item, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    schema = item.get("input_schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where}.input_schema must be an object, not {kind(schema)}")
+    function: dict[str, Any] = {"name": name}
+    description = text(item, "description", f"{where}.")
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = schema
+    return Tool(name=name, spec={"type": "function", "function": function})
+
+
+def _parse_calls(choice: Any) -> bool:
+    """``disable_parallel_tool_use`` is recorded: how many calls a reply has is the policy's to say."""
+    name = choice.get("type") if isinstance(choice, dict) else choice
+    if name in (None, "auto"):
+        return True
+    if name == "none":
+        return False
+    raise forced_call(f"tool_choice {name!r}")
+
+
+def _show_reasoning(thinking: Any) -> bool:
+    """Thinking blocks are for clients that asked for them: others may not know what to do with one."""
+    if thinking is None:
+        return False
+    if not isinstance(thinking, dict):
+        raise InvalidRequest(f"thinking must be an object, not {kind(thinking)}")
+    name = text(thinking, "type", "thinking.")
+    if name is None:
+        raise InvalidRequest("thinking.type is missing")
+    return name != "disabled" and thinking.get("display") != "omitted"
+
+
+def _json_schema(source: dict[str, Any]) -> str | None:
+    config = source.get("output_config")
+    if config is not None and not isinstance(config, dict):
+        raise InvalidRequest(f"output_config must be an object, not {kind(config)}")
+    where, value = "output_config.format", (config or {}).get("format")
+    if value is None:
+        where, value = "output_format", source.get("output_format")
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") != "json_schema":
+        raise InvalidRequest(f"{where} must be an object of type json_schema")
+    schema = value.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where}.schema must be an object")
+    return dumped(schema, f"{where}.schema")
+
+
+_ROLES = ("user", "assistant", "system")
+
+
+def parse_messages(items: Sequence[dict[str, Any]], before: ParseCache) -> tuple[Message, ...]:
+    """The messages of ``messages``. Raises InvalidRequest, naming the block."""
+    sealed = [_sealed(item, index) for index, item in enumerate(items)]
+    return before.parse(sealed, _parse, lambda _: True)
+
+
+def parse_system(value: Any) -> tuple[Message, ...]:
+    """The top-level ``system`` as one leading message, or none where it says nothing.
+
+    Its blocks are sections that clients wrote apart (who it is, what to do, where it works): a blank line keeps
+    them apart. Blocks of one message are one text cut into pieces, and are joined as they are.
+    """
+    if isinstance(value, list):
+        value = "\n\n".join(part for part in _texts(value, "system") if part)
+    elif value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"system must be a string or an array of text blocks, not {kind(value)}")
+    return (Message("system", value),) if value else ()
+
+
+def _sealed(item: dict[str, Any], index: int) -> dict[str, Any]:
+    """The item with the input of each tool_use as its JSON text, in bytes, which no JSON value is.
+
+    So that equal items are equal JSON: Python's 1 equals 1.0 and True, and its dicts know no order."""
+    content = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(content, list):
+        return item
+    blocks = [
+        {**block, "input": dumped(block["input"], f"messages[{index}].content[{at}].input").encode()}
+        if isinstance(block, dict) and isinstance(block.get("input"), dict)
+        else block
+        for at, block in enumerate(content)
+    ]
+    return {**item, "content": blocks}
+
+
+def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:
+    where = f"messages[{index}]"
+    match item.get("role"):
+        case "user":
+            return _user(item.get("content"), f"{where}.content")
+        case "assistant":
+            return (_assistant(item.get("content"), f"{where}.content"),)
+        case "system":
+            return (Message("system", "".join(_texts(item.get("content"), f"{where}.content"))),)
+        case name:
+            raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}, not {name!r}")
+
+
+def _user(content: Any, where: str) -> tuple[Message, ...]:
+    """In wire order: each tool_result a message of its own, each run of text between them one user message."""
+    messages: list[Message] = []
+    run: list[str] = []
+    for block, place in _blocks(content, where):
+        match block.get("type"):
+            case "text":
+                run.append(_text(block, place))
+            case "tool_result":
+                if run:
+                    messages.append(Message("user", "".join(run)))
+                    run = []
+                result = "".join(_result(block.get("content"), f"{place}.content"))
+                call_id = text(block, "tool_use_id", f"{place}.")
+                messages.append(Message("tool", result, tool_call_id=call_id))
+            case _:
+                raise _refused(block, place, "a message of the user")
+    if run or not messages:
+        messages.append(Message("user", "".join(run)))
+    return tuple(messages)
+
+
+def _assistant(content: Any, where: str) -> Message:
+    said: list[str] = []
+    thought: list[str] = []
+    calls: list[ToolCall] = []
+    for block, place in _blocks(content, where):
+        match block.get("type"):
+            case "text":
+                said.append(_text(block, place))
+            case "thinking":
+                thought.append(text(block, "thinking", f"{place}.") or "")
+            case "redacted_thinking":
+                pass  # another provider's ciphertext: the model could not read it
+            case "tool_use":
+                calls.append(_tool_use(block, place))
+            case _:
+                raise _refused(block, place, "a message of the assistant")
+    return Message("assistant", "".join(said), reasoning="".join(thought) or None, tool_calls=tuple(calls))
+
+
+def _tool_use(block: dict[str, Any], where: str) -> ToolCall:
+    name = text(block, "name", f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing")
+    arguments = block.get("input", b"{}")
+    if not isinstance(arguments, bytes):
+        raise InvalidRequest(f"{where}.input must be an object, not {kind(arguments)}")
+    return ToolCall(name=name, arguments=arguments.decode(), id=text(block, "id", f"{where}."))
+
+
+def _result(content: Any, where: str) -> list[str]:
+    """A tool_reference says which tool a search found: its name, on a line. The tool itself was offered."""
+    found: list[str] = []
+    for block, place in _blocks(content, where):
+        match block.get("type"):
+            case "text":
+                found.append(_text(block, place))
+            case "tool_reference":
+                found.append(f"{text(block, 'tool_name', f'{place}.') or ''}\n")
+            case _:
+                raise _refused(block, place, "a tool_result")
+    return found
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """Texts of content that is nothing but text."""
+    texts: list[str] = []
+    for block, place in _blocks(content, where):
+        if block.get("type") != "text":
+            raise _refused(block, place, "a system message")
+        texts.append(_text(block, place))
+    return texts
+
+
+def _text(block: dict[str, Any], where: str) -> str:
+    return text(block, "text", f"{where}.") or ""
+
+
+def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    """The blocks and their places; a string is one text block, null none."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or an array of blocks, not {kind(content)}")
+    return [(block, f"{where}[{index}]") for index, block in enumerate(objects({"": content}, "", where))]
+
+
+def _refused(block: dict[str, Any], where: str, inside: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{where}: a block of type {block.get('type')!r} is not accepted in {inside}, the model reads text only"
+    )
