@@ -112,12 +112,13 @@ def test_the_template_policy_breaks_where_the_family_drops_thinking(tiny_model: 
     assert isinstance(subject.bridge(end, [Message("tool", "out")], [BASH]), Bridge)
 
 
-def test_truncated_thinking_is_closed_and_a_stop_inside_it_cannot_continue(subject: FamilyRenderer) -> None:
+def test_truncated_thinking_is_closed_and_a_stop_inside_it_goes_on_behind_it(subject: FamilyRenderer) -> None:
     cut = subject.bridge(end_of(subject, "<think>\nI was"), [Message("user", "go")], [BASH])
     assert isinstance(cut, Bridge)
     assert subject.decode(cut.context_ids).startswith("</think><|im_end|>\n<|im_start|>user\ngo")
     stopped = subject.bridge(end_of(subject, "<think>\nI was<|im_end|>"), [Message("user", "go")], [BASH])
-    assert isinstance(stopped, CannotBridge)
+    assert isinstance(stopped, Bridge)
+    assert subject.decode(stopped.context_ids).startswith("\n<|im_start|>user\ngo")
 
 
 def test_a_result_that_changes_what_was_sampled_is_refused(subject: FamilyRenderer) -> None:

@@ -209,10 +209,11 @@ def test_a_role_token_that_ended_the_turn_is_not_written_again(renderer: Make) -
     assert bridged(subject, unclosed, [Message("user", "go")]) == "<|user|>\ngo<|assistant|>\n"
 
 
-def test_a_stop_token_that_is_not_the_templates_cannot_continue(renderer: Make) -> None:
+def test_an_end_token_that_is_not_the_templates_is_followed_by_its_close(renderer: Make) -> None:
+    """The close of this template is empty: the next role's token ends the turn. More cases: test_close.py."""
     subject = renderer("role_stop")
     end = end_of(subject, subject.render([USER], []).ids, "Done.<|endoftext|>", ())
-    assert isinstance(subject.bridge(end, [USER], []), CannotBridge)
+    assert bridged(subject, end, [Message("user", "go")], ()) == "<|user|>\ngo<|assistant|>\n"
 
 
 def test_the_template_policy_breaks_where_the_stock_template_drops_thinking(renderer: Make) -> None:

@@ -1,13 +1,15 @@
 """The append-only continuation of a path: what a template writes after a reply, without the reply.
 
 How. Render a synthetic conversation that ends in an assistant message whose content is a marker, once alone
-(A) and once followed by the new messages and the generation prompt (B). What B has after the marker beyond
-what A has after it is the text of the new messages; what A has after it is the close of a turn. Neither
-contains anything sampled, so nothing sampled can be changed, and only the new text is tokenized.
+(A) and once followed by the new messages and the generation prompt (B). What A has after the marker is the
+close of a turn. What B has after that is the text of the new messages. Neither contains anything sampled, so
+nothing sampled can be changed, and only the new text is tokenized.
 
-What must hold: `context_ids` are appended behind the completion as it is. Where A's ending is no prefix of
-B's, or the completion ended with a token that the template does not end a turn with, there is no continuation
-and the answer is `CannotBridge`; nothing is spliced by guess.
+What must hold: ``context_ids`` are appended behind the completion as it is. A completion that ended with the
+template's own end token is followed by what the template writes behind that token. Any other completion is
+followed by the template's whole close: one that was cut, and one that ended with another end token of the model
+(``<|endoftext|>`` for Qwen). Where A's ending is no prefix of B's there is no continuation and the answer is
+``CannotBridge``; nothing is spliced by guess.
 """
 
 from __future__ import annotations
@@ -64,11 +66,16 @@ class Synthetic:
         self._thought = f"thought{secrets.token_hex(12)}"
         self.needs_tools = self._depends_on_tools()
         self.close = self._bare_close()
-        self.turn_close_id = self._first_control(encoder)
+        """What follows a reply without calls; None where the template does not show a reply's text."""
+        self.turn_close_id = self._first_control(self.close or "", encoder)
+        self.role_openers = self._find_role_openers(encoder)
+        """Tokens that begin the message of another role."""
         self.thinking_close = self._find_thinking_close()
 
     def endings(self, reply: Message, new_messages: Sequence[Message], tools: Sequence[Tool]) -> Endings:
         """Raises Unbridgeable; InvalidRequest is turned into it (a full render will repeat the refusal)."""
+        if self.close is None:
+            raise Unbridgeable("the template does not show a reply's text")
         used = tools if self.needs_tools else ()
         calls = tuple(ToolCall(call.name, "{}", call.id) for call in reply.tool_calls)
         head = [Message("user", "Hello"), Message("assistant", self._marker, tool_calls=calls)]
@@ -105,24 +112,43 @@ class Synthetic:
         if counts == (1, 1):
             alone = alone.partition(self._marker)[2]
             whole = whole.partition(self._marker)[2]
-        elif counts != (0, 0):
+        elif counts == (0, 0):  # with calls, some templates leave the text out
+            before = shield.unescape(self._template.text(prepared.messages[:1], prepared.tools, prompt=False))
+            if not (alone.startswith(before) and whole.startswith(before)):
+                raise Unbridgeable("the template does not show where a reply begins")
+            alone, whole = alone[len(before) :], whole[len(before) :]
+        else:
             raise Unbridgeable("the template repeats or moves a reply's text")
         if not whole.startswith(alone):
             raise Unbridgeable("the template ends a turn differently when something follows it")
         return Endings(alone, whole[len(alone) :], shield)
 
-    def _bare_close(self) -> str:
+    def _bare_close(self) -> str | None:
         head = [Message("user", "Hello"), Message("assistant", self._marker)]
         try:
             text = self._template.text(self._template.stock(head), [], prompt=False)
         except InvalidRequest:
-            return ""
-        return text.partition(self._marker)[2]
+            return None
+        _, shown, close = text.partition(self._marker)
+        return close if shown else None
 
-    def _first_control(self, encoder: TextEncoder) -> int | None:
-        start, end = next(encoder.control.cuts(self.close), (0, 0))
-        token = encoder.control.by_text.get(self.close[start:end].strip())
-        return token.id if token is not None and not self.close[:start].strip() else None
+    @staticmethod
+    def _first_control(text: str, encoder: TextEncoder) -> int | None:
+        """The control token that ``text`` begins with, whitespace aside."""
+        start, end = next(encoder.control.cuts(text), (0, 0))
+        token = encoder.control.by_text.get(text[start:end].strip())
+        return token.id if token is not None and not text[:start].strip() else None
+
+    def _find_role_openers(self, encoder: TextEncoder) -> frozenset[int]:
+        plain = Message("assistant", self._marker)
+        calling = Message("assistant", self._marker, tool_calls=(ToolCall("probe", "{}", "call_0"),))
+        suffixes = (
+            self._suffix(plain, [Message("user", "q")], ()),
+            self._suffix(plain, [Message("system", "s")], ()),
+            self._suffix(calling, [Message("tool", "r", tool_call_id="call_0")], (_TOOL,)),
+        )
+        found = (self._first_control(suffix.new, encoder) for suffix in suffixes if suffix is not None)
+        return frozenset(index for index in found if index is not None)
 
     def _find_thinking_close(self) -> str:
         """What the template writes between a reply's reasoning and its text; "" if it never shows reasoning."""
@@ -192,31 +218,39 @@ class Continuation:
                 return CannotBridge("thinking_stripped", "the chat template drops earlier thinking here")
             endings = self._synthetic.endings(end.reply, new_messages, tools)
             last = int(end.completion_ids[-1]) if len(end.completion_ids) else -1
-            if last in self._stop_ids:
-                text, after = self._behind(last, endings), last
-                encoded = self._encoder.encode(text, endings.shield, after=after)
-            else:
+            text = self._behind(last, endings) if last in self._stop_ids else None
+            if text is None:
                 text = self._opened(end) + self._close(endings) + endings.new
-                encoded = self._encoder.encode(text, endings.shield, after=self._encoder.anchor_id)
+            after = last if last in self._stop_ids and last in self._table.control else self._encoder.anchor_id
+            encoded = self._encoder.encode(text, endings.shield, after=after)
         except (Unbridgeable, InvalidRequest) as error:
             return CannotBridge("renderer_cannot_continue", str(error))
         return Bridge(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
 
-    def _behind(self, stop: int, endings: Endings) -> str:
-        """The text behind the sampled stop token: it is in the close, or it begins the new text."""
-        literal = self._table.control[stop].text if stop in self._table.control else ""
-        if not literal:
-            raise Unbridgeable("the completion ended with a token that is no control token")
+    def _behind(self, stop: int, endings: Endings) -> str | None:
+        """The text behind a sampled end token that the template writes here itself: it is in the close, or, where
+        a turn has no close, it begins the new text. None for any other end token of the model."""
+        if stop not in self._table.control:
+            return None
+        literal = self._table.control[stop].text
+        bare = self._synthetic.close or ""
+        if bare.strip() and endings.close.endswith(bare):
+            return bare.partition(literal)[2] + endings.new if literal in bare else None
         if literal in endings.close:
             return endings.close.rpartition(literal)[2] + endings.new
-        if not self._synthetic.close.strip() and endings.new.lstrip().startswith(literal):
-            return endings.new.lstrip()[len(literal) :]
-        raise Unbridgeable(f"the template does not go on after {literal}")
+        if not bare.strip():
+            new = endings.new.lstrip()
+            if new.startswith(literal):
+                return new[len(literal) :]
+            if stop in self._synthetic.role_openers:
+                raise Unbridgeable(f"the template does not go on after {literal}")
+        return None
 
     def _close(self, endings: Endings) -> str:
         """The close alone: without the calls, which were sampled."""
-        if endings.close.endswith(self._synthetic.close):
-            return self._synthetic.close
+        bare = self._synthetic.close or ""
+        if endings.close.endswith(bare):
+            return bare
         raise Unbridgeable("the template ends a turn with calls differently")
 
     def _opened(self, end: PathEnd) -> str:

@@ -38,6 +38,8 @@ _TAIL = 64
 _BRACKETS = ("<", "</", "<|", "<｜", "[", ">", "|>", "｜>", "]")
 """What the families' code may write around a caller's string."""
 
+_PROBE = "turnstile text"
+
 _NAMES_RESULTS = frozenset({"gpt-oss"})
 """Families that write the called tool's name into its result, and cannot look it up in a continuation."""
 
@@ -106,6 +108,7 @@ class FamilyRenderer:
         except InvalidRequest as error:
             raise StartupError(f"family {family} cannot render one user message: {error}") from error
         self._streams = self._calls_begin_with_control()
+        self._written = self._written_behind_replies()
         parts = (
             f"renderers/{version('renderers')}",
             family,
@@ -169,18 +172,18 @@ class FamilyRenderer:
                 if message["role"] == "tool" and name is not None:
                     message.setdefault("name", name)
         prepared = self._prepare(stock, tools)
-        suffix = self._suffix(self._renderer, end, prepared)
+        suffix = self._continued(self._renderer, end, prepared)
         if suffix is None:
             if (
                 not self._keep
                 and may_hold_thinking(end, self._tags, self._table)
-                and self._suffix(self._keeping, end, prepared) is not None
+                and self._continued(self._keeping, end, prepared) is not None
             ):
                 return CannotBridge("thinking_stripped", f"{self._family} drops earlier thinking here")
             return CannotBridge("renderer_cannot_continue", f"{self._family} has no continuation here")
         tokenized = self._tokenizer.tokenized_bytes
         if prepared.fenced is not None:
-            fenced = self._suffix(self._renderer, end, prepared.fenced)
+            fenced = self._continued(self._renderer, end, prepared.fenced)
             if fenced is not None and self._tokenizer.decode(fenced) == self._tokenizer.decode(suffix):
                 suffix = fenced
         return Bridge(np.array(suffix, dtype=np.int32), tokenized)
@@ -219,20 +222,42 @@ class FamilyRenderer:
     def _prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
         return prepare(messages, tools, self._encoder.control, glued=self._glued)
 
-    def _render(self, prepared: Prepared) -> list[int]:
+    def _render(self, prepared: Prepared, *, prompt: bool = True) -> list[int]:
         self._tokenizer.begin(prepared.shield)
         try:
             ids = self._renderer.render_ids(
-                prepared.messages, tools=prepared.tools or None, add_generation_prompt=True
+                prepared.messages, tools=prepared.tools or None, add_generation_prompt=prompt
             )
         except Exception as error:
             raise InvalidRequest(f"{self._family} refuses these messages: {error}") from error
         return list(ids)
 
-    def _suffix(self, renderer: Any, end: PathEnd, prepared: Prepared) -> list[int] | None:
-        """What the package appends; None where it refuses, or where it changed what is there."""
+    def _continued(self, renderer: Any, end: PathEnd, prepared: Prepared) -> list[int] | None:
+        """The ids behind the completion, None where the family has no continuation.
+
+        The package takes every end token that it knows for the close of a turn, and goes on from none inside
+        thinking. An end token that the family never writes (``_written``) is followed by the family's close
+        instead: what the package appends to the same completion without that token, as if it had been cut.
+        """
         tail = end.prompt_tail[-_TAIL:].tolist()
         completion = end.completion_ids.tolist()
+        last = completion[-1] if completion else None
+        if last not in self._stop_ids:
+            return self._suffix(renderer, tail, completion, prepared)
+        closed = None if last in self._written else self._suffix(renderer, tail, completion[:-1], prepared)
+        if closed is not None and last not in closed:
+            return closed
+        behind = self._suffix(renderer, tail, completion, prepared)
+        if behind is None:  # the end token stands inside thinking
+            closed = self._suffix(renderer, tail, completion[:-1], prepared)
+            if closed is not None and last in closed:
+                behind = closed[closed.index(last) + 1 :]
+        return behind
+
+    def _suffix(
+        self, renderer: Any, tail: list[int], completion: list[int], prepared: Prepared
+    ) -> list[int] | None:
+        """What the package appends; None where it refuses, or where it changed what is there."""
         self._tokenizer.begin(prepared.shield)
         try:
             result = renderer.bridge_to_next_turn(
@@ -245,15 +270,33 @@ class FamilyRenderer:
             return None
         return list(result.token_ids[len(held) :])
 
+    def _written_behind_replies(self) -> frozenset[int]:
+        """The control tokens that this family writes behind a reply: closes, and openings of other roles."""
+        call = ToolCall("turnstile_probe", "{}", "call_0")
+        result = Message("tool", "out", tool_call_id="call_0", name="turnstile_probe")
+        plain, calling = Message("assistant", _PROBE), Message("assistant", _PROBE, tool_calls=(call,))
+        probes = (([plain], False), ([plain, Message("user", "q")], True), ([calling, result], True))
+        written: set[int] = set()
+        for messages, prompt in probes:
+            prepared = self._prepare(self._stock([Message("user", "Hello"), *messages]), [])
+            try:
+                ids = self._render(prepared, prompt=prompt)
+            except InvalidRequest:
+                continue
+            pieces = Detokenizer(self._table).feed(ids)
+            place = next((index for index, piece in enumerate(pieces) if _PROBE in piece.text), len(pieces))
+            written |= {piece.control for piece in pieces[place:] if piece.control is not None}
+        return frozenset(written)
+
     def _calls_begin_with_control(self) -> bool:
         """True when a control token stands between a reply's text and its call, as this family writes it."""
         call = ToolCall("turnstile_probe", "{}", "call_0")
-        reply = Message("assistant", "turnstile text", tool_calls=(call,))
+        reply = Message("assistant", _PROBE, tool_calls=(call,))
         try:
             ids = self._render(self._prepare(self._stock([Message("user", "Hello"), reply]), []))
         except InvalidRequest:
             return False
         detokenizer = Detokenizer(self._table)
         text = "".join("\0" if piece.control is not None else piece.text for piece in detokenizer.feed(ids))
-        behind = text.partition("turnstile text")[2]
+        behind = text.partition(_PROBE)[2]
         return "\0" in behind.partition("turnstile_probe")[0]
