@@ -15,8 +15,8 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,9 @@ from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, load_secret
 from turnstile_server.engines.factory import create_engine
-from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.protocol import Engine, ParkedCalls
+from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
-from turnstile_server.engines.trainer import TrainerEngine, closed_at
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.service import EpisodeParts, Episodes
@@ -220,11 +220,11 @@ async def _control_app(
 ) -> ASGIApp:
     settings, engine, renderer = parts.settings, parts.engine, parts.renderer
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
-    trainer = engine if isinstance(engine, TrainerEngine) else None
-    if trainer is not None:
-        await stack.enter_async_context(closed_at(trainer, closing))
+    parked_calls = engine.capabilities.parked_calls
+    if parked_calls is not None:
+        await stack.enter_async_context(_closed_at(parked_calls, closing))
     sampling = TrainerSampling(
-        episodes, trainer, lambda text, close: renderer.encode_completion(text, close=close), workers
+        episodes, parked_calls, lambda text, close: renderer.encode_completion(text, close=close), workers
     )
     openenv = DoorLoader(
         OpenEnvParts(
@@ -290,6 +290,20 @@ async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.Ca
                 starting.cancel()
 
 
+@asynccontextmanager
+async def _closed_at(calls: ParkedCalls, closing: anyio.Event) -> AsyncIterator[None]:
+    """Ends the waiting calls when the server begins to stop: no completion can come any more."""
+
+    async def close() -> None:
+        await closing.wait()
+        await calls.close()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
     """Closes also when the start was cancelled."""
     with anyio.CancelScope(shield=True):
@@ -321,8 +335,9 @@ def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
 
 
 def model_folder(settings: Settings) -> Path | None:
-    """The model folder of the settings; None for ``--engine none``. Raises StartupError when it is missing."""
-    if settings.engine.kind == "none":
+    """The model folder; None for a server without a model. Raises StartupError when there is none."""
+    check_kind(settings.engine.kind)
+    if settings.engine.kind == NO_ENGINE:
         return None
     if settings.model is None:
         raise StartupError("no model: --model DIR names the Hugging Face folder with tokenizer and chat template")

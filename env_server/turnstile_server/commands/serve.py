@@ -15,16 +15,17 @@ import typer
 from pydantic import ValidationError
 
 from turnstile_server.app import run
+from turnstile_server.engines.registry import engine_kinds
 from turnstile_server.settings import Settings, load_settings
 
 USAGE = 2
+ENGINE_KINDS = f"[{'|'.join(engine_kinds())}]"
 
 
-class EngineKind(StrEnum):
-    EMBEDDED = "embedded"
-    SGLANG = "sglang"
-    TRAINER = "trainer"
-    NONE = "none"
+def _known_engine(kind: str | None) -> str | None:
+    if kind is not None and kind not in engine_kinds():
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(engine_kinds())}.")
+    return kind
 
 
 class Durability(StrEnum):
@@ -67,7 +68,10 @@ def serve(
     model: Annotated[
         Path | None, typer.Option("--model", help="Hugging Face folder, or `tiny`: the policy that ships.")
     ] = None,
-    engine: Annotated[EngineKind | None, typer.Option("--engine", help="Which engine samples.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar=ENGINE_KINDS, callback=_known_engine, help="Which engine samples."),
+    ] = None,
     engine_url: Annotated[str | None, typer.Option("--engine-url", help="Base URL of a running engine.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file (TOML), below flags and environment.")

@@ -1,21 +1,29 @@
 """The seam to inference: token ids in, token ids and logprobs out.
 
-An engine never tokenizes. A call is named by its ``rid``; ``abort`` of an unknown rid is no error. Closing the
-iterator of ``generate`` early aborts the call on the engine.
+An engine never tokenizes. A call is named by its ``rid``. Closing the iterator of ``generate`` early aborts the
+call on the engine. A new engine is one module with a class like ``Engine`` and a function
+``create(context: EngineContext) -> Engine``, and one line in ``engines/registry.py``.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.errors import EngineRefused, StartupError
+from turnstile_server.settings import EngineSettings
+
+PauseMode = Literal["abort", "retract", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSampling:
-    """What the engine is told. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
+    """How a call is sampled. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
 
     ``json_schema``: constrain the output by this JSON schema (only if ``capabilities.constrained``).
     """
@@ -40,7 +48,7 @@ class EngineFinish:
     """Tile ``[0, completion tokens)``; empty only when nothing was sampled."""
     cached_tokens: int | None = None
     given: bool = False
-    """The tokens were written by somebody, not sampled: their logprobs are 0.0 and say nothing."""
+    """The tokens were written, not sampled: their logprobs are 0.0 and say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,76 +65,8 @@ class EngineChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineCapabilities:
-    """What a backend can do; asked once at start."""
-
-    context_length: int
-    vocab_size: int
-    model_name: str
-    constrained: bool = False
-    scores: bool = True
-    """``score`` works, at any temperature."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """For ``GET /engine``: reachable, the weights it serves, whether it is paused."""
-
-    ok: bool
-    weight_version: str | None
-    paused: bool | None
-    detail: str = ""
-
-
-class Engine(Protocol):
-    @property
-    def capabilities(self) -> EngineCapabilities: ...
-
-    async def start(self) -> None:
-        """Connects (and launches what it owns). Raises StartupError, naming what is wrong and what to do."""
-        ...
-
-    async def close(self) -> None:
-        """Releases sockets and processes; safe to call twice and after a failed start."""
-        ...
-
-    def generate(
-        self,
-        input_ids: Int32Array,
-        sampling: EngineSampling,
-        *,
-        rid: str,
-        routing_key: str,
-        stream: bool,
-    ) -> AsyncGenerator[EngineChunk, None]:
-        """``stream`` False: one chunk with everything. Raises EngineUnavailable, EngineTimeout,
-        EngineProtocolError (missing or non-finite logprobs, counts that disagree, ids outside the
-        vocabulary), EngineRefused. Ids outside the vocabulary in ``input_ids`` raise EngineRefused before
-        anything is sent. The aborted call ends with finish reason ``abort`` and the tokens so far."""
-        ...
-
-    async def abort(self, rid: str) -> None: ...
-
-    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
-        """float32[len - start]: log p(input_ids[i] | input_ids[:i]) for i in [start, len), under
-        softmax(logits / temperature); temperature 0 means raw logits. ``start`` >= 1."""
-        ...
-
-    async def state(self) -> EngineState: ...
-
-    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def update_weights(self, path: str, version: str) -> None:
-        """Loads the weights in folder ``path``; later tokens carry ``version``. Raises EngineRefused and keeps
-        the old weights when the folder cannot be loaded."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class ParkedCall:
-    """A call that waits until somebody outside samples it. ``call_id`` is its rid, ``episode_id`` its routing
+    """A call that waits until the training loop samples it. ``call_id`` is its rid, ``episode_id`` its routing
     key, ``input_ids`` int32[n] the whole prompt."""
 
     call_id: str
@@ -137,7 +77,7 @@ class ParkedCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the training loop answers a parked call with: ``ids`` int32[m], ``logprobs`` float32[m].
+    """The training loop's answer to a parked call: ``ids`` int32[m], ``logprobs`` float32[m].
 
     ``weight_version`` None: the engine's current one. ``finish_reason`` None: see ``ParkedCalls.complete``.
     ``given``: written, not sampled; the logprobs are 0.0.
@@ -160,7 +100,7 @@ class Accepted:
 
 
 class ParkedCalls(Protocol):
-    """What an engine that samples nothing itself offers to the training loop."""
+    """The calls of an engine that samples nothing itself, for the training loop to answer."""
 
     def pending(self, episode_id: str) -> tuple[ParkedCall, ...]:
         """The episode's calls that wait for their completion, oldest first."""
@@ -176,6 +116,121 @@ class ParkedCalls(Protocol):
         The finish is ``stop`` where the last id is a stop id, ``length`` at ``max_new_tokens``; elsewhere
         ``completion.finish_reason``, and ``length`` if that is None. Repeating the same completion is harmless.
         Raises Unprocessable for a completion that cannot be a turn (the call stays pending), Conflict for a
-        second, different one, Gone for a call that nobody waits for any more, NotFound for an unknown one.
+        second, different one, Gone for a call that has ended without one, NotFound for an unknown one.
         """
         ...
+
+    async def close(self) -> None:
+        """Ends every waiting call with EngineUnavailable and refuses new ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do; read once at start.
+
+    ``context_length`` and ``vocab_size`` are the model's, in tokens.
+    """
+
+    context_length: int
+    vocab_size: int
+    model_name: str
+    constrained: bool = False
+    """``EngineSampling.json_schema`` works."""
+    scores: bool = True
+    """``score`` works, at any temperature."""
+    parked_calls: ParkedCalls | None = None
+    """Set by an engine that samples nothing itself: its calls wait here for the training loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """For ``GET /engine``: whether the engine can be reached, the weights it serves, whether it is paused."""
+
+    ok: bool
+    weight_version: str | None
+    paused: bool | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """What an engine is created from. ``tokenizer``: what ours gives for some texts, for an engine that has a
+    tokenizer of its own to compare."""
+
+    settings: EngineSettings
+    model_dir: Path
+    tokenizer: TokenizerProbe | None
+
+    def refuse_url(self) -> None:
+        """For an engine that needs no other server. Raises StartupError if one is named."""
+        if self.settings.url is not None:
+            kind = self.settings.kind
+            raise StartupError(f"--engine-url is for an engine that runs elsewhere; --engine {kind} needs no URL.")
+
+
+class Engine(Protocol):
+    """The service that samples.
+
+    A class that derives from this one needs only ``capabilities``, ``generate``, ``abort`` and ``state``; it then
+    refuses to score, to pause and to load weights.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Known once ``start`` has returned."""
+        ...
+
+    async def start(self) -> None:
+        """Connects, and launches what the engine owns. Raises StartupError, which says what to do."""
+
+    async def close(self) -> None:
+        """Releases sockets and processes. Safe to call twice and after a failed start."""
+
+    @abstractmethod
+    def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: EngineSampling,
+        *,
+        rid: str,
+        routing_key: str,
+        stream: bool,
+    ) -> AsyncGenerator[EngineChunk, None]:
+        """Samples a completion of ``input_ids`` int32[n]; with ``stream`` False in one chunk.
+
+        An aborted call ends with finish reason ``abort`` and the tokens so far. Raises EngineUnavailable,
+        EngineTimeout, EngineProtocolError (missing or non-finite logprobs, counts that disagree, ids outside the
+        vocabulary) and EngineRefused. Ids outside the vocabulary in ``input_ids`` raise EngineRefused before
+        anything is sent.
+        """
+        ...
+
+    @abstractmethod
+    async def abort(self, rid: str) -> None:
+        """Ends the call ``rid``. Unknown rids are ignored."""
+        ...
+
+    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
+        """float32[len - start]: log p(input_ids[i] | input_ids[:i]) for i in [start, len), under
+        softmax(logits / temperature); temperature 0 means raw logits. ``start`` >= 1."""
+        raise EngineRefused("This engine cannot score.")
+
+    @abstractmethod
+    async def state(self) -> EngineState:
+        """Never raises: an engine that cannot be reached has ``ok`` False."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Holds all calls until ``resume``. ``abort`` ends the running ones, ``retract`` queues them again, and
+        ``in_place`` keeps them with their attention cache."""
+        raise EngineRefused("This engine cannot be paused.")
+
+    async def resume(self) -> None:
+        """Undoes any number of pauses."""
+        raise EngineRefused("This engine cannot be paused.")
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """Loads the weights in folder ``path``; later tokens carry ``version``. Raises EngineRefused and keeps
+        the old weights when the folder cannot be loaded."""
+        raise EngineRefused("This engine cannot load other weights.")

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -28,10 +28,12 @@ from turnstile_server.engines.http_client import EngineHttp, Reply
 from turnstile_server.engines.protocol import (
     EngineCapabilities,
     EngineChunk,
+    EngineContext,
     EngineSampling,
     EngineState,
+    PauseMode,
 )
-from turnstile_server.engines.sglang_start import ServerFacts, read_server
+from turnstile_server.engines.sglang_start import ServerFacts, read_server, read_vocab_size
 from turnstile_server.engines.sglang_wire import (
     ReplyReader,
     SseSplitter,
@@ -48,6 +50,7 @@ from turnstile_server.errors import (
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
+    StartupError,
     TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
@@ -60,8 +63,6 @@ ABORT_REPEATS: Final = 10
 
 SCORE_PARALLEL: Final = 8
 """Calls in flight while one score is made position by position."""
-
-PauseMode = Literal["abort", "retract", "in_place"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,3 +388,12 @@ class SGLangEngine:
 def _same_folder(left: str, right: str) -> bool:
     """By name only: the engine's folders need not be this machine's."""
     return os.path.normpath(left) == os.path.normpath(right)
+
+
+def create(context: EngineContext) -> SGLangEngine:
+    """The engine of ``--engine sglang``: attaches to the server at ``engine.url``. Raises StartupError."""
+    settings = context.settings
+    if settings.url is None:
+        raise StartupError("--engine sglang needs --engine-url, the base URL of the running server.")
+    vocab_size = read_vocab_size(context.model_dir)
+    return SGLangEngine(settings.url, settings, expected_tokenizer=context.tokenizer, vocab_size=vocab_size)

@@ -11,10 +11,10 @@ where they name no weights themselves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import anyio
 import numpy as np
@@ -27,10 +27,12 @@ from turnstile_server.engines.protocol import (
     Completion,
     EngineCapabilities,
     EngineChunk,
+    EngineContext,
     EngineFinish,
     EngineSampling,
     EngineState,
     ParkedCall,
+    PauseMode,
 )
 from turnstile_server.engines.trainer_calls import CallDesk, Waiting
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
@@ -49,7 +51,7 @@ class TrainerEngine:
 
     def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
         self._settings = settings
-        self._capabilities = _capabilities(model_dir, settings)
+        self._capabilities = replace(_capabilities(model_dir, settings), parked_calls=self)
         self._desk = CallDesk(
             self._capabilities.vocab_size,
             max_pending=settings.max_pending,
@@ -127,7 +129,7 @@ class TrainerEngine:
             ok=not self._closed, weight_version=self._version, paused=self._hold.held, detail=waiting
         )
 
-    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         self._hold.held = True
         if mode == "abort":
             self._desk.release_all("the engine was paused with mode abort")
@@ -156,18 +158,10 @@ class TrainerEngine:
             raise EngineRefused(f"An id of the prompt is outside the model's vocabulary of {size}.")
 
 
-@asynccontextmanager
-async def closed_at(engine: TrainerEngine, closing: anyio.Event) -> AsyncIterator[None]:
-    """Closes the engine when the server begins to stop: no completion comes any more, so no caller shall wait."""
-
-    async def close() -> None:
-        await closing.wait()
-        await engine.close()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(close)
-        yield
-        tasks.cancel_scope.cancel()
+def create(context: EngineContext) -> TrainerEngine:
+    """The engine of ``--engine trainer``. Raises StartupError."""
+    context.refuse_url()
+    return TrainerEngine(context.model_dir, context.settings)
 
 
 def _capabilities(model_dir: Path, settings: EngineSettings) -> EngineCapabilities:

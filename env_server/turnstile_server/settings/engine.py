@@ -12,10 +12,10 @@ from turnstile_server.settings.section import Section
 class EngineSettings(Section):
     """The engine that samples."""
 
-    kind: Literal["embedded", "sglang", "trainer", "none"] = Field(
+    kind: str = Field(
         "embedded",
-        description="Which engine samples. `trainer`: the training loop does. `none`: no model; `/health` "
-        "answers, everything else is 503.",
+        description="Which engine samples: `embedded`, `sglang` or `trainer` (the training loop does). `none`: no "
+        "model; `/health` answers, everything else is 503.",
     )
     url: str | None = Field(None, description="`sglang`: base URL of the running server.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")

@@ -26,6 +26,7 @@ from turnstile_server.engines.protocol import (
     EngineFinish,
     EngineSampling,
     EngineState,
+    PauseMode,
 )
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 from turnstile_server.testing.policy import ChatFormat, FailedStep, Policy, Step
@@ -193,7 +194,7 @@ class ScriptedEngine:
         detail = "a policy writes what is said: nothing to train on"
         return EngineState(not self._closed, self._version, self._paused, detail)
 
-    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         self._paused = True
         if mode == "abort":
             self._abort_all()

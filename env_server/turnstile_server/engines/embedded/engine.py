@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal
 
 from turnstile.models import Float32Array, Int32Array
 from turnstile_server.engines.embedded.process import WorkerProcess
 from turnstile_server.engines.protocol import (
     EngineCapabilities,
     EngineChunk,
+    EngineContext,
     EngineSampling,
     EngineState,
+    PauseMode,
 )
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
@@ -118,7 +119,7 @@ class EmbeddedEngine:
             return EngineState(ok=False, weight_version=None, paused=None, detail=error.message)
         return await client.state()
 
-    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         await self._running.pause(mode)
 
     async def resume(self) -> None:
@@ -126,3 +127,9 @@ class EmbeddedEngine:
 
     async def update_weights(self, path: str, version: str) -> None:
         await self._running.update_weights(path, version)
+
+
+def create(context: EngineContext) -> EmbeddedEngine:
+    """The engine of ``--engine embedded``. Raises StartupError."""
+    context.refuse_url()
+    return EmbeddedEngine(context.model_dir, context.settings, expected_tokenizer=context.tokenizer)

@@ -1,0 +1,32 @@
+"""Every engine by the name that ``engine.kind`` and ``--engine`` take. An engine is added by one line here.
+
+A name stands for ``module:function``. The function takes an ``EngineContext`` and returns an ``Engine`` that is
+not started yet. The module is imported when it is chosen, because an engine's libraries may be large or optional.
+For the same reason this module imports no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from turnstile_server.errors import StartupError
+
+ENGINES: Final[dict[str, str]] = {
+    "embedded": "turnstile_server.engines.embedded.engine:create",
+    "sglang": "turnstile_server.engines.sglang:create",
+    "trainer": "turnstile_server.engines.trainer:create",
+}
+
+NO_ENGINE: Final = "none"
+"""The kind of a server without a model: it answers ``/health`` and refuses everything else."""
+
+
+def engine_kinds() -> tuple[str, ...]:
+    """The values that ``engine.kind`` takes."""
+    return (*ENGINES, NO_ENGINE)
+
+
+def check_kind(kind: str) -> None:
+    """Raises StartupError, naming the kinds there are, for any other name."""
+    if kind not in engine_kinds():
+        raise StartupError(f"engine.kind is {kind!r}: there is no such engine; take {', '.join(engine_kinds())}")
