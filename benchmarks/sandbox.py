@@ -29,6 +29,8 @@ import docker
 from docker.errors import DockerException
 
 from turnstile_server.errors import TurnstileError
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
@@ -69,8 +71,7 @@ class Row:
         return max(self.milliseconds)
 
 
-async def no_door(scope: object, receive: object, send: object) -> None:
-    raise AssertionError("nothing calls the door here")
+NO_AGENTS = HttpAgentEndpoint(None, idle_connection_s=75, max_connections=256)
 
 
 async def timed(work: Timed) -> float:
@@ -166,9 +167,11 @@ async def starts(provider: SandboxProvider, label: str, count: int) -> list[Row]
     return [Row(f"{label}, first command done", made), Row(f"{label}, removed", removed)]
 
 
-async def warm_starts(provider: SandboxProvider, settings: SandboxSettings, count: int) -> list[Row]:
+async def warm_starts(
+    provider: SandboxProvider, tasks: BackgroundTasks, settings: SandboxSettings, count: int
+) -> list[Row]:
     pool = SandboxPool(provider, settings.model_copy(update={"warm": 2}))
-    await pool.start(no_door)
+    await pool.start(NO_AGENTS, tasks)
     try:
         handed, first = [], []
         held = await pool.create(SPEC)
@@ -201,23 +204,28 @@ def folder() -> Path:
 
 
 async def measure(image: str, rounds: int, count: int) -> str:
+    async with BackgroundTasks() as tasks:
+        return await measure_with(tasks, image, rounds, count)
+
+
+async def measure_with(tasks: BackgroundTasks, image: str, rounds: int, count: int) -> str:
     settings = SandboxSettings(docker_image=image)
     engine = docker.from_env()
     version = engine.version()["Version"]
     load = os.getloadavg()[0]
     provider = DockerProvider(settings, folder(), f"benchmark-{secrets.token_hex(4)}")
-    await provider.start(no_door)
+    await provider.start(NO_AGENTS, tasks)
     try:
         lines = await commands(await provider.create(SPEC), engine, rounds)
         rows = await starts(provider, "Docker, cold", count)
     finally:
         await provider.close()
     other = DockerProvider(settings, folder(), f"benchmark-{secrets.token_hex(4)}")
-    rows += await warm_starts(other, settings, count)
+    rows += await warm_starts(other, tasks, settings, count)
     rows.append(await by_hand(image, count))
     local = LocalProvider(settings, folder())
     try:
-        await local.start(no_door)
+        await local.start(NO_AGENTS, tasks)
         rows += await starts(local, "bubblewrap, cold", count)
     except TurnstileError as error:
         rows.append(Row(f"bubblewrap: not measured, {error.message}", [float("nan")]))

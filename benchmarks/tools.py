@@ -32,7 +32,9 @@ import mcp
 from mcp.client.streamable_http import streamable_http_client
 
 from turnstile_server.errors import NotFound
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
@@ -181,8 +183,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 async def run(docker_image: str | None, calls: int) -> list[Row]:
-    async def no_agent(scope: object, receive: object, send: object) -> None: ...
-
+    no_agents = HttpAgentEndpoint(None, idle_connection_s=75, max_connections=256)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="ts-") as folder:
         settings = SandboxSettings(memory_mb=512, cpus=2.0, docker_image=docker_image or "none")
@@ -190,11 +191,12 @@ async def run(docker_image: str | None, calls: int) -> list[Row]:
         if docker_image is not None:
             providers.append(DockerProvider(settings, Path(folder) / "d", owner=f"benchmark-{os.getpid()}"))
         for provider in providers:
-            await provider.start(no_agent)
-            try:
-                rows += await measured(provider, calls)
-            finally:
-                await provider.close()
+            async with BackgroundTasks() as tasks:
+                try:
+                    await provider.start(no_agents, tasks)
+                    rows += await measured(provider, calls)
+                finally:
+                    await provider.close()
     return rows
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+from starlette.types import ASGIApp
 
 from agents_matrix.faults import Stagehand
-from agents_matrix.heard import HeardProvider
 from agents_matrix.recording import Refusal, Said
 from agents_matrix.tape import CURRENT, Microphone
 from turnstile.models import Int32Array
@@ -33,7 +33,7 @@ from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import Settings
 from turnstile_server.testing.chat import chat_format
 from turnstile_server.testing.policy import ChatFormat
-from turnstile_server.testing.recording import Watch
+from turnstile_server.testing.recording import RecordingProvider, Watch, counted
 from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 CHUNK_PAUSE_S = 0.01
@@ -102,7 +102,12 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
         engine = OverheardEngine(stagehand, chat_format(load_vocabulary(model), renderer), renderer)
         work = build_backends(settings)
         watch = Watch()
-        heard = HeardProvider(work.sandboxes, watch)
+        microphones: list[Microphone] = []
+
+        def observe(app: ASGIApp) -> ASGIApp:
+            microphones.append(Microphone(app))
+            return counted(microphones[0], watch.requests)
+
         parts = Parts(
             settings,
             journal,
@@ -110,7 +115,8 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
             engine,
             EpisodeKeys(b"m" * 32),
             Metrics(),
-            replace(work, sandboxes=heard),
+            replace(work, sandboxes=RecordingProvider(work.sandboxes, watch)),
+            observe=observe,
         )
         doors = await assemble(parts, NO_PORT, None, stack)
         control = await stack.enter_async_context(
@@ -118,4 +124,4 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
                 transport=httpx.ASGITransport(doors.control), base_url="http://control", timeout=None
             )
         )
-        yield Rig(control, stagehand, heard.microphone, watch, work.agents)
+        yield Rig(control, stagehand, microphones[0], watch, work.agents)

@@ -45,6 +45,7 @@ from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.journal_collector import JournalCollector
@@ -52,6 +53,7 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import Settings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
@@ -160,6 +162,8 @@ class Parts:
     metrics: Metrics
     backends: Backends | None = None
     """None: the settings'."""
+    observe: Callable[[ASGIApp], ASGIApp] | None = None
+    """Wraps the agent app as sandboxes reach it: tests and benchmarks record its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     """Joins started parts to the two applications. ``control_key`` None switches authentication off."""
     settings, engine, metrics, renderer = parts.settings, parts.engine, parts.metrics, parts.renderer
     backends = parts.backends or build_backends(settings)
+    tasks = await stack.enter_async_context(BackgroundTasks())
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing = anyio.Event()
     pipeline = await stack.enter_async_context(
@@ -203,7 +208,12 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     toolbox = Toolbox(settings.tools)
     endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools))
     agent = AgentApp(gate, endpoint)
-    await backends.sandboxes.start(agent)
+    sandbox_endpoint = HttpAgentEndpoint(
+        agent if parts.observe is None else parts.observe(agent),
+        idle_connection_s=settings.gate.idle_connection_s,
+        max_connections=settings.sandboxes.max_connections,
+    )
+    await backends.sandboxes.start(sandbox_endpoint, tasks)
     control = await _control_app(parts, backends, episodes, toolbox, gate, closing, control_key, stack)
     return Apps(control, agent, closing, episodes, backends.sandboxes.name)
 

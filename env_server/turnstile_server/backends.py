@@ -14,8 +14,8 @@ from turnstile_server.data_dir import owner_of
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
-from turnstile_server.sandboxes.factory import create_provider
-from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.archive import FilesProblem, pack
 from turnstile_server.tasks.inline import find_task
@@ -57,13 +57,8 @@ def build_backends(settings: Settings) -> Backends:
 
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
-    provider = create_provider(
-        settings.sandboxes,
-        run_dir.absolute(),
-        owner,
-        idle_connection_s=settings.gate.idle_connection_s,
-        hidden=(settings.data_dir, *settings.tasks.sources),
-    )
+    hidden = (settings.data_dir, *settings.tasks.sources)
+    provider = create_provider(ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden))
 
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes)

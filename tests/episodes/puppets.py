@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from starlette.types import ASGIApp
 
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
@@ -21,6 +20,8 @@ from turnstile_server.agents.spec import AgentSpec, EndRule
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxSpec, User
 from turnstile_server.settings import AgentSettings, Settings
 from turnstile_server.tasks.model import Task
@@ -120,7 +121,7 @@ class PuppetProvider:
         self.execs: dict[str, ExecResult] = {}
         self.making: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
-    async def start(self, agent_door: ASGIApp) -> None: ...
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None: ...
 
     async def create(self, spec: SandboxSpec) -> PuppetSandbox:
         self.specs.append(spec)

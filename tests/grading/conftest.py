@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from grading_support import SANDBOXES, Watched, no_door
+from grading_support import NO_AGENTS, SANDBOXES, Watched
 
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import SandboxProvider
@@ -28,9 +29,12 @@ async def provider(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncI
     run_dir = Path(tempfile.mkdtemp(prefix="tg-"))
     made = Watched(_make(request.param, run_dir))
     try:
-        await made.start(no_door)
-        yield made
+        async with BackgroundTasks() as tasks:
+            try:
+                await made.start(NO_AGENTS, tasks)
+                yield made
+            finally:
+                await made.close()
     finally:
-        await made.close()
         shutil.rmtree(run_dir, ignore_errors=True)
     assert made.left == 0

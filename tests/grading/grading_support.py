@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, SandboxSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -74,8 +75,8 @@ def work(files: Mapping[str, str | tuple[str, str]], *without: str) -> Work:
     return Work(archive=tar({path: content for path, content in whole.items() if path not in without}))
 
 
-async def no_door(scope: Scope, receive: Receive, send: Send) -> None:
-    raise AssertionError("nothing of grading calls a door")
+NO_AGENTS = HttpAgentEndpoint(None, idle_connection_s=5, max_connections=16)
+"""For sandboxes in which no agent runs."""
 
 
 @dataclass
@@ -93,8 +94,8 @@ class Watched:
     isolated = True
     missing: str | None = None
 
-    async def start(self, agent_door: ASGIApp) -> None:
-        await self.inner.start(agent_door)
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
+        await self.inner.start(agents, tasks)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         sandbox = await self.inner.create(spec)

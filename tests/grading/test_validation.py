@@ -10,7 +10,7 @@ from grading_support import spec_of
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import Validator, Verdict
-from turnstile_server.sandboxes.factory import NoSandboxes
+from turnstile_server.sandboxes.registry import NoSandboxes
 from turnstile_server.tasks.archive import pack
 from turnstile_server.tasks.model import Task
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 from sandbox_providers import BACKENDS, SPEC, Backend
-from starlette.types import ASGIApp
 
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import SandboxSettings
@@ -25,8 +26,19 @@ def run_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def door_app() -> DoorApp:
-    return DoorApp()
+def echo_app() -> EchoApp:
+    return EchoApp()
+
+
+@pytest.fixture
+def agents(echo_app: EchoApp) -> AgentEndpoint:
+    return agents_of(echo_app)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[BackgroundTasks]:
+    async with BackgroundTasks() as background:
+        yield background
 
 
 @pytest.fixture
@@ -42,11 +54,15 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 async def provider(
-    backend: Backend, sandbox_settings: SandboxSettings, run_dir: Path, door_app: ASGIApp
+    backend: Backend,
+    sandbox_settings: SandboxSettings,
+    run_dir: Path,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
 ) -> AsyncIterator[SandboxProvider]:
     made = backend.make(sandbox_settings, run_dir)
     try:
-        await made.start(door_app)
+        await made.start(agents, tasks)
         yield made
     finally:
         await made.close()

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 from docker_support import docker_provider
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 from sandbox_providers import SPEC
 
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import SandboxSettings
 
 
 async def main(image: str, bare: str, run_dir: str) -> None:
     provider = docker_provider(SandboxSettings(), Path(run_dir), image)
-    await provider.start(DoorApp())
-    for spec in (SPEC, SPEC, replace(SPEC, image=bare)):
-        await provider.create(spec)
-    print("ready", flush=True)  # noqa: T201
-    await asyncio.Event().wait()
+    async with BackgroundTasks() as tasks:
+        await provider.start(agents_of(EchoApp()), tasks)
+        for spec in (SPEC, SPEC, replace(SPEC, image=bare)):
+            await provider.create(spec)
+        print("ready", flush=True)  # noqa: T201
+        await anyio.sleep_forever()
 
 
-asyncio.run(main(*sys.argv[1:]))
+anyio.run(main, *sys.argv[1:])

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
 from pathlib import Path
 
-from door_app import DoorApp
+import anyio
+from echo_app import EchoApp, agents_of
 
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
@@ -25,8 +26,13 @@ async def main(run_dir: Path, kind: str) -> None:
     if kind == "unisolated":
         os.environ["PATH"] = "/nowhere"
     provider = LocalProvider(SandboxSettings(kind="local", allow_unisolated=True), run_dir)
-    await provider.start(DoorApp())
-    assert provider.isolated == (kind == "isolated")
+    async with BackgroundTasks() as tasks:
+        await provider.start(agents_of(EchoApp()), tasks)
+        assert provider.isolated == (kind == "isolated")
+        await fill(provider, run_dir)
+
+
+async def fill(provider: LocalProvider, run_dir: Path) -> None:
     sandbox = await provider.create(SandboxSpec(LIMITS))
     # Words that a test finds in /proc: a command, and a daemon in a session of its own.
     mark = f"sandbox-of-{run_dir.name}"
@@ -36,7 +42,7 @@ async def main(run_dir: Path, kind: str) -> None:
     await sandbox.exec(Command(("true",)))
     sys.stdout.write(f"{sandbox.sandbox_id}\n")
     sys.stdout.flush()
-    await asyncio.sleep(600)
+    await anyio.sleep(600)
 
 
-asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+anyio.run(main, Path(sys.argv[1]), sys.argv[2])

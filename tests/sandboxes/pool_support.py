@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from starlette.types import ASGIApp
+from echo_app import agents_of
 
 from turnstile_server.errors import SandboxFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxLimits, SandboxSpec, User
 
 LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=32, disk_bytes=8 << 20)
@@ -17,8 +19,8 @@ def spec(image: str = "a") -> SandboxSpec:
     return SandboxSpec(LIMITS, image=image)
 
 
-async def no_door(scope: object, receive: object, send: object) -> None:
-    raise AssertionError("no sandbox in memory calls its door")
+NO_AGENTS = agents_of(None)
+"""For sandboxes in which no agent runs."""
 
 
 @dataclass(eq=False)
@@ -89,7 +91,7 @@ class MemoryProvider:
         self.may_create.set()
         self.may_destroy.set()
 
-    async def start(self, agent_door: ASGIApp) -> None:
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         return
 
     async def create(self, spec: SandboxSpec) -> MemorySandbox:

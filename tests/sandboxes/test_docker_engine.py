@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pool_support import no_door
+from pool_support import NO_AGENTS
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.calls import Calls
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import Kept
@@ -31,11 +32,13 @@ def silent_engine(run_dir: Path) -> Iterator[str]:
         yield f"unix://{path}"
 
 
-async def test_a_provider_without_an_engine_does_not_start_and_says_what_to_do(run_dir: Path) -> None:
+async def test_a_provider_without_an_engine_does_not_start_and_says_what_to_do(
+    run_dir: Path, tasks: BackgroundTasks
+) -> None:
     settings = SandboxSettings(docker_host=f"unix://{run_dir}/none.sock")
     provider = DockerProvider(settings, run_dir, "owner")
     with pytest.raises(StartupError, match=r"Start Docker.*sandboxes\.docker_host.*sandboxes\.kind = local"):
-        await provider.start(no_door)
+        await provider.start(NO_AGENTS, tasks)
     await provider.close()
 
 

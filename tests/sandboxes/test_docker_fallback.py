@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from docker_support import bare_image, container_of, containers_of, docker_provider
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 from sandbox_providers import LIMITS, SPEC
 
 from turnstile_server.errors import FileProblem, SandboxFailed, StartupError
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
@@ -27,10 +28,12 @@ _SECONDS = "5473"
 
 
 @pytest.fixture
-async def bare_provider(sandbox_settings: SandboxSettings, run_dir: Path) -> AsyncIterator[DockerProvider]:
+async def bare_provider(
+    sandbox_settings: SandboxSettings, run_dir: Path, tasks: BackgroundTasks
+) -> AsyncIterator[DockerProvider]:
     provider = docker_provider(sandbox_settings, run_dir, bare_image())
     try:
-        await provider.start(DoorApp())
+        await provider.start(agents_of(EchoApp()), tasks)
         yield provider
     finally:
         await provider.close()

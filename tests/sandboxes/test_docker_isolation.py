@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from docker_support import docker_provider, engine
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 from sandbox_providers import SPEC
 
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
 from turnstile_server.sandboxes.sockets import GATE_SOCKET, HELPER_SOCKET
@@ -63,11 +64,13 @@ print(answer.split()[1].decode())
 
 
 @pytest.fixture
-async def pair(sandbox_settings: SandboxSettings, run_dir: Path) -> AsyncIterator[tuple[Sandbox, Sandbox]]:
+async def pair(
+    sandbox_settings: SandboxSettings, run_dir: Path, tasks: BackgroundTasks
+) -> AsyncIterator[tuple[Sandbox, Sandbox]]:
     """Two sandboxes, of the episodes ep_one and ep_two."""
     provider = docker_provider(sandbox_settings, run_dir)
     try:
-        await provider.start(DoorApp())
+        await provider.start(agents_of(EchoApp()), tasks)
         one, two = await asyncio.gather(provider.create(SPEC), provider.create(SPEC))
         one.admit("ep_one")
         two.admit("ep_two")

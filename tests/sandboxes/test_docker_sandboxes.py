@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from docker_support import bare_image, container_of, containers_of, docker_provider, engine, python_image
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 from sandbox_providers import LIMITS, SPEC, eventually
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, SANDBOX_LABEL
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.provider import DockerProvider
@@ -35,11 +36,12 @@ async def started(
     settings: SandboxSettings, run_dir: Path, image: str | None = None
 ) -> AsyncIterator[DockerProvider]:
     provider = docker_provider(settings, run_dir, image)
-    try:
-        await provider.start(DoorApp())
-        yield provider
-    finally:
-        await provider.close()
+    async with BackgroundTasks() as tasks:
+        try:
+            await provider.start(agents_of(EchoApp()), tasks)
+            yield provider
+        finally:
+            await provider.close()
 
 
 @pytest.fixture
@@ -256,12 +258,12 @@ async def test_a_removal_that_the_engine_refuses_is_tried_again_and_left_to_the_
 
 
 async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(
-    sandbox_settings: SandboxSettings, run_dir: Path
+    sandbox_settings: SandboxSettings, run_dir: Path, tasks: BackgroundTasks
 ) -> None:
     settings = sandbox_settings.model_copy(update={"warm": 1, "max_open": 4})
     pool = SandboxPool(docker_provider(settings, run_dir), settings)
     try:
-        await pool.start(DoorApp())
+        await pool.start(agents_of(EchoApp()), tasks)
         first = await pool.create(SPEC)
         await eventually(lambda: pool.warm == 1)
         (warm,) = [name for name in containers_of(run_dir.name) if first.sandbox_id not in name]

@@ -15,11 +15,12 @@ import wsgiref
 from pathlib import Path
 
 import pytest
-from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, eventually, local_traces
 
 import turnstile_server
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
@@ -36,10 +37,10 @@ def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_task_with_an_image_is_the_tasks_fault(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     for spec in (SandboxSpec(LIMITS, image="python:3.11"), SandboxSpec(LIMITS, image_files=True)):
         with pytest.raises(TaskFailed, match="only Docker"):
             await provider.create(spec)
@@ -47,16 +48,17 @@ async def test_a_task_with_an_image_is_the_tasks_fault(
 
 
 async def test_without_bubblewrap_local_sandboxes_are_refused_at_start(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, no_bwrap: None
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks, no_bwrap: None
 ) -> None:
     with pytest.raises(StartupError, match="there is no `bwrap`"):
-        await LocalProvider(sandbox_settings, run_dir).start(door_app)
+        await LocalProvider(sandbox_settings, run_dir).start(agents, tasks)
 
 
 async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
     run_dir: Path,
     sandbox_settings: SandboxSettings,
-    door_app: DoorApp,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -65,22 +67,26 @@ async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StartupError, match="No permissions to create new namespace"):
-        await LocalProvider(sandbox_settings, run_dir).start(door_app)
+        await LocalProvider(sandbox_settings, run_dir).start(agents, tasks)
     fake.write_text("#!/bin/sh\nsleep 60\n")
     slow = sandbox_settings.model_copy(update={"start_timeout_s": 0.2})
     with pytest.raises(StartupError, match="does not end"):
-        await LocalProvider(slow, run_dir).start(door_app)
+        await LocalProvider(slow, run_dir).start(agents, tasks)
 
 
 async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where the server is installed for its whole Python: the shipped tasks' solutions lie below it."""
     package = Path(turnstile_server.__file__).parent
     monkeypatch.setattr(bubblewrap, "_SYSTEM_FOLDERS", (*bubblewrap._SYSTEM_FOLDERS, str(package.parent)))
     folder, file = Path(wsgiref.__file__).parent, Path(colorsys.__file__)
     provider = LocalProvider(sandbox_settings, run_dir, as_root=False, hidden=(folder, file, run_dir / "none"))
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     script = (
         f"ls {package.parent}; echo; ls -A {package}; cat {file}; ls -A {folder}; touch {folder}/x || echo kept"
@@ -94,11 +100,11 @@ async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
 
 
 async def test_without_isolation_it_works_and_says_so(
-    run_dir: Path, door_app: DoorApp, no_bwrap: None, caplog: pytest.LogCaptureFixture
+    run_dir: Path, agents: AgentEndpoint, tasks: BackgroundTasks, no_bwrap: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider = LocalProvider(ALLOWED, run_dir)
     with caplog.at_level(logging.WARNING):
-        await provider.start(door_app)
+        await provider.start(agents, tasks)
     assert not provider.isolated
     assert "NO ISOLATION" in caplog.text
     sandbox = await provider.create(SPEC)
@@ -117,10 +123,10 @@ async def test_without_isolation_it_works_and_says_so(
 
 
 async def test_without_isolation_what_was_left_behind_is_found_and_killed(
-    run_dir: Path, door_app: DoorApp, no_bwrap: None
+    run_dir: Path, agents: AgentEndpoint, tasks: BackgroundTasks, no_bwrap: None
 ) -> None:
     provider = LocalProvider(ALLOWED, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     neighbour = await provider.create(SPEC)
     word = f"6{os.getpid()}.25"
@@ -153,10 +159,10 @@ def command_lines() -> list[bytes]:
 
 
 async def test_without_isolation_a_folder_can_only_be_where_it_is(
-    run_dir: Path, door_app: DoorApp, no_bwrap: None, tmp_path: Path
+    run_dir: Path, agents: AgentEndpoint, tasks: BackgroundTasks, no_bwrap: None, tmp_path: Path
 ) -> None:
     provider = LocalProvider(ALLOWED, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     with pytest.raises(TaskFailed, match="the host's own paths"):
         await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path, "/opt/agents"),)))
     await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path, str(tmp_path)),)))
@@ -164,20 +170,20 @@ async def test_without_isolation_a_folder_can_only_be_where_it_is(
 
 
 async def test_a_mount_that_is_not_there_is_named(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, tmp_path: Path
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks, tmp_path: Path
 ) -> None:
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     with pytest.raises(SandboxUnavailable, match="gone"):
         await provider.create(SandboxSpec(LIMITS, mounts=(Mount(tmp_path / "gone", "/opt/agents"),)))
     await provider.close()
 
 
 async def test_a_sandbox_that_cannot_start_says_why_at_once_and_leaves_nothing(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     with pytest.raises(SandboxUnavailable, match=r"bwrap: .*|ended before it was ready"):
         await provider.create(SandboxSpec(LIMITS, workdir="/usr/share/work"))
     assert local_traces("sb-", run_dir) == []
@@ -185,10 +191,14 @@ async def test_a_sandbox_that_cannot_start_says_why_at_once_and_leaves_nothing(
 
 
 async def test_a_helper_that_never_calls_is_given_up_in_its_time_and_leaves_nothing(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     provider = LocalProvider(sandbox_settings.model_copy(update={"start_timeout_s": 0.5}), run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     monkeypatch.setattr(bubblewrap, "HELPER_FLAGS", ("-c", "import time; time.sleep(60)"))
     with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.5 s"):
         await provider.create(SPEC)
@@ -197,22 +207,22 @@ async def test_a_helper_that_never_calls_is_given_up_in_its_time_and_leaves_noth
 
 
 async def test_creating_after_close_is_refused(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     provider = LocalProvider(sandbox_settings, run_dir)
     with pytest.raises(SandboxUnavailable):
         await provider.create(SPEC)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     await provider.close()
     with pytest.raises(SandboxUnavailable):
         await provider.create(SPEC)
 
 
 async def test_the_token_is_in_no_command_line(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     token = sandbox._door._token.encode()
     assert not any(token in words for words in command_lines())
@@ -222,49 +232,49 @@ async def test_the_token_is_in_no_command_line(
 
 
 async def test_nothing_but_its_own_is_swept(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     (run_dir / "notes").mkdir()
     (run_dir / "notes" / "kept").touch()
     (run_dir / "sb-0123456789ab").mkdir()
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     await provider.close()
     assert os.listdir(run_dir) == ["notes"]
     assert (run_dir / "notes" / "kept").exists()
 
 
 async def test_a_run_folder_has_one_server_at_a_time(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     first, second = (LocalProvider(sandbox_settings, run_dir) for _ in range(2))
-    await first.start(door_app)
+    await first.start(agents, tasks)
     sandbox = await first.create(SPEC)
     with pytest.raises(StartupError, match="another server"):
-        await second.start(door_app)
+        await second.start(agents, tasks)
     await second.close()
     assert (await sandbox.exec(Command(("true",)))).exit_code == 0
     await first.close()
-    await second.start(door_app)
+    await second.start(agents, tasks)
     await second.close()
 
 
 async def test_a_run_folder_of_another_user_is_refused(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     folder = run_dir if os.geteuid() == 0 else Path("/usr")
     if folder == run_dir:
         os.chown(folder, 65534, 65534)
     with pytest.raises(StartupError, match="another user"):
-        await LocalProvider(sandbox_settings, folder).start(door_app)
+        await LocalProvider(sandbox_settings, folder).start(agents, tasks)
 
 
 async def test_a_run_folder_that_cannot_be_used_is_named(
-    sandbox_settings: SandboxSettings, door_app: DoorApp, tmp_path: Path
+    sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="run_dir"):
-        await LocalProvider(sandbox_settings, tmp_path / "file").start(door_app)
+        await LocalProvider(sandbox_settings, tmp_path / "file").start(agents, tasks)
 
 
 async def start_server(run_dir: Path, kind: str) -> tuple[asyncio.subprocess.Process, str]:
@@ -295,7 +305,7 @@ def marked(run_dir: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["isolated", "unisolated"])
 async def test_the_next_start_sweeps_what_a_killed_server_left(
-    run_dir: Path, kind: str, sandbox_settings: SandboxSettings, door_app: DoorApp
+    run_dir: Path, kind: str, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
     server, sandbox_id = await start_server(run_dir, kind)
     (pid, _) = (run_dir / f"{sandbox_id}.pid").read_text().split()
@@ -305,7 +315,7 @@ async def test_the_next_start_sweeps_what_a_killed_server_left(
     await server.wait()
     assert (run_dir / sandbox_id).exists()
     provider = LocalProvider(sandbox_settings, run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     await eventually(lambda: marked(run_dir) == [] and local_traces(sandbox_id, run_dir) == [])
     await provider.close()
 
@@ -365,11 +375,15 @@ def of_mark(name: str) -> list[str]:
 
 
 async def test_without_control_groups_each_process_is_bounded(
-    run_dir: Path, sandbox_settings: SandboxSettings, door_app: DoorApp, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cgroups, "ROOT", run_dir / "no-control-groups")
     provider = LocalProvider(sandbox_settings, run_dir, as_root=False)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     assert "no control group" in provider.limits_held
     sandbox = await provider.create(SPEC)
     grab = f"x = bytearray({LIMITS.memory_bytes * 2})"

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from door_app import DoorApp
 from sandbox_providers import LIMITS, SPEC, Backend, eventually
 
 from turnstile_server.errors import SandboxFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxProvider, User
 from turnstile_server.settings import SandboxSettings
@@ -150,12 +151,13 @@ async def test_output_of_children_is_waited_for_within_the_grace(
     backend: Backend,
     sandbox_settings: SandboxSettings,
     run_dir: Path,
-    door_app: DoorApp,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
     grace_s: float,
     stdout: bytes,
 ) -> None:
     provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": grace_s}), run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     result = await sandbox.exec(Command(("sh", "-c", "(sleep 0.5; echo late) & echo now")))
     assert result.stdout == stdout
@@ -163,10 +165,14 @@ async def test_output_of_children_is_waited_for_within_the_grace(
 
 
 async def test_what_was_written_before_the_end_is_kept_without_any_grace(
-    backend: Backend, sandbox_settings: SandboxSettings, run_dir: Path, door_app: DoorApp
+    backend: Backend,
+    sandbox_settings: SandboxSettings,
+    run_dir: Path,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
 ) -> None:
     provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": 0.0}), run_dir)
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     held = Command(("sh", "-c", f"sleep {_SECONDS} & head -c 60000 /dev/zero; echo now >&2"))
     for _ in range(5):
@@ -354,13 +360,17 @@ async def test_a_killed_helper_fails_its_commands_and_leaves_nothing_after_destr
 
 
 async def test_a_helper_that_no_longer_answers_is_given_up(
-    backend: Backend, sandbox_settings: SandboxSettings, run_dir: Path, door_app: DoorApp
+    backend: Backend,
+    sandbox_settings: SandboxSettings,
+    run_dir: Path,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
 ) -> None:
     provider = backend.make(
         sandbox_settings.model_copy(update={"call_timeout_s": 0.3}),
         run_dir,
     )
-    await provider.start(door_app)
+    await provider.start(agents, tasks)
     try:
         sandbox = await provider.create(SPEC)
         assert isinstance(sandbox, HelperSandbox)

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from door_app import DoorApp
+from echo_app import EchoApp
 from sandbox_providers import LIMITS, SPEC, Backend
 
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
@@ -50,7 +50,7 @@ async def get(sandbox: HelperSandbox, *paths: str) -> list[str]:
 
 
 async def test_the_door_serves_the_admitted_episode_and_no_other(
-    sandbox: HelperSandbox, door_app: DoorApp
+    sandbox: HelperSandbox, echo_app: EchoApp
 ) -> None:
     (answer,) = await get(sandbox, "/e/one/v1/models")
     assert answer.startswith("404")
@@ -68,15 +68,15 @@ async def test_the_door_serves_the_admitted_episode_and_no_other(
     answers = await get(sandbox, *paths)
     assert answers[0] == "200 GET /e/one/mcp 0"
     assert [answer[:3] for answer in answers[1:]] == ["404"] * 7
-    assert door_app.paths == ["/e/one/mcp"]
+    assert echo_app.paths == ["/e/one/mcp"]
     # What the door behind reads as the episode is what was compared, however it was written.
     await get(sandbox, "/e/one/../two/mcp", "/e/%6fne/mcp", "/e/one/%2e%2e/two")
-    assert {path.split("/")[2] for path in door_app.paths} == {"one"}
+    assert {path.split("/")[2] for path in echo_app.paths} == {"one"}
     sandbox.admit(None)
     assert (await get(sandbox, "/e/one/mcp"))[0].startswith("404")
 
 
-async def test_the_door_streams(sandbox: HelperSandbox, door_app: DoorApp) -> None:
+async def test_the_door_streams(sandbox: HelperSandbox, echo_app: EchoApp) -> None:
     sandbox.admit("one")
     script = _GET.replace(
         "print(response.status, response.read().decode())",
@@ -91,18 +91,18 @@ async def test_the_door_streams(sandbox: HelperSandbox, door_app: DoorApp) -> No
         await asyncio.sleep(0.01)
     else:
         raise AssertionError("the first half did not come before the second was sent")
-    door_app.go_on.set()
+    echo_app.go_on.set()
     assert (await asking).stdout == b"second\n"
 
 
-async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandbox, door_app: DoorApp) -> None:
+async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandbox, echo_app: EchoApp) -> None:
     sandbox.admit("one")
     assert sandbox.agent_url is not None
     asking = await sandbox.start(Command(("python3", "-c", _GET, sandbox.agent_url, "/e/one/stream")))
-    while not door_app.paths:  # noqa: ASYNC110 - the application's list, not an event
+    while not echo_app.paths:  # noqa: ASYNC110 - the application's list, not an event
         await asyncio.sleep(0.01)
     await asking.kill()
-    await door_app.caller_left.wait()
+    await echo_app.caller_left.wait()
 
 
 async def test_a_large_body_passes_the_door_both_ways_at_once(sandbox: HelperSandbox) -> None:

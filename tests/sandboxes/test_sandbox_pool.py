@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.lowlevel
 import pytest
-from pool_support import MemoryProvider, no_door, spec
+from pool_support import NO_AGENTS, MemoryProvider, spec
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import SandboxSettings
@@ -22,13 +23,14 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def pooled(provider: MemoryProvider, **fields: object) -> AsyncIterator[SandboxPool]:
     pool = SandboxPool(provider, SandboxSettings.model_validate({"wait_s": 30, "warm_retry_s": 0.01, **fields}))
-    await pool.start(no_door)
-    try:
-        yield pool
-    finally:
-        provider.may_create.set()
-        provider.may_destroy.set()
-        await pool.close()
+    async with BackgroundTasks() as tasks:
+        await pool.start(NO_AGENTS, tasks)
+        try:
+            yield pool
+        finally:
+            provider.may_create.set()
+            provider.may_destroy.set()
+            await pool.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -11,6 +11,8 @@ import anyio
 import pytest
 from tools_support import DoorStage, PlayedEpisode, door_stage, text_of
 
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings, ToolSettings
@@ -23,15 +25,14 @@ SPEC = SandboxSpec(SandboxLimits(memory_bytes=256 << 20, cpus=1.0, pids=64, disk
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async def no_agent(scope: Any, receive: Any, send: Any) -> None: ...
-
     with TemporaryDirectory(prefix="ts-") as folder:  # pytest's own are too long for sockets
         provider = LocalProvider(SandboxSettings(), Path(folder) / "run")
-        await provider.start(no_agent)
-        try:
-            yield await provider.create(SPEC)
-        finally:
-            await provider.close()
+        async with BackgroundTasks() as tasks:
+            await provider.start(HttpAgentEndpoint(None, idle_connection_s=5, max_connections=16), tasks)
+            try:
+                yield await provider.create(SPEC)
+            finally:
+                await provider.close()
 
 
 class Table:

@@ -18,7 +18,7 @@ import anyio
 import typer
 
 from turnstile.models.environment import environment
-from turnstile_server.commands.serve import SandboxKind, nested, settings_of
+from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.testing.doctor import Report, check_up
 
@@ -39,7 +39,7 @@ def doctor(
     task: Annotated[
         str | None, typer.Option("--task", help="Id of a task whose known solution is played; else a small one.")
     ] = None,
-    sandbox: Annotated[SandboxKind | None, typer.Option("--sandbox", help="Where it is launched.")] = None,
+    sandbox: Annotated[str | None, typer.Option("--sandbox", help="Where it is launched.")] = None,
     sandbox_image: Annotated[str | None, typer.Option("--sandbox-image", help="Docker image.")] = None,
     allow_unisolated: Annotated[
         bool | None,

@@ -50,13 +50,6 @@ class ThinkingHistory(StrEnum):
     TEMPLATE = "template"
 
 
-class SandboxKind(StrEnum):
-    AUTO = "auto"
-    DOCKER = "docker"
-    LOCAL = "local"
-    NONE = "none"
-
-
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -98,7 +91,8 @@ def serve(
         list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
     ] = None,
     sandbox: Annotated[
-        SandboxKind | None, typer.Option("--sandbox", help="Where launched agents and tests run.")
+        str | None,
+        typer.Option("--sandbox", help="Sandbox backend of launched agents and tests: auto, docker, local, none."),
     ] = None,
     sandbox_image: Annotated[
         str | None, typer.Option("--sandbox-image", help="Docker image of tasks that name none.")

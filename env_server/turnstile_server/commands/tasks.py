@@ -6,9 +6,8 @@ Exit codes: 0; 1 where a task is wrong (or unknown); 2 where task files, setting
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,14 +18,15 @@ from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from starlette.types import Receive, Scope, Send
 
 from turnstile_server.commands.serve import nested
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.validation import Proof, Validator
-from turnstile_server.sandboxes.factory import create_provider
-from turnstile_server.sandboxes.protocol import SandboxSpec
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.archive import FilesProblem, pack
 from turnstile_server.tasks.loader import load_tasks
@@ -40,12 +40,6 @@ USAGE = 2
 Sources = Annotated[
     list[Path] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
 ]
-
-
-class SandboxKind(StrEnum):
-    AUTO = "auto"
-    DOCKER = "docker"
-    LOCAL = "local"
 
 
 def list_tasks(sources: Sources = None) -> None:
@@ -80,7 +74,7 @@ def show_task(
 def validate(
     sources: Sources = None,
     sandbox: Annotated[
-        SandboxKind | None, typer.Option("--sandbox", help="Where to run them; else the setting sandboxes.kind.")
+        str | None, typer.Option("--sandbox", help="Sandbox backend; else the setting sandboxes.kind.")
     ] = None,
     image: Annotated[str | None, typer.Option("--image", help="docker: image of tasks that name none.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Tasks at once.")] = 2,
@@ -138,25 +132,38 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
 
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
-    with _folder_in(settings.sandboxes.run_dir) as run_dir:
-        provider = create_provider(settings.sandboxes, run_dir, owner=run_dir.name)
-        try:
-            await provider.start(_no_door)
-            grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
-            largest = settings.sandboxes.max_archive_bytes
-            validator = Validator(grader, provider, spec_of, archive_of, largest)
+    async with _started_sandboxes(settings) as provider:
+        grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
+        largest = settings.sandboxes.max_archive_bytes
+        validator = Validator(grader, provider, spec_of, archive_of, largest)
 
-            async def prove(task: Task) -> None:
-                async with places:
-                    proofs[task.id] = await validator.prove(task)
+        async def prove(task: Task) -> None:
+            async with places:
+                proofs[task.id] = await validator.prove(task)
 
-            async with anyio.create_task_group() as group:
-                for task in chosen:
-                    group.start_soon(prove, task)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await provider.close()
+        async with anyio.create_task_group() as group:
+            for task in chosen:
+                group.start_soon(prove, task)
     return [proofs[task.id] for task in chosen]
+
+
+@asynccontextmanager
+async def _started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider]:
+    """The sandbox backend of the settings, for sandboxes in which no agent runs. Raises StartupError."""
+    no_agents = HttpAgentEndpoint(
+        None,
+        idle_connection_s=settings.gate.idle_connection_s,
+        max_connections=settings.sandboxes.max_connections,
+    )
+    with _folder_in(settings.sandboxes.run_dir) as run_dir:
+        provider = create_provider(ProviderSetup(settings.sandboxes, run_dir, owner=run_dir.name))
+        async with BackgroundTasks() as background:
+            try:
+                await provider.start(no_agents, background)
+                yield provider
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await provider.close()
 
 
 @contextmanager
@@ -170,13 +177,6 @@ def _folder_in(run_dir: Path | None) -> Iterator[Path]:
         raise StartupError(f"sandboxes.run_dir: {error.strerror}: {run_dir}") from error
     with made as folder:
         yield Path(folder).absolute()
-
-
-async def _no_door(scope: Scope, receive: Receive, send: Send) -> None:
-    """What the sandboxes' sockets serve here: there is no episode."""
-    if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 404, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
 
 
 def _load(sources: Sequence[Path] | None, settings: Settings) -> list[Task]:

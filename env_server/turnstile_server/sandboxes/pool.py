@@ -14,9 +14,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 from turnstile_server.settings import SandboxSettings
@@ -68,8 +68,8 @@ class SandboxPool(ProviderWrapper):
     def warm(self) -> int:
         return sum(len(ready) for ready in self._warm.values())
 
-    async def start(self, agent_door: ASGIApp) -> None:
-        await self.inner.start(agent_door)
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
+        await self.inner.start(agents, tasks)
         if self._settings.warm:
             self._refiller = asyncio.create_task(self._refill(), name="sandbox-refill")
 

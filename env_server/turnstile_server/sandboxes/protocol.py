@@ -13,7 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from starlette.types import ASGIApp
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
+from turnstile_server.settings import SandboxSettings
 
 WORKDIR = "/workspace"
 """Where a task's files are, unless its image has them elsewhere."""
@@ -161,8 +163,22 @@ class Sandbox(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ProviderSetup:
+    """What a backend is built from; the registry hands it to the chosen one."""
+
+    settings: SandboxSettings
+    run_dir: Path
+    """This server's own folder for sockets and files of sandboxes: short, and the same at every start on one data
+    directory, so that what a killed server left is found again."""
+    owner: str
+    """Names the data directory to an engine that several servers share."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
+
+
 class SandboxProvider(Protocol):
-    """Makes sandboxes, and knows what it made."""
+    """A sandbox backend: makes sandboxes, and knows what it made."""
 
     @property
     def name(self) -> str: ...
@@ -177,9 +193,11 @@ class SandboxProvider(Protocol):
         """Why no sandbox can be made at all, and what to do; None where they can. Known after ``start``."""
         ...
 
-    async def start(self, agent_door: ASGIApp) -> None:
-        """Checks that it can work and removes what an earlier server with the same data directory left.
-        ``agent_door``: what each sandbox's socket serves, to its own episode's paths only. Raises StartupError."""
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
+        """Checks that it can work, and removes what an earlier server with the same data directory left.
+
+        ``agents`` opens, for each sandbox, the listener by which it reaches the agent app. ``tasks`` runs what the
+        provider does in the background; it outlives ``close``. Raises StartupError; ``close`` is still called."""
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:

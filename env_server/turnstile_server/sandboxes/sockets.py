@@ -14,17 +14,10 @@ import hmac
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import cast
-
-import orjson
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
 
 from turnstile_server.errors import SandboxUnavailable
-from turnstile_server.http.protocol import BoundedHttp
+from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperLink
@@ -34,38 +27,6 @@ HELPER_SOCKET = "helper.sock"
 MAX_SOCKET_PATH = 107
 """unix(7): ``sun_path`` holds 108 bytes with the closing NUL."""
 _HELLO_BYTES = 4096
-_ADMITTED_NOTHING = orjson.dumps(
-    {"error": {"type": "not_found", "message": "this sandbox's door serves its own episode and nothing else"}}
-)
-
-
-class EpisodeFilter:
-    """An ASGI application: ``app``, for the paths of one episode."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.episode_id: str | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        # The same reading of the path as the doors behind: what follows /e/ up to the next slash.
-        if self.episode_id is not None and scope["path"].startswith(f"/e/{self.episode_id}/"):
-            await self._app(scope, receive, send)
-            return
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(_ADMITTED_NOTHING)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": 404, "headers": headers})
-        await send({"type": "http.response.body", "body": _ADMITTED_NOTHING})
-
-
-class _Refusal(asyncio.Protocol):
-    """Closes the connection at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 class SandboxSockets:
@@ -73,35 +34,12 @@ class SandboxSockets:
     and at
     the end ``close``, whatever happened before."""
 
-    def __init__(
-        self,
-        folder: Path,
-        app: ASGIApp,
-        *,
-        idle_connection_s: float,
-        max_connections: int,
-        name: str,
-        mounted_at: str = SOCKET_TARGET,
-    ) -> None:
+    def __init__(self, folder: Path, agents: AgentEndpoint, *, name: str, mounted_at: str = SOCKET_TARGET) -> None:
         self.folder = folder
+        self._agents = agents
         self._mounted_at = mounted_at
-        self._max_connections = max_connections
         self._name = name
-        self._filter = EpisodeFilter(app)
-        self._config = uvicorn.Config(
-            self._filter,
-            http=BoundedHttp,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=int(idle_connection_s),
-        )
-        self._state = ServerState()
-        self._gate: asyncio.Server | None = None
+        self._gate: EpisodeListener | None = None
         self._helper: asyncio.Server | None = None
         self._token = secrets.token_urlsafe(32)
         self._link: asyncio.Future[HelperLink] = asyncio.get_running_loop().create_future()
@@ -118,7 +56,9 @@ class SandboxSockets:
         return f"{self._mounted_at}/{GATE_SOCKET}"
 
     def admit(self, episode_id: str | None) -> None:
-        self._filter.episode_id = episode_id
+        """From now on ``gate.sock`` serves this episode's paths only; None serves none."""
+        if self._gate is not None:
+            self._gate.admit(episode_id)
 
     async def open(self) -> None:
         """Makes the folder and listens. Raises SandboxUnavailable; then nothing is left."""
@@ -127,20 +67,11 @@ class SandboxSockets:
             raise SandboxUnavailable(
                 f"{self.folder} is too long for Unix sockets; choose a shorter sandboxes.run_dir"
             )
-        self._config.load()
-        # uvicorn's own protocol; typed by what every one of its kind takes.
-        make = cast(Callable[..., asyncio.Protocol], self._config.http_protocol_class)
-        loop = asyncio.get_running_loop()
         try:
             self.folder.mkdir(mode=0o755)
-            self._gate = await loop.create_unix_server(
-                lambda: self._accepted(make),
-                path=str(gate),
-                backlog=self._max_connections,
-            )
+            self._gate = await self._agents.listen_unix(gate)
             self._helper = await asyncio.start_unix_server(self._answer, path=str(helper))
-            for socket in (gate, helper):
-                socket.chmod(0o666)
+            helper.chmod(0o666)
         except OSError as error:
             await self.close()
             raise SandboxUnavailable(f"no sockets could be made in {self.folder}: {error.strerror}") from error
@@ -161,18 +92,8 @@ class SandboxSockets:
         if self._link.done():
             await self._link.result().close()
         if self._gate is not None:
-            self._gate.close()
-        for connection in list(self._state.connections):
-            # Callers' requests see their client gone, as they do when an agent dies.
-            if (transport := connection.transport) is not None:
-                transport.abort()
+            await self._gate.close()
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-
-    def _accepted(self, make: Callable[..., asyncio.Protocol]) -> asyncio.Protocol:
-        """The protocol of a new connection. Code inside can open more of them than the server has descriptors."""
-        if len(self._state.connections) >= self._max_connections:
-            return _Refusal()
-        return make(config=self._config, server_state=self._state, app_state={})
 
     def _stop_listening(self) -> None:
         if self._helper is not None:

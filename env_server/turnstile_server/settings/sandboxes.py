@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -13,8 +12,10 @@ from turnstile_server.settings.section import Section
 class SandboxSettings(Section):
     """The sandboxes in which launched agents, tools and hidden tests run."""
 
-    kind: Literal["auto", "docker", "local", "none"] = Field(
-        "auto", description="`auto`: Docker if its engine answers, else `local` if bubblewrap works, else none."
+    kind: str = Field(
+        "auto",
+        description="Backend: `docker`, `local`, `none`, or `auto`: Docker if its engine answers, else `local` if "
+        "bubblewrap works, else none.",
     )
     allow_unisolated: bool = Field(
         False,

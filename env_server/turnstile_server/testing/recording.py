@@ -13,6 +13,8 @@ import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile_server.errors import SandboxFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 
@@ -50,8 +52,8 @@ class RecordingProvider(ProviderWrapper):
         super().__init__(inner)
         self._watch = watch
 
-    async def start(self, agent_door: ASGIApp) -> None:
-        await self.inner.start(_counted(agent_door, self._watch.requests))
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
+        await self.inner.start(agents, tasks)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         sandbox = RecordingSandbox(await self.inner.create(spec), self._watch)
@@ -96,8 +98,10 @@ class RecordingSandbox(SandboxWrapper):
                 self._watch.peak_bytes[episode_id] = max(figures)
 
 
-def _counted(door: ASGIApp, requests: defaultdict[str, Counter[Request]]) -> ASGIApp:
-    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+def counted(app: ASGIApp, requests: defaultdict[str, Counter[Request]]) -> ASGIApp:
+    """``app``, with every request of an episode counted into ``requests``."""
+
+    async def counting(scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
         async def sent(message: MutableMapping[str, Any]) -> None:
@@ -107,9 +111,9 @@ def _counted(door: ASGIApp, requests: defaultdict[str, Counter[Request]]) -> ASG
             await send(message)
 
         try:
-            await door(scope, receive, sent)
+            await app(scope, receive, sent)
         finally:
             if scope["type"] == "http" and (found := _EPISODE.fullmatch(scope["path"])) is not None:
                 requests[found[1]][Request(scope["method"], found[2], status)] += 1
 
-    return counted
+    return counting

@@ -43,7 +43,7 @@ from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import Settings
 from turnstile_server.testing.chat import chat_format
 from turnstile_server.testing.policy import Policy
-from turnstile_server.testing.recording import RecordingProvider, Request, Watch
+from turnstile_server.testing.recording import RecordingProvider, Request, Watch, counted
 from turnstile_server.testing.scripted_engine import CHUNK_TOKENS, ScriptedEngine
 
 POLL_S = 30.0
@@ -183,7 +183,16 @@ async def rehearsing(
         work = build_backends(wanted)
         work = replace(work, sandboxes=RecordingProvider(work.sandboxes, watch))
         keys = EpisodeKeys(load_secret(wanted.data_dir))
-        parts = Parts(wanted, journal, renderer, engine, keys, Metrics(), work)
+        parts = Parts(
+            wanted,
+            journal,
+            renderer,
+            engine,
+            keys,
+            Metrics(),
+            work,
+            observe=lambda app: counted(app, watch.requests),
+        )
         doors = await assemble(parts, url_of(agent_socket), None, stack)
         idle_s, grace_s = wanted.gate.idle_connection_s, wanted.shutdown_grace_s
         listener = Listener(doors.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False)

@@ -14,17 +14,17 @@ import secrets
 import shutil
 from pathlib import Path
 
-from starlette.types import ASGIApp
-
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.probes import ImageProbes
 from turnstile_server.sandboxes.docker.shielded import run_shielded
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_client import HelperLink
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
-from turnstile_server.sandboxes.protocol import Sandbox, SandboxSpec
+from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
@@ -41,7 +41,7 @@ _LOOK_S = 1.0
 class DockerProvider:
     """``run_dir``: this server's own folder for its sandboxes' sockets, locked while it serves; short. ``owner``:
     the same for every server with this data directory and for no other that uses this engine.
-    ``idle_connection_s``: as the agent listener's. ``needs_image``: ``start`` fails without the default image.
+    ``needs_image``: ``start`` fails without the default image.
     ``known_images``: by image id whether it runs the helper, for providers that share what they learn."""
 
     name = "docker"
@@ -54,7 +54,6 @@ class DockerProvider:
         run_dir: Path,
         owner: str,
         *,
-        idle_connection_s: float = 75.0,
         needs_image: bool = False,
         known_images: dict[str, bool] | None = None,
     ) -> None:
@@ -62,24 +61,27 @@ class DockerProvider:
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
         self._owner = owner
-        self._idle_connection_s = idle_connection_s
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
-        self._agent_door: ASGIApp | None = None
+        self._agents: AgentEndpoint | None = None
         self._open: dict[str, HelperSandbox | ExecSandbox] = {}
         self._probes = ImageProbes(
             self._engine, self._labels("probe"), self._remove, {} if known_images is None else known_images
         )
         self._watches: set[asyncio.Task[None]] = set()
 
-    async def start(self, agent_door: ASGIApp) -> None:
+    @classmethod
+    def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
+        return cls(setup.settings, setup.run_dir, setup.owner, needs_image=needs_image)
+
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._folder.take()
         try:
             await self._start()
         except BaseException:
             self._folder.give_back()
             raise
-        self._agent_door = agent_door
+        self._agents = agents
 
     async def _start(self) -> None:
         try:
@@ -102,8 +104,8 @@ class DockerProvider:
         log.info("sandboxes: Docker %s; containers of an earlier server removed: %d", version, swept)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        agent_door = self._agent_door
-        if agent_door is None:
+        agents = self._agents
+        if agents is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         for mount in spec.mounts:
             if not mount.source.is_dir():
@@ -118,17 +120,17 @@ class DockerProvider:
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         made: HelperSandbox | ExecSandbox
         if await self._probes.runs_helper(image, name):
-            made = await self._helped(sandbox_id, spec, image, name, agent_door)
+            made = await self._helped(sandbox_id, spec, image, name, agents)
         else:
             made = await self._plain(sandbox_id, spec, image, name)
-        if self._agent_door is None:
+        if self._agents is None:
             await made.destroy()
             raise SandboxUnavailable("the sandbox provider was closed")
         return made
 
     async def close(self) -> None:
-        started = self._agent_door is not None
-        self._agent_door = None
+        started = self._agents is not None
+        self._agents = None
         self._probes.cancel()
         for task in self._watches:
             task.cancel()
@@ -149,14 +151,12 @@ class DockerProvider:
     # Making.
 
     async def _helped(
-        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agent_door: ASGIApp
+        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agents: AgentEndpoint
     ) -> HelperSandbox:
         folder = self._run_dir / sandbox_id
         door = SandboxSockets(
             folder,
-            agent_door,
-            idle_connection_s=self._idle_connection_s,
-            max_connections=self._settings.max_connections,
+            agents,
             name=sandbox_id,
         )
         container = containers.name(sandbox_id)
@@ -246,7 +246,7 @@ class DockerProvider:
                 await self._engine.remove(container)
                 return
             except SandboxUnavailable as error:
-                if pause_s is None or self._agent_door is None:
+                if pause_s is None or self._agents is None:
                     log.warning("a container may be left for the next sweep to remove: %s", error.message)
                     return
             await asyncio.sleep(pause_s)

@@ -18,15 +18,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from starlette.types import ASGIApp
-
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
 from turnstile_server.sandboxes.helper_client import HelperLink
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans, probe
 from turnstile_server.sandboxes.local.process import LocalProcess
-from turnstile_server.sandboxes.protocol import Mount, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
@@ -42,7 +42,7 @@ _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_byt
 
 class LocalProvider:
     """``run_dir``: this server's own folder for its sandboxes, the same at every start on one data directory (or
-    leftovers are not found), and short. ``idle_connection_s``: as the agent listener's. ``as_root``: try for two
+    orphans are not found), and short. ``as_root``: try for two
     uids inside (None: when the server is root). ``hidden``: files and folders that no sandbox may show, even where
     they lie in what every sandbox shows of the host; this package and ``run_dir`` always are."""
 
@@ -54,7 +54,6 @@ class LocalProvider:
         settings: SandboxSettings,
         run_dir: Path,
         *,
-        idle_connection_s: float = 75.0,
         as_root: bool | None = None,
         hidden: Sequence[Path] = (),
     ) -> None:
@@ -62,14 +61,17 @@ class LocalProvider:
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
         self._hidden = (_OURS, run_dir, *hidden)
-        self._idle_connection_s = idle_connection_s
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.Frame | None = None
         self._cgroups: cgroups.Cgroups | None = None
-        self._agent_door: ASGIApp | None = None
+        self._agents: AgentEndpoint | None = None
         self._undoing: set[asyncio.Task[None]] = set()
         self._sandboxes: dict[str, HelperSandbox] = {}
+
+    @classmethod
+    def from_setup(cls, setup: ProviderSetup) -> LocalProvider:
+        return cls(setup.settings, setup.run_dir, hidden=setup.hidden)
 
     @property
     def isolated(self) -> bool:
@@ -84,18 +86,19 @@ class LocalProvider:
             "none of memory, cpus and pids as a whole: no control group can be made; resource limits per process"
         )
 
-    async def start(self, agent_door: ASGIApp) -> None:
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._folder.take()
         try:
-            await self._start(agent_door)
+            await self._start()
         except OSError as error:
             self._folder.give_back()
             raise unusable(self._run_dir, error) from error
         except BaseException:
             self._folder.give_back()
             raise
+        self._agents = agents
 
-    async def _start(self, agent_door: ASGIApp) -> None:
+    async def _start(self) -> None:
         self._cgroups = await asyncio.to_thread(cgroups.find, control_group_prefix(self._run_dir))
         await self._sweep()
         etc = self._run_dir / _ETC
@@ -117,7 +120,6 @@ class LocalProvider:
                 f"sandboxes.kind = local needs bubblewrap, but {problem}. Install it (package `bubblewrap`) and "
                 "allow user name spaces, use Docker, or, for experiments only, set sandboxes.allow_unisolated"
             )
-        self._agent_door = agent_door
 
     async def create(self, spec: SandboxSpec) -> HelperSandbox:
         if spec.image is not None:
@@ -127,16 +129,14 @@ class LocalProvider:
         if spec.image_files:
             raise TaskFailed("the task's files are in an image; local sandboxes have no images, only Docker has")
         _check_mounts(spec.mounts, self.isolated)
-        if self._agent_door is None:
+        if self._agents is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         name = f"{_OWN}{secrets.token_hex(6)}"
         launched = LocalProcess(name, self._run_dir)
         folder = self._run_dir / name
         door = SandboxSockets(
             folder,
-            self._agent_door,
-            idle_connection_s=self._idle_connection_s,
-            max_connections=self._settings.max_connections,
+            self._agents,
             name=name,
             **({} if self.isolated else {"mounted_at": str(folder)}),
         )
@@ -160,7 +160,7 @@ class LocalProvider:
         return sandbox
 
     async def close(self) -> None:
-        self._agent_door = None
+        self._agents = None
         results = await asyncio.gather(
             *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
             *self._undoing,

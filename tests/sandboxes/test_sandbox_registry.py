@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pool_support import MemoryProvider, no_door, spec
-from starlette.types import ASGIApp
+from pool_support import NO_AGENTS, MemoryProvider, spec
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
-from turnstile_server.sandboxes.factory import FirstThatWorks, create_provider
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
+from turnstile_server.sandboxes.protocol import ProviderSetup
+from turnstile_server.sandboxes.registry import FirstThatWorks, create_provider
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio
 
 
 class Broken(MemoryProvider):
-    async def start(self, agent_door: ASGIApp) -> None:
+    async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         raise StartupError(f"{self.name} is not installed")
 
 
@@ -24,27 +26,31 @@ def no_engine(run_dir: Path) -> str:
     return f"unix://{run_dir}/none.sock"
 
 
-async def test_docker_asked_for_by_name_without_an_engine_does_not_start(run_dir: Path) -> None:
+async def test_docker_asked_for_by_name_without_an_engine_does_not_start(
+    run_dir: Path, tasks: BackgroundTasks
+) -> None:
     settings = SandboxSettings(kind="docker", docker_host=no_engine(run_dir))
-    provider = create_provider(settings, run_dir, "owner")
+    provider = create_provider(ProviderSetup(settings, run_dir, "owner"))
     with pytest.raises(StartupError, match="Start Docker"):
-        await provider.start(no_door)
+        await provider.start(NO_AGENTS, tasks)
     await provider.close()
 
 
-async def test_none_refuses_every_sandbox_and_says_which_setting_to_change(run_dir: Path) -> None:
-    provider = create_provider(SandboxSettings(kind="none"), run_dir, "owner")
-    await provider.start(no_door)
+async def test_none_refuses_every_sandbox_and_says_which_setting_to_change(
+    run_dir: Path, tasks: BackgroundTasks
+) -> None:
+    provider = create_provider(ProviderSetup(SandboxSettings(kind="none"), run_dir, "owner"))
+    await provider.start(NO_AGENTS, tasks)
     assert provider.name == "none"
     with pytest.raises(SandboxUnavailable, match=r"sandboxes\.kind"):
         await provider.create(spec())
     await provider.close()
 
 
-async def test_the_first_backend_that_starts_is_taken_and_the_others_are_closed() -> None:
+async def test_the_first_backend_that_starts_is_taken_and_the_others_are_closed(tasks: BackgroundTasks) -> None:
     broken, first, second = Broken(name="broken"), MemoryProvider(name="first"), MemoryProvider(name="second")
     provider = FirstThatWorks([lambda: broken, lambda: first, lambda: second])
-    await provider.start(no_door)
+    await provider.start(NO_AGENTS, tasks)
     assert provider.name == "first"
     assert broken.closed
     await provider.create(spec())
@@ -53,17 +59,19 @@ async def test_the_first_backend_that_starts_is_taken_and_the_others_are_closed(
     assert first.closed
 
 
-async def test_where_nothing_starts_the_server_serves_on_and_says_all_that_could_be_installed() -> None:
+async def test_where_nothing_starts_the_server_serves_on_and_says_all_that_could_be_installed(
+    tasks: BackgroundTasks,
+) -> None:
     provider = FirstThatWorks([lambda: Broken(name="docker"), lambda: Broken(name="bubblewrap")])
-    await provider.start(no_door)
+    await provider.start(NO_AGENTS, tasks)
     with pytest.raises(SandboxUnavailable, match="docker is not installed; bubblewrap is not installed"):
         await provider.create(spec())
     await provider.close()
 
 
-async def test_auto_without_an_engine_never_fails_to_start(run_dir: Path) -> None:
+async def test_auto_without_an_engine_never_fails_to_start(run_dir: Path, tasks: BackgroundTasks) -> None:
     settings = SandboxSettings(kind="auto", docker_host=no_engine(run_dir))
-    provider = create_provider(settings, run_dir, "owner")
-    await provider.start(no_door)
+    provider = create_provider(ProviderSetup(settings, run_dir, "owner"))
+    await provider.start(NO_AGENTS, tasks)
     assert provider.name in {"local", "none"}
     await provider.close()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from door_app import DoorApp
+from echo_app import EchoApp, agents_of
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def door(run_dir: Path, door_app: DoorApp) -> AsyncIterator[SandboxSockets]:
-    made = SandboxSockets(run_dir / "one", door_app, idle_connection_s=5, max_connections=3, name="one")
+async def door(run_dir: Path, echo_app: EchoApp) -> AsyncIterator[SandboxSockets]:
+    made = SandboxSockets(run_dir / "one", agents_of(echo_app, 3), name="one")
     await made.open()
     yield made
     await made.close()
@@ -101,8 +101,8 @@ async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxS
         await door.dialed_in(0.05)
 
 
-async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxSockets(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
+async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, echo_app: EchoApp) -> None:
+    door = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), name="two")
     await door.open()
     caller = await Caller.dial(door)
     while (door.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
@@ -114,8 +114,8 @@ async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, door
     await door.close()
 
 
-async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorApp) -> None:
-    door = SandboxSockets(run_dir / "three", door_app, idle_connection_s=5, max_connections=3, name="three")
+async def test_closing_the_door_cuts_its_callers(run_dir: Path, echo_app: EchoApp) -> None:
+    door = SandboxSockets(run_dir / "three", agents_of(echo_app, 3), name="three")
     await door.open()
     door.admit("one")
     reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
@@ -123,7 +123,7 @@ async def test_closing_the_door_cuts_its_callers(run_dir: Path, door_app: DoorAp
     await reader.readuntil(b"first")
     await door.close()
     assert b"second" not in await reader.read()
-    await door_app.caller_left.wait()
+    await echo_app.caller_left.wait()
     writer.close()
 
 
@@ -150,12 +150,12 @@ async def test_connections_beyond_the_bound_are_closed_and_others_served(door: S
 
 
 async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
-    run_dir: Path, door_app: DoorApp
+    run_dir: Path, echo_app: EchoApp
 ) -> None:
-    door = SandboxSockets(run_dir / ("x" * 100), door_app, idle_connection_s=5, max_connections=3, name="x")
+    door = SandboxSockets(run_dir / ("x" * 100), agents_of(echo_app, 3), name="x")
     with pytest.raises(SandboxUnavailable, match="run_dir"):
         await door.open()
-    door = SandboxSockets(run_dir / "missing" / "one", door_app, idle_connection_s=5, max_connections=3, name="x")
+    door = SandboxSockets(run_dir / "missing" / "one", agents_of(echo_app, 3), name="x")
     with pytest.raises(SandboxUnavailable, match="no sockets"):
         await door.open()
     assert os.listdir(run_dir) == []
@@ -198,9 +198,9 @@ async def test_a_helper_that_breaks_the_protocol_is_given_up(
 
 @pytest.mark.parametrize("fields", [{}, {"exit_code": None}, {"exit_code": float("inf")}])
 async def test_an_end_that_lacks_what_it_must_say_fails_its_command(
-    run_dir: Path, door_app: DoorApp, fields: dict[str, object]
+    run_dir: Path, echo_app: EchoApp, fields: dict[str, object]
 ) -> None:
-    door = SandboxSockets(run_dir / "two", door_app, idle_connection_s=5, max_connections=3, name="two")
+    door = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), name="two")
     await door.open()
     caller = await Caller.dial(door)
 

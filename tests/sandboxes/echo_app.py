@@ -1,14 +1,19 @@
-"""What stands behind the sandboxes' doors in tests: it says which path it was asked for; ``/stream`` sends its
-second half when the test lets it, or notes that the caller has left; ``/early`` answers unread bodies."""
+"""The agent app of sandbox tests: it answers with the path it was asked for.
+
+``/stream`` sends its second half when the test allows it, or notes that the caller has left; ``/early`` answers
+before the body is read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 
 
-class DoorApp:
+class EchoApp:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.caller_left = asyncio.Event()
@@ -36,3 +41,7 @@ class DoorApp:
         await send({"type": "http.response.body", "body": b"second"})
         for task in (leaving, going_on):
             task.cancel()
+
+
+def agents_of(app: ASGIApp | None, max_connections: int = 256) -> HttpAgentEndpoint:
+    return HttpAgentEndpoint(app, idle_connection_s=5, max_connections=max_connections)

@@ -1,0 +1,132 @@
+"""The seam between HTTP and the sandbox backends, by TCP and by Unix socket, and a backend that uses it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+from echo_app import EchoApp, agents_of
+from pool_support import LIMITS
+from tunnel_provider import TunnelProvider
+
+from turnstile_server.errors import StartupError
+from turnstile_server.http.agent_endpoint import HttpEpisodeListener
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.protocol import Command, ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.registry import PROVIDERS, create_provider
+from turnstile_server.settings import SandboxSettings
+
+pytestmark = pytest.mark.anyio
+
+GET = (
+    "import sys, urllib.request, urllib.error\n"
+    "for url in sys.argv[1:]:\n"
+    "    try: print(urllib.request.urlopen(url, timeout=20).read().decode())\n"
+    "    except urllib.error.HTTPError as error: print(error.code)\n"
+)
+
+
+@pytest.fixture
+async def tunnelled(
+    monkeypatch: pytest.MonkeyPatch, run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks
+) -> AsyncIterator[SandboxProvider]:
+    monkeypatch.setitem(PROVIDERS, "tunnel", TunnelProvider)
+    provider = create_provider(ProviderSetup(SandboxSettings(kind="tunnel"), run_dir, "owner"))
+    await provider.start(agents_of(echo_app), tasks)
+    yield provider
+    await provider.close()
+
+
+async def get(sandbox: Sandbox, *paths: str) -> list[str]:
+    urls = [f"{sandbox.agent_url}{path}" for path in paths]
+    result = await sandbox.exec(Command((sys.executable, "-c", GET, *urls)))
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.decode().splitlines()
+
+
+async def test_a_backend_without_mounts_is_one_class_and_one_registered_line(tunnelled: SandboxProvider) -> None:
+    assert tunnelled.name == "tunnel"
+    one, two = [await tunnelled.create(SandboxSpec(LIMITS)) for _ in range(2)]
+    assert await get(one, "/e/one/v1/models") == ["404"], "no episode is admitted yet"
+    one.admit("one")
+    two.admit("two")
+    assert await get(one, "/e/one/v1/models", "/e/one/mcp") == ["GET /e/one/v1/models 0", "GET /e/one/mcp 0"]
+    assert await get(one, "/e/two/v1/models", "/", "/e/one", "/e/onetwo/mcp") == ["404"] * 4
+    assert await get(two, "/e/two/mcp", "/e/one/mcp") == ["GET /e/two/mcp 0", "404"]
+    one.admit(None)
+    assert await get(one, "/e/one/v1/models") == ["404"]
+
+
+async def test_destroying_a_sandbox_closes_its_listener(tunnelled: SandboxProvider) -> None:
+    sandbox = await tunnelled.create(SandboxSpec(LIMITS))
+    assert isinstance(tunnelled.inner, TunnelProvider)  # type: ignore[attr-defined]
+    address = tunnelled.inner.made[0]._listener.address  # type: ignore[attr-defined]
+    await anyio.connect_tcp(*address)
+    await sandbox.destroy()
+    with pytest.raises(OSError, match="connection attempts failed"):
+        await anyio.connect_tcp(*address)
+
+
+async def test_an_unknown_kind_names_those_that_there_are(run_dir: Path) -> None:
+    with pytest.raises(StartupError, match=r"sandboxes\.kind: .*'nonsense'.*auto, docker, local, none"):
+        create_provider(ProviderSetup(SandboxSettings(kind="nonsense"), run_dir, "owner"))
+
+
+@pytest.fixture
+async def listener(echo_app: EchoApp) -> AsyncIterator[HttpEpisodeListener]:
+    made = await agents_of(echo_app, 3).listen_tcp()
+    made.admit("one")
+    yield made
+    await made.close()
+
+
+async def said(listener: HttpEpisodeListener, *pieces: bytes) -> bytes:
+    """What the listener answers until it ends the connection."""
+    stream: SocketStream = await anyio.connect_tcp(*listener.address)
+    answer = b""
+    async with stream:
+        try:
+            for piece in pieces:
+                await stream.send(piece)
+                await anyio.sleep(0.01)
+            async for data in stream:
+                answer += data
+        except anyio.BrokenResourceError:
+            return answer
+    return answer
+
+
+REQUEST = b"GET /e/one/x HTTP/1.0\r\n\r\n"
+
+
+async def test_a_tcp_connection_is_served_after_its_token_however_it_is_cut_up(
+    listener: HttpEpisodeListener,
+) -> None:
+    token = listener.token.encode()
+    for pieces in ([token + b"\n" + REQUEST], [token[:5], token[5:], b"\n", REQUEST], [token + b"\n", REQUEST]):
+        assert b"GET /e/one/x 0" in await said(listener, *pieces)
+
+
+async def test_a_tcp_connection_without_the_token_reaches_nothing(
+    listener: HttpEpisodeListener, echo_app: EchoApp
+) -> None:
+    token = listener.token.encode()
+    wrong = [REQUEST, b"\n" + REQUEST, token[:-1] + b"\n" + REQUEST, token + b"x\n" + REQUEST, b"x" * 5000]
+    for piece in wrong:
+        assert await said(listener, piece) == b""
+    assert echo_app.paths == []
+
+
+async def test_silent_tcp_connections_count_against_the_bound(listener: HttpEpisodeListener) -> None:
+    held = [await anyio.connect_tcp(*listener.address) for _ in range(3)]
+    await anyio.sleep(0.05)
+    assert await said(listener, listener.token.encode() + b"\n" + REQUEST) == b""
+    for stream in held:
+        await stream.aclose()
+    with anyio.fail_after(20):
+        while not await said(listener, listener.token.encode() + b"\n" + REQUEST):  # noqa: ASYNC110 - no event tells
+            await anyio.sleep(0.01)
