@@ -1,5 +1,5 @@
 """A control door that plays written episodes, over real HTTP: what the clients do about servers and failures that
-a real server shows too rarely. Routes and shapes are those of docs/control-door.md."""
+a real server shows too rarely. Routes and shapes are those of docs/control-api.md."""
 
 from __future__ import annotations
 

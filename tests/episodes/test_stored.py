@@ -57,7 +57,7 @@ async def test_a_full_disk_does_not_keep_a_restarted_server_from_showing_what_it
     assert "could not be stored" in caplog.text
 
 
-async def test_an_episode_of_another_version_is_left_out_and_the_others_stay(
+async def test_an_episode_of_another_version_is_shown_as_unreadable_and_the_others_stay(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with staged(tiny_model, tmp_path) as stage:
@@ -65,8 +65,9 @@ async def test_an_episode_of_another_version_is_left_out_and_the_others_stay(
         await stage.journal.append(Record(RecordType.EPISODE, "ep_other", {"shape": "of another day"}))
     async with staged(tiny_model, tmp_path) as stage:
         listed = (await stage.control.get("/episodes")).json()["episodes"]
-    assert [episode["episode_id"] for episode in listed] == [kept["episode_id"]]
-    assert "ep_other was written by another version" in caplog.text
+    assert [episode["episode_id"] for episode in listed] == ["ep_other", kept["episode_id"]]
+    assert listed[0]["error"]["type"] == "record_unreadable"
+    assert "the record of episode ep_other cannot be read" in caplog.text
 
 
 async def test_an_audit_without_an_answering_engine_is_an_error_not_a_pass(

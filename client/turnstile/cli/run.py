@@ -29,7 +29,7 @@ from turnstile.cli.run_report import (
 from turnstile.cli.sample_files import Format
 from turnstile.client import AsyncClient
 from turnstile.models import CLIENT_ID_PATTERN, Limits, TaskRef
-from turnstile.models.environment import environment
+from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
 
 ALL = "all"
@@ -230,7 +230,7 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
 
 def _env(words: Iterable[str]) -> dict[str, str]:
     try:
-        return environment(words)
+        return parse_env(words)
     except ValueError as error:
         fail(f"--env {error}", USAGE)
 

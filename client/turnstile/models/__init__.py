@@ -2,7 +2,17 @@
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
 from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit
-from turnstile.models.engine import EngineInfo, PauseMode, PauseRequest, WeightsRequest
+from turnstile.models.base import CLIENT_ID_PATTERN, SCHEMA_VERSION, new_id
+from turnstile.models.engine import (
+    CompletionAccepted,
+    CompletionRequest,
+    EngineInfo,
+    PauseMode,
+    PauseRequest,
+    PendingCall,
+    PendingCalls,
+    WeightsRequest,
+)
 from turnstile.models.episode import (
     AgentInfo,
     AgentList,
@@ -22,12 +32,9 @@ from turnstile.models.episode import (
     TaskRef,
 )
 from turnstile.models.forest import ForestRow, TokenForest
-from turnstile.models.ids import CLIENT_ID_PATTERN, new_id
 from turnstile.models.messages import Message, Role, Tool, ToolCall
-from turnstile.models.pending import CompletionAccepted, CompletionRequest, PendingCall, PendingCalls
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import (
-    SCHEMA_VERSION,
     Break,
     BreakAt,
     BreakReason,

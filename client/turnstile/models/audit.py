@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, FiniteFloat
 
-from turnstile.models.turn import SCHEMA_VERSION, Model
+from turnstile.models.base import SCHEMA_VERSION, Model
 
 
 class TurnAudit(Model):

@@ -1,17 +1,33 @@
-"""An episode: its request, its limits, its life, its statistics."""
+"""An episode: the request that creates it, its limits, status, timings and statistics; tasks and agents to choose.
+
+Ranges hold for requests. The record of an episode (``Episode``) takes what an earlier version let through, so that
+old records can still be read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, Field, FiniteFloat, field_validator
 
-from turnstile.models.ids import ClientId
-from turnstile.models.turn import SCHEMA_VERSION, Model
+from turnstile.models.base import (
+    MAX_INT32,
+    MAX_INT64,
+    MAX_SECONDS,
+    SCHEMA_VERSION,
+    ClientId,
+    JsonObject,
+    Model,
+    Seed,
+    check_json,
+)
 
 
 class EpisodeStatus(StrEnum):
+    """Where an episode is in its life; the last five are ends."""
+
     QUEUED = "queued"
     PREPARING = "preparing"
     RUNNING = "running"
@@ -24,6 +40,7 @@ class EpisodeStatus(StrEnum):
 
     @property
     def ended(self) -> bool:
+        """Whether the episode is over: its record does not change any more."""
         return self in _ENDED
 
 
@@ -39,7 +56,7 @@ _ENDED = frozenset(
 
 
 class Fault(StrEnum):
-    """Whose fault an episode's failure is. Only ``infrastructure`` is worth another try of the same episode."""
+    """Who caused an episode's failure. Only a failure of the ``infrastructure`` is worth another attempt."""
 
     INFRASTRUCTURE = "infrastructure"
     AGENT = "agent"
@@ -47,30 +64,49 @@ class Fault(StrEnum):
 
 
 class Sampling(Model):
-    """Training sampling, pinned by the trainer. What an agent asks for is recorded, not obeyed."""
+    """Training sampling, pinned by the trainer. What an agent asks for is recorded and not used."""
 
     temperature: float = Field(
-        default=1.0, ge=0.0, le=10.0, description="Softmax temperature; 0 is greedy, and untrained by default."
+        default=1.0, ge=0.0, le=10.0, description="Softmax temperature. 0 is greedy, and untrained by default."
     )
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus; recorded logprobs are untruncated.")
-    top_k: int = Field(default=-1, ge=-1, description="The k likeliest tokens only; -1 is all.")
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="Least share of the likeliest token's chance.")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Nucleus sampling. Recorded logprobs are not truncated."
+    )
+    top_k: int = Field(default=-1, ge=-1, le=MAX_INT32, description="Only the k likeliest tokens; -1: all.")
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Only tokens this likely, as a share of the likeliest one.",
+    )
 
 
 class Limits(Model):
-    """Budgets of an episode. None means the server's ceiling; more than the ceiling is refused with 422."""
+    """Budgets of an episode. None means the server's ceiling; a value above the ceiling is refused with 422."""
 
-    max_turns: int | None = Field(default=None, ge=1, description="Model calls.")
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="Sampled tokens per model call.")
-    max_sampled_tokens: int | None = Field(default=None, ge=1, description="Sampled tokens per episode.")
-    wall_s: float | None = Field(default=None, gt=0, description="Seconds from creation; then `timed_out`.")
+    max_turns: int | None = Field(default=None, ge=1, le=MAX_INT64, description="Model calls.")
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, le=MAX_INT64, description="Sampled tokens per model call."
+    )
+    max_sampled_tokens: int | None = Field(
+        default=None, ge=1, le=MAX_INT64, description="Sampled tokens per episode."
+    )
+    wall_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_SECONDS,
+        description="Seconds since it left the queue; then `timed_out`.",
+    )
     idle_s: float | None = Field(
-        default=None, gt=0, description="Seconds without a model call in flight; then `timed_out`."
+        default=None, gt=0, le=MAX_SECONDS, description="Seconds without a model call in flight; then `timed_out`."
     )
 
 
 class TaskRef(Model):
-    """A task by id, or inline: ``{"instruction": "…"}`` is enough."""
+    """A task of the server by ``id``, or one that the request brings along: ``{"instruction": "…"}`` is enough.
+
+    The further fields of an inline task are those of a task file (``docs/tasks.md``).
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,25 +115,38 @@ class TaskRef(Model):
 
 
 class EpisodeRequest(Model):
-    """Body of ``POST /episodes``."""
+    """Body of ``POST /episodes``. Only ``task`` is required."""
 
     task: TaskRef
     agent: str = "external"
+    """An agent of ``GET /agents``, or ``external``: the caller runs it."""
     episode_id: ClientId | None = None
+    """None: the server makes one."""
     group_id: ClientId | None = None
+    """The episodes of one group are compared with each other (GRPO)."""
     rollout_id: ClientId | None = None
-    attempt: int = Field(default=0, ge=0)
-    seed: int | None = None
-    """Recorded with the episode, for whoever runs its agent; sampling on the engine is not seeded."""
+    """None: the episode's id."""
+    attempt: int = Field(default=0, ge=0, le=MAX_INT32)
+    seed: Seed | None = None
+    """At most 128 bits. Recorded for the agent's side; sampling on the engine is not seeded."""
     sampling: Sampling | None = None
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Added to the environment of a launched agent; in no record."""
+    metadata: JsonObject = Field(default_factory=dict)
+    """Any JSON of the trainer's, returned exactly as it was sent; bounds as ``check_json`` says."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
+    """The same key with the same body gives the same episode."""
+
+    @field_validator("task")
+    @classmethod
+    def _task_is_json(cls, task: TaskRef) -> TaskRef:
+        check_json(task.model_extra or {})
+        return task
 
 
 class ErrorInfo(Model):
-    """A typed error: a stable ``type``, a sentence for the reader, optional structured detail."""
+    """A typed error: a stable ``type``, a sentence for the reader, and structured detail where there is any."""
 
     type: str
     message: str
@@ -106,38 +155,46 @@ class ErrorInfo(Model):
 
 
 class EpisodeTimings(Model):
-    """``created_at`` is the episode's one wall-clock anchor (Unix seconds); the rest are durations from it."""
+    """When an episode reached each step. ``created_at`` is Unix time; the others are seconds since then."""
 
     created_at: float
     preparing_s: float | None = None
-    """When it left the queue; None where nothing was to be prepared."""
+    """When it left the queue; None if it needed no sandbox."""
     running_s: float | None = None
     grading_s: float | None = None
     ended_s: float | None = None
 
 
 class EpisodeStats(Model):
-    """Token accounting. ``sampled_tokens = trained_tokens + Σ untrained``; ``discarded`` is beside it."""
+    """Token accounting: ``sampled_tokens == trained_tokens + sum(untrained.values())``."""
 
     sampled_tokens: int = 0
+    """Tokens of all turns' completions."""
     trained_tokens: int = 0
     untrained: dict[str, int] = Field(default_factory=dict)
+    """Tokens of completions that no sample trains, by reason."""
     discarded: dict[str, int] = Field(default_factory=dict)
+    """Tokens of failed or abandoned attempts, by reason. They are in no turn and not in ``sampled_tokens``."""
     rerendered_tokens: int = 0
+    """Prompt tokens that were rendered again because a call did not continue its history."""
     turns: int = 0
     roots: int = 0
+    """Turns without a parent: conversations, and histories that were rendered again."""
     branches: int = 0
+    """Turns that are not the first child of their parent, sibling turns of a retry included."""
     breaks: dict[str, int] = Field(default_factory=dict)
+    """Turns that did not continue their history, by reason."""
     cosmetic: dict[str, int] = Field(default_factory=dict)
+    """Tolerated differences between a reply and how the agent sent it back, by kind."""
 
     @property
     def trained_share(self) -> float:
-        """``trained / sampled``; 1.0 when nothing was sampled."""
+        """``trained_tokens / sampled_tokens``; 1.0 when nothing was sampled."""
         return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else 1.0
 
 
 class Episode(Model):
-    """What ``GET /episodes/{id}`` gives. ``reward`` None means it could not be graded, never 0."""
+    """Answer to ``GET /episodes/{id}``: the episode's record."""
 
     schema_version: int = SCHEMA_VERSION
     episode_id: str
@@ -149,13 +206,14 @@ class Episode(Model):
     attempt: int = 0
     seed: int | None = None
     reward: float | None = None
+    """None: the episode was not graded, or could not be. It is never 0 for that reason."""
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
     grading: dict[str, Any] = Field(default_factory=dict)
-    """What grading found (tests by outcome, paths the work changed, …); for the trainer, not for the agent."""
+    """Details of the grading (tests by outcome, changed paths, …), for the trainer and not for the agent."""
     agent_exit_code: int | None = None
-    """Of an agent that the server launched."""
+    """Exit code of an agent that the server launched."""
     agent_output: str | None = None
-    """The last of its output, bounded (``agents.max_output_bytes``)."""
+    """The end of its output, bounded by ``agents.max_output_bytes``."""
     error: ErrorInfo | None = None
     sampling: Sampling
     limits: Limits
@@ -165,7 +223,7 @@ class Episode(Model):
 
 
 class EpisodeCreated(Model):
-    """Answer to ``POST /episodes``. ``episode_key`` only when the agent is ``external``."""
+    """Answer to ``POST /episodes``. ``episode_key`` is there only if the agent is ``external``."""
 
     episode_id: str
     status: EpisodeStatus
@@ -175,14 +233,14 @@ class EpisodeCreated(Model):
 
 
 class EpisodePage(Model):
-    """One page of ``GET /episodes``, newest first; ``cursor`` fetches the next."""
+    """One page of ``GET /episodes``, newest first. ``cursor`` fetches the next page; None: this is the last."""
 
     episodes: tuple[Episode, ...]
     cursor: str | None = None
 
 
 class TaskInfo(Model):
-    """One task of ``GET /tasks``: what a trainer chooses by. Nothing of its tests or its solution."""
+    """One task of ``GET /tasks``, without its tests and its solution."""
 
     id: str
     instruction: str
@@ -196,7 +254,7 @@ class TaskInfo(Model):
 
 
 class TaskPage(Model):
-    """``GET /tasks``, in the source's order; ``cursor`` fetches the next page."""
+    """One page of ``GET /tasks``, in the source's order; ``cursor`` as on an ``EpisodePage``."""
 
     tasks: tuple[TaskInfo, ...]
     cursor: str | None = None
@@ -213,4 +271,21 @@ class AgentInfo(Model):
 
 
 class AgentList(Model):
+    """Answer to ``GET /agents``."""
+
     agents: tuple[AgentInfo, ...]
+
+
+def parse_env(words: Iterable[str]) -> dict[str, str]:
+    """Parse words of the form ``NAME=VALUE``, as commands take an episode's ``env``.
+
+    The last word with a name wins. A value may be empty and may contain ``=``. Raises ValueError, naming the word
+    that has another form.
+    """
+    env: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise ValueError(f"{word!r} is not NAME=VALUE")
+        env[name] = value
+    return env

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from turnstile.models.arrays import Floats, Indices, Int32Array, Mask, TokenIds
+from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.episode import EpisodeStats
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
-from turnstile.models.turn import SCHEMA_VERSION, FinishReason, Model
+from turnstile.models.turn import FinishReason
 
 
 class ForestRow(Model):

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from turnstile.models.arrays import Floats, Indices, Mask, TokenIds
+from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.episode import EpisodeStats
-from turnstile.models.turn import SCHEMA_VERSION, FinishReason, Model
+from turnstile.models.turn import FinishReason
 
 SampleKind = Literal["main", "subagent", "compaction", "retry", "auxiliary"]
 SampleStatus = Literal["completed", "truncated", "aborted", "failed"]

@@ -9,12 +9,11 @@ from enum import StrEnum
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from turnstile.models.arrays import Floats, TokenIds
+from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.messages import Message
-
-SCHEMA_VERSION = 1
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -46,12 +45,6 @@ class ParseStatus(StrEnum):
     UNCLOSED = "unclosed"
     MALFORMED = "malformed"
     UNKNOWN_TOOL = "unknown_tool"
-
-
-class Model(BaseModel):
-    """Base of the records: frozen, unknown fields refused, NumPy arrays allowed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class BreakAt(Model):

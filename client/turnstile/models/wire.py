@@ -20,9 +20,9 @@ import safetensors
 import safetensors.numpy
 from pydantic import ValidationError
 
+from turnstile.models.base import SCHEMA_VERSION
 from turnstile.models.forest import TokenForest
 from turnstile.models.sample import Sample, SampleSet
-from turnstile.models.turn import SCHEMA_VERSION
 
 MEDIA_TYPE = "application/x-safetensors"
 METADATA_KEY = "turnstile"

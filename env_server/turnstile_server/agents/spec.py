@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from turnstile.models.ids import ClientId
+from turnstile.models.base import ClientId
 from turnstile_server.gate.dialects.router import dialect_names
 
 _PIN = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")

@@ -17,7 +17,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from turnstile.models.environment import environment
+from turnstile.models.episode import parse_env
 from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.testing.doctor import Report, check_up
@@ -66,7 +66,7 @@ def doctor(
     }
     settings = settings_of(nested(flags), config)
     try:
-        variables = environment(env or ())
+        variables = parse_env(env or ())
     except ValueError as error:
         typer.echo(f"turnstile: --env {error}", err=True)
         raise typer.Exit(USAGE) from None

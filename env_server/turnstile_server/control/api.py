@@ -6,13 +6,12 @@ engine to the Engine; their typed errors become statuses in ``control/errors.py`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-import orjson
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -31,8 +30,8 @@ from turnstile.models import (
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import encode_forest, encode_samples, forest_as_json, samples_as_json
-from turnstile_server.control.body import read_model
-from turnstile_server.control.events import EventStream, until_disconnect, until_set
+from turnstile_server.control.body import JSON, cursor_position, json_bytes, read_model, while_connected
+from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.protocol import Engine
@@ -40,11 +39,8 @@ from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
-JSON = "application/json"
 MAX_PAGE = 1000
 """Ceiling of ``GET /episodes?limit=``."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,8 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         cursor: str | None = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = settings.page_size,
     ) -> Response:
-        return _model(await episodes.page(status=status, group_id=group_id, cursor=cursor, limit=limit))
+        before = cursor_position(cursor)
+        return _model(await episodes.page(status=status, group_id=group_id, before=before, limit=limit))
 
     @router.get("/episodes/{episode_id}")
     async def get(
@@ -108,7 +105,7 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         changed = None
         if wait > 0:
             wait_s = min(wait, settings.max_wait_s)
-            changed = await _while_wanted(request, lambda: episodes.get(episode_id, wait_s), parts.closing)
+            changed = await while_connected(request, lambda: episodes.get(episode_id, wait_s), parts.closing)
         return _model(changed if changed is not None else await episodes.get(episode_id))
 
     @router.delete("/episodes/{episode_id}", status_code=204)
@@ -152,7 +149,7 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
-        report = await _while_wanted(request, lambda: episodes.audit(episode_id))
+        report = await while_connected(request, lambda: episodes.audit(episode_id))
         return _model(report) if report is not None else Response(status_code=204)  # nobody reads the latter
 
 
@@ -166,7 +163,7 @@ def _add_training_routes(router: APIRouter, parts: ControlParts) -> None:
         found = None
         if wait > 0:
             wait_s = min(wait, settings.max_wait_s)
-            found = await _while_wanted(request, lambda: training.pending(episode_id, wait_s), parts.closing)
+            found = await while_connected(request, lambda: training.pending(episode_id, wait_s), parts.closing)
         return _model(found if found is not None else await training.pending(episode_id))
 
     @router.post("/episodes/{episode_id}/completions")
@@ -228,27 +225,6 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
         )
 
 
-async def _while_wanted(
-    request: Request, work: Callable[[], Awaitable[T]], closing: anyio.Event | None = None
-) -> T | None:
-    """The result of ``work``, which may take long; None when the caller hung up or ``closing`` was set."""
-    await request.body()  # so that the next thing to be received is the end
-    result: T | None = None
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(until_disconnect, request.receive, tasks.cancel_scope)
-        if closing is not None:
-            tasks.start_soon(until_set, closing, tasks.cancel_scope)
-        try:
-            result = await work()
-        except Exception as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return result
-
-
 def _model(found: BaseModel, status: int = 200) -> Response:
     return Response(found.model_dump_json(), status, media_type=JSON)
 
@@ -258,11 +234,11 @@ def _turns_json(turns: list[Turn]) -> bytes:
 
 
 def _samples_json(samples: SampleSet) -> bytes:
-    return orjson.dumps(samples_as_json(samples))
+    return json_bytes(samples_as_json(samples))
 
 
 def _forest_json(forest: TokenForest) -> bytes:
-    return orjson.dumps(forest_as_json(forest))
+    return json_bytes(forest_as_json(forest))
 
 
 def _wants_json(accept: str) -> bool:

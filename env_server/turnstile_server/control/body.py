@@ -1,27 +1,41 @@
-"""Request bodies of the control door: bounded before they are read, parsed once, refused by name.
+"""What comes in and goes out over HTTP at the control API: bodies, cursors, JSON.
 
-Holds: never more than ``max_body_bytes`` of one body are in memory, with or without a declared length.
+What must hold: never more than ``max_body_bytes`` of one body are in memory, with or without a declared length;
+an integer keeps its value however many digits it has (readers that turn wide integers into floats are not used).
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
+import anyio
+import orjson
 from fastapi import HTTPException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.errors import BodyTooLarge, InvalidRequest
+from turnstile_server.http.agent_request import header_count
+
+JSON = "application/json"
+
+_CURSOR = re.compile(r"[0-9]{1,18}")
+"""ASCII digits, few enough for 64 bits: ``str.isdigit`` accepts more than ``int`` does."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+T = TypeVar("T")
 
 
 class BodyLimit:
-    """ASGI middleware: a body over ``max_bytes`` is 413, by its declared length or while it arrives."""
+    """ASGI middleware: a body of more than ``max_bytes`` is 413, by its declared length or while it arrives."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -32,8 +46,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
+        if (header_count(Headers(scope=scope), "content-length") or 0) > self._max_bytes:
             raise BodyTooLarge(self._message)
         received = 0
 
@@ -43,25 +56,87 @@ class BodyLimit:
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
-                    # The one class that FastAPI's own body parsing lets through unchanged.
+                    # FastAPI's own parsing of bodies passes on this class only.
                     raise HTTPException(413, self._message)
             return message
 
         await self._app(scope, counted_receive, send)
 
 
-async def read_model(request: Request, model: type[ModelT]) -> ModelT:
-    """The body as ``model``, whatever its content type says; an empty body is ``{}``.
+def parse_json(raw: str | bytes) -> Any:
+    """Parse JSON by RFC 8259 (no NaN), integers exactly. Raises ValueError, also for more than 200 levels."""
+    return from_json(raw, allow_inf_nan=False)
 
-    Raises InvalidRequest for what is not JSON (RFC 8259: no NaN) and Unprocessable, naming the fields, for
-    JSON that is not this model.
-    """
+
+def json_bytes(value: Any) -> bytes:
+    """Write JSON. orjson is fast and refuses integers of more than 64 bits; those take the slower way."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def json_response(value: Any) -> Response:
+    return Response(json_bytes(value), media_type=JSON)
+
+
+async def read_json(request: Request) -> Any:
+    """The body's JSON, whatever its content type says; an empty body is ``{}``. Raises InvalidRequest."""
     raw = await request.body()
     try:
-        value = from_json(raw, allow_inf_nan=False) if raw else {}
+        return parse_json(raw) if raw else {}
     except ValueError as error:
         raise InvalidRequest(f"The body is not JSON: {error}.") from error
+
+
+async def read_model(request: Request, model: type[ModelT]) -> ModelT:
+    """The body as ``model``. Raises InvalidRequest where it is not JSON and Unprocessable, naming the fields,
+    where it is not this model."""
+    value = await read_json(request)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise unprocessable(error.errors()) from error
+
+
+def cursor_position(cursor: str | None) -> int | None:
+    """The number that a page gave as its cursor; None for the first page. Raises InvalidRequest."""
+    if cursor is None:
+        return None
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidRequest("cursor: not one that a page of this list gave; leave it out for the first page")
+    return int(cursor)
+
+
+async def while_connected(
+    request: Request, work: Callable[[], Awaitable[T]], closing: anyio.Event | None = None
+) -> T | None:
+    """The result of ``work``, which may take long; None if the caller hung up or ``closing`` was set first."""
+    await request.body()  # so that the next message from the caller is its disconnect
+    result: T | None = None
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(until_disconnect, request.receive, tasks.cancel_scope)
+        if closing is not None:
+            tasks.start_soon(until_set, closing, tasks.cancel_scope)
+        try:
+            result = await work()
+        except Exception as error:  # noqa: BLE001 - raised below, outside the task group, which would wrap it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result
+
+
+async def until_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` when the caller hangs up. Only for requests whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def until_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` when ``event`` is set."""
+    await event.wait()
+    scope.cancel()

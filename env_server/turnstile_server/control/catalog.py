@@ -12,11 +12,10 @@ from starlette.responses import Response
 from turnstile.models import AgentInfo, AgentList, TaskInfo, TaskPage
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.errors import InvalidRequest
+from turnstile_server.control.body import JSON, cursor_position
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import TaskSource
 
-JSON = "application/json"
 MAX_PAGE = 1000
 """Ceiling of ``GET /tasks?limit=``."""
 
@@ -30,7 +29,7 @@ def build_catalog_router(
     async def task_page(
         cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = page_size
     ) -> Response:
-        start = _position(cursor)
+        start = cursor_position(cursor) or 0
         found = tuple(islice(tasks, start, start + limit))
         more = start + limit < len(tasks)
         page = TaskPage(tasks=tuple(map(task_info, found)), cursor=str(start + limit) if more else None)
@@ -66,11 +65,3 @@ def agent_info(spec: AgentSpec, installed: bool) -> AgentInfo:
         installed=installed,
         uses_tools=spec.uses_tools,
     )
-
-
-def _position(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit()):
-        raise InvalidRequest(f"cursor {cursor!r} is not one that a page of tasks gave")
-    return int(cursor)

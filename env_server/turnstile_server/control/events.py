@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnstile.models import Episode
+from turnstile_server.control.body import until_disconnect, until_set
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -82,16 +83,3 @@ class EventStream(Response):
             async for episode in self._episodes:
                 await into.send(episode)
             reading.cancel_scope.cancel()
-
-
-async def until_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Cancels ``scope`` when the caller hangs up. Only for requests whose body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
-async def until_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    """Cancels ``scope`` when ``event`` is set."""
-    await event.wait()
-    scope.cancel()

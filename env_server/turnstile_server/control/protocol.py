@@ -36,9 +36,9 @@ class EpisodeService(Protocol):
         ...
 
     async def page(
-        self, *, status: EpisodeStatus | None, group_id: str | None, cursor: str | None, limit: int
+        self, *, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
     ) -> EpisodePage:
-        """Newest first. Raises InvalidRequest for a cursor that is not one of its own."""
+        """At most ``limit`` episodes, newest first; ``before`` is the cursor that the page before gave."""
         ...
 
     async def finish(self, episode_id: str) -> Episode:

@@ -1,67 +1,128 @@
-"""Ended episodes: their records in memory, compact; their trees from the journal when somebody asks.
+"""Every episode's place in the listing, the records of ended ones in memory, and their trees from the journal.
 
-Also the order in which all episodes were created, which pages and cursors go by, and the idempotency keys.
+What must hold: one record that cannot be read spoils nothing. It is listed as a failed episode whose error
+(``record_unreadable``) says what is wrong, its turns are read as far as they can be, and it can be deleted.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from dataclasses import replace
 
-import orjson
+from pydantic import ValidationError
+from pydantic_core import from_json
 
-from turnstile.models import Episode, EpisodePage, EpisodeStatus
-from turnstile_server.episodes.run import EpisodeRun
-from turnstile_server.episodes.store import Forest, Stored, rebuild
-from turnstile_server.errors import InvalidRequest
-from turnstile_server.journal.protocol import Journal
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+from turnstile_server.episodes.listing import EpisodeListing
+from turnstile_server.episodes.store import Forest, Stored, rebuild, stored_of, unreadable_episode
+from turnstile_server.errors import JournalUnavailable
+from turnstile_server.journal.protocol import Journal, Record
+
+_LOG = logging.getLogger(__name__)
+
+_RESTARTED = ErrorInfo(
+    type="server_restarted",
+    message="the server stopped while the episode ran; its turns are kept, submit it again",
+    fault=Fault.INFRASTRUCTURE,
+)
 
 
 class Archive:
+    """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones."""
+
     def __init__(self, journal: Journal, cached_trees: int) -> None:
         self._journal = journal
         self._cached_trees = cached_trees
+        self._listing = EpisodeListing()
         self._ended: dict[str, bytes] = {}
-        self._order: dict[str, int] = {}
-        self._next = 0
+        """Records as JSON, a fraction of the objects' size."""
         self._creations: dict[str, Stored] = {}
+        """By idempotency key."""
+        self._idempotency_keys: dict[str, str] = {}
+        """By episode id."""
         self._forests: OrderedDict[str, Forest] = OrderedDict()
 
     def __contains__(self, episode_id: str) -> bool:
-        """True for every episode that was created and not deleted, running ones included."""
-        return episode_id in self._order
+        """Whether there is such an episode: created and not deleted, running or ended."""
+        return episode_id in self._listing
+
+    async def restore(self) -> None:
+        """Take up every episode of the journal, oldest first. One that ran when the server stopped has failed;
+        that end is stored, if the disk takes it."""
+        async for record in self._journal.episodes():
+            try:
+                stored = stored_of(record)
+            except (ValidationError, KeyError, TypeError) as error:
+                _LOG.error("the record of episode %s cannot be read: %s", record.episode_id, error)
+                episode = unreadable_episode(record.episode_id, record.meta, error)
+                self._listing.add(record.episode_id, episode.status, episode.group_id)
+                self.ended(episode)
+                continue
+            if not stored.episode.status.ended:
+                stored = await self._restarted(stored, record)
+            self.created(stored)
+            self.ended(stored.episode)
+
+    async def _restarted(self, stored: Stored, record: Record) -> Stored:
+        """The episode that ran when the server stopped, as failed."""
+        forest = rebuild(await self._journal.read(record.episode_id))
+        ended_s = max(0.0, time.time() - stored.episode.timings.created_at)
+        timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
+        fields = {"status": EpisodeStatus.FAILED, "error": _RESTARTED, "timings": timings}
+        failed = replace(stored, episode=forest.counted(stored.episode.model_copy(update=fields)))
+        try:
+            await self._journal.append(failed.record())
+        except JournalUnavailable as error:  # the records can still be read; the next start tries again
+            _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, error.message)
+        return failed
 
     def created(self, stored: Stored) -> None:
-        self._order[stored.episode.episode_id] = self._next
-        self._next += 1
-        if stored.idempotency_key is not None:
-            self._creations[stored.idempotency_key] = stored
+        """Append a new episode to the listing."""
+        episode, key = stored.episode, stored.idempotency_key
+        self._listing.add(episode.episode_id, episode.status, episode.group_id)
+        if key is not None:
+            self._creations[key] = stored
+            self._idempotency_keys[episode.episode_id] = key
+
+    def moved(self, episode_id: str, status: EpisodeStatus) -> None:
+        """Record a running episode's new status for the listing."""
+        self._listing.move(episode_id, status)
 
     def ended(self, episode: Episode, forest: Forest | None = None) -> None:
-        """``forest``: kept for the exports that usually follow an episode's end."""
+        """Keep the record of an ended episode, and its ``forest`` for the exports that usually follow."""
+        self._listing.move(episode.episode_id, episode.status)
         self._ended[episode.episode_id] = episode.model_dump_json().encode()
         if forest is not None:
             self._keep(episode.episode_id, forest)
 
     def forget(self, episode_id: str) -> None:
-        self._order.pop(episode_id, None)
+        """Remove a deleted episode. No-op if it is unknown."""
+        self._listing.remove(episode_id)
         self._ended.pop(episode_id, None)
         self._forests.pop(episode_id, None)
-        for key, stored in list(self._creations.items()):
-            if stored.episode.episode_id == episode_id:
-                del self._creations[key]
+        key = self._idempotency_keys.pop(episode_id, None)
+        if key is not None:
+            del self._creations[key]
 
     def creation(self, idempotency_key: str | None) -> Stored | None:
         """The earlier creation with this key; None without a key."""
         return self._creations.get(idempotency_key) if idempotency_key is not None else None
 
     def get(self, episode_id: str) -> Episode | None:
-        """The ended episode, None for any other."""
+        """The record of an ended episode; None for any other."""
         data = self._ended.get(episode_id)
-        return Episode.model_validate(orjson.loads(data)) if data is not None else None
+        if data is None:
+            return None
+        try:
+            return Episode.model_validate_json(data)
+        except ValidationError as error:
+            _LOG.error("the record of episode %s cannot be read: %s", episode_id, error)
+            return unreadable_episode(episode_id, from_json(data), error)
 
     async def forest(self, episode_id: str) -> Forest:
-        """The ended episode's forest, read from the journal unless it is still at hand."""
+        """The forest of an ended episode, from memory or from the journal."""
         forest = self._forests.get(episode_id)
         if forest is None:
             forest = rebuild(await self._journal.read(episode_id))
@@ -75,38 +136,7 @@ class Archive:
             self._forests.popitem(last=False)
 
     def page(
-        self,
-        running: Mapping[str, EpisodeRun],
-        *,
-        status: EpisodeStatus | None,
-        group_id: str | None,
-        cursor: str | None,
-        limit: int,
-    ) -> EpisodePage:
-        """Newest first. The cursor is the ordinal of the last episode given."""
-        below = _ordinal(cursor)
-        found: list[Episode] = []
-        last = 0
-        for episode_id in reversed(self._order):
-            ordinal = self._order[episode_id]
-            if below is not None and ordinal >= below:
-                continue
-            live = running.get(episode_id)
-            episode = live.episode if live is not None else self.get(episode_id)
-            if episode is None or (status is not None and episode.status != status):
-                continue
-            if group_id is not None and episode.group_id != group_id:
-                continue
-            if len(found) == limit:
-                return EpisodePage(episodes=tuple(found), cursor=str(last))
-            found.append(episode if live is None else live.forest.counted(episode))
-            last = ordinal
-        return EpisodePage(episodes=tuple(found))
-
-
-def _ordinal(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    if not cursor.isdigit():
-        raise InvalidRequest(f"cursor {cursor!r} is not one that a page of episodes gave")
-    return int(cursor)
+        self, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
+    ) -> tuple[list[str], int | None]:
+        """Ids of at most ``limit`` episodes, newest first, and the ``before`` of the next page (None: no more)."""
+        return self._listing.page((status, group_id), before, limit)

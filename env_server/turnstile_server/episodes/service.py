@@ -38,7 +38,6 @@ from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.plan import Plan, new_episode, plan_episode
-from turnstile_server.episodes.restore import restored
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import Conflict, Gone, NotFound, QueueFull, TurnstileError, Unauthorized
@@ -99,9 +98,7 @@ class Episodes:
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> Episodes:
-        async for stored in restored(self._journal):
-            self._archive.created(stored)
-            self._archive.ended(stored.episode)
+        await self._archive.restore()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._watch)
         return self
@@ -182,7 +179,10 @@ class Episodes:
         run = self._running.get(episode_id)
         if run is not None and wait_s > 0:
             await run.wait_for_change(wait_s)
-            run = self._running.get(episode_id)
+        return self._now(episode_id)
+
+    def _now(self, episode_id: str) -> Episode:
+        run = self._running.get(episode_id)
         if run is not None:
             return run.forest.counted(run.episode)
         episode = self._archive.get(episode_id)
@@ -191,9 +191,11 @@ class Episodes:
         return episode
 
     async def page(
-        self, *, status: EpisodeStatus | None, group_id: str | None, cursor: str | None, limit: int
+        self, *, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
     ) -> EpisodePage:
-        return self._archive.page(self._running, status=status, group_id=group_id, cursor=cursor, limit=limit)
+        found, following = self._archive.page(status, group_id, before, limit)
+        cursor = str(following) if following is not None else None
+        return EpisodePage(episodes=tuple(map(self._now, found)), cursor=cursor)
 
     async def finish(self, episode_id: str) -> Episode:
         """Waits for a grading at most ``episodes.finish_wait_s``; the episode is ``grading`` then."""
@@ -258,6 +260,8 @@ class Episodes:
             del self._running[episode.episode_id]
             self._archive.ended(episode, run.forest)
             self._count_tokens(episode)
+        else:
+            self._archive.moved(episode.episode_id, episode.status)
         self._metrics.episode_moved(before, episode.status)
         self._broadcast.publish(episode)
 

@@ -1,16 +1,21 @@
-"""What is kept of episodes on disk, and how it comes back.
+"""Episodes as journal records, and back.
 
-The last EPISODE record is the episode; TURN, DELIVERY and DISCARD records rebuild its tree.
+The last EPISODE record is the episode; TURN, DELIVERY and DISCARD records rebuild its tree. Records that cannot be
+read (of another version, or damaged) become an episode that says so; a turn that cannot be read is left out, and
+so are the turns that continue it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from turnstile.models import Episode
+from pydantic import ValidationError
+
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, Sampling
 from turnstile_server.capture import EpisodeFacts, TokenTree, episode_statistics
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
@@ -20,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An episode as it is journaled, with what recognises a repeated creation."""
+    """An episode as it is journaled. ``request_digest`` recognises the same creation under one idempotency key."""
 
     episode: Episode
     key_nonce: str
@@ -28,7 +33,7 @@ class Stored:
     request_digest: str
 
     def record(self) -> Record:
-        """The episode's own fields, so that the journal's retention finds status and timings."""
+        """The journal record; the episode's fields are at its top, where retention finds status and timings."""
         meta = self.episode.model_dump(mode="json")
         meta["creation"] = {
             "key_nonce": self.key_nonce,
@@ -39,10 +44,53 @@ class Stored:
 
 
 def stored_of(record: Record) -> Stored:
-    """Raises pydantic.ValidationError, KeyError or TypeError for a record this version cannot read."""
+    """Read a journal record. Raises pydantic.ValidationError, KeyError or TypeError if this version cannot."""
     fields = dict(record.meta)
     creation = fields.pop("creation")
     return Stored(Episode.model_validate(fields), **creation)
+
+
+def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Exception) -> Episode:
+    """The episode to show for a record that ``error`` made unreadable: failed, with its readable fields."""
+    problems = _problems(error)
+    message = (
+        f"this version of the server cannot read the episode's record ({'; '.join(problems.values())}). "
+        "Read it with the version that wrote it, or delete it"
+    )
+    fixed: dict[str, Any] = {
+        "episode_id": episode_id,
+        "status": EpisodeStatus.FAILED,
+        "error": ErrorInfo(type="record_unreadable", message=message),
+        "reward": None,
+    }
+    blank: dict[str, Any] = {
+        "agent": "unknown",
+        "task": {},
+        "rollout_id": episode_id,
+        "sampling": Sampling(),
+        "limits": Limits(),
+        "timings": {"created_at": 0.0},
+    }
+    kept = {
+        name: value
+        for name, value in fields.items()
+        if name in Episode.model_fields and name not in problems and name != "schema_version"
+    }
+    try:
+        return Episode.model_validate(blank | kept | fixed)
+    except ValidationError:  # what was wrong hid a second fault
+        return Episode.model_validate(blank | fixed)
+
+
+def _problems(error: Exception) -> dict[str, str]:
+    """Top-level field to a short sentence, for the first few that are wrong."""
+    if not isinstance(error, ValidationError):
+        return {"creation": "creation: missing or of another shape"}
+    found: dict[str, str] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        place = [str(part) for part in item["loc"]]
+        found.setdefault(place[0] if place else "", f"{'.'.join(place)[:100]}: {item['msg'][:200]}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +119,32 @@ class Forest:
 
 
 def rebuild(records: Iterable[Record]) -> Forest:
-    """The forest from an episode's records, in order.
+    """Build the forest from an episode's records, in order.
 
-    The journal leaves out what the disk damaged: turns that went on from a lost turn have no prompt any more and
-    are left out too, each with a line in the log.
+    A turn that the disk damaged is missing, one of another version cannot be read. Turns that continue such a turn
+    have no prompt any more, so they are left out too, each with a line in the log.
     """
     tree = TokenTree()
     discarded: Counter[str] = Counter()
     known: set[str] = set()
     for record in records:
-        match record.type:
-            case RecordType.TURN:
-                turn = turn_of(record)
-                if turn.parent_id is None or turn.parent_id in known:
-                    tree.add(turn)
-                    known.add(turn.turn_id)
-                else:
-                    _LOG.error("turn %s is left out: its parent %s is lost", turn.turn_id, turn.parent_id)
-            case RecordType.DELIVERY:
-                delivery = delivery_of(record)
-                if delivery.turn_id in known:
-                    tree[delivery.turn_id].delivery = delivery.state
-            case RecordType.DISCARD:
-                discard = discard_of(record)
-                discarded[discard.reason] += discard.tokens
+        try:
+            match record.type:
+                case RecordType.TURN:
+                    turn = turn_of(record)
+                    if turn.parent_id is None or turn.parent_id in known:
+                        tree.add(turn)
+                        known.add(turn.turn_id)
+                    else:
+                        _LOG.error("turn %s is left out: its parent %s is lost", turn.turn_id, turn.parent_id)
+                case RecordType.DELIVERY:
+                    delivery = delivery_of(record)
+                    if delivery.turn_id in known:
+                        tree[delivery.turn_id].delivery = delivery.state
+                case RecordType.DISCARD:
+                    discard = discard_of(record)
+                    discarded[discard.reason] += discard.tokens
+        except (ValidationError, KeyError) as error:
+            name = record.meta.get("turn_id", "")
+            _LOG.error("a %s record %s of %s cannot be read: %s", record.type.name, name, record.episode_id, error)
     return Forest(tree, discarded)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnstile.models import TaskRef
-from turnstile.models.ids import new_id
+from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskSource

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from turnstile.models import Limits
-from turnstile.models.ids import ClientId
+from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
 
 MAX_PATH = 1024

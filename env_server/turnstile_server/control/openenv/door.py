@@ -12,6 +12,7 @@ from openenv.core.env_server.types import WSErrorCode
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
+from turnstile.models.base import MAX_SECONDS
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.frames import error_frame
 from turnstile_server.control.openenv.jsonrpc import Rpc
@@ -35,7 +36,7 @@ class StepRequest(BaseModel):
 
     action: TurnstileAction
     episode_id: str | None = None
-    timeout_s: float | None = Field(None, gt=0)
+    timeout_s: float | None = Field(None, gt=0, le=MAX_SECONDS)
     request_id: str | None = Field(None, max_length=255)
 
 

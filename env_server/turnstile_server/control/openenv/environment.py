@@ -75,7 +75,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         raise RuntimeError(_ASYNC_ONLY)
 
     async def reset_async(
-        self, seed: int | None = None, episode_id: str | None = None, **rest: Any
+        self, /, seed: int | None = None, episode_id: str | None = None, **rest: Any
     ) -> TurnstileObservation:
         """Starts an episode (``ResetParameters``). For an external agent it answers once the episode runs, at
         latest after ``openenv.wait_s``. Raises pydantic.ValidationError, the errors of creating an episode, and

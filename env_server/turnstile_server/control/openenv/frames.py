@@ -6,7 +6,6 @@ Client: ``{"type": "reset"|"step"|"mcp", "data": {…}}``, ``{"type": "state"|"c
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from openenv.core.env_server.mcp_types import WSMCPMessage
@@ -20,6 +19,7 @@ from openenv.core.env_server.types import (
 )
 from pydantic import ValidationError
 
+from turnstile_server.control.body import parse_json
 from turnstile_server.errors import InvalidRequest, QueueFull, TurnstileError, Unprocessable
 
 Frame = WSResetMessage | WSStepMessage | WSStateMessage | WSCloseMessage | WSMCPMessage
@@ -41,8 +41,8 @@ def read_frame(text: str, max_chars: int) -> Frame | str:
             WSErrorCode.VALIDATION_ERROR,
         )
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        raw = parse_json(text)
+    except ValueError as error:
         return error_frame(f"Invalid JSON: {error}", WSErrorCode.INVALID_JSON)
     kind = raw.get("type") if isinstance(raw, dict) else None
     known = _FRAMES.get(kind) if isinstance(kind, str) else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import orjson
 from starlette.types import ASGIApp
 
+from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.errors import error_of_type
 
 
@@ -23,10 +23,10 @@ class ModelDoor:
             "POST",
             f"http://gate/e/{episode_id}/v1/chat/completions",
             headers={"authorization": f"Bearer {key}"},
-            content=orjson.dumps(body),
+            content=json_bytes(body),
         )
         response = await self._transport.handle_async_request(request)
-        answer: dict[str, Any] = orjson.loads(await response.aread())
+        answer: dict[str, Any] = parse_json(await response.aread())
         if response.status_code != 200:
             said = answer["error"]
             raise error_of_type(said["code"], said["message"])

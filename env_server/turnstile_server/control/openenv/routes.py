@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from turnstile_server.control.body import (
+    json_bytes,
+    json_response,
+    parse_json,
+    read_json,
+    while_connected,
+)
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.control.events import until_disconnect
 from turnstile_server.control.openenv.loader import DoorLoader
 from turnstile_server.control.openenv.metadata import metadata
 from turnstile_server.errors import InvalidRequest, NotInstalled
 
-JSON = "application/json"
 PARSE_ERROR = -32700
 """JSON-RPC 2.0, section 5.1."""
 
@@ -49,7 +52,7 @@ def build_openenv_router(loader: DoorLoader) -> APIRouter:
             door = await loader.door()
         except NotInstalled as error:
             data = {"message": error.message, "code": "SESSION_ERROR", "type": error.type}
-            await websocket.send_text(orjson.dumps({"type": "error", "data": data}).decode())
+            await websocket.send_text(json_bytes({"type": "error", "data": data}).decode())
             await websocket.close(INTERNAL_ERROR)
             return
         await door.socket(websocket)
@@ -60,11 +63,11 @@ def build_openenv_router(loader: DoorLoader) -> APIRouter:
 def _add_description_routes(router: APIRouter, loader: DoorLoader) -> None:
     @router.get("/metadata")
     async def get_metadata() -> Response:
-        return _json(metadata())
+        return json_response(metadata())
 
     @router.get("/schema")
     async def get_schema() -> Response:
-        return _json((await loader.door()).schema())
+        return json_response((await loader.door()).schema())
 
 
 def _add_simulation_routes(router: APIRouter, loader: DoorLoader) -> None:
@@ -86,7 +89,7 @@ def _add_simulation_routes(router: APIRouter, loader: DoorLoader) -> None:
 
     @router.get("/state")
     async def state(episode_id: str | None = None) -> Response:
-        return _json(await (await loader.door()).state(episode_id))
+        return json_response(await (await loader.door()).state(episode_id))
 
 
 def _add_mcp_route(router: APIRouter, loader: DoorLoader) -> None:
@@ -95,41 +98,24 @@ def _add_mcp_route(router: APIRouter, loader: DoorLoader) -> None:
         raw = await request.body()
         door = await loader.door()
         try:
-            message = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
+            message = parse_json(raw)
+        except ValueError as error:
             fault = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
-            return _json({"jsonrpc": "2.0", "id": None, "error": fault})
+            return json_response({"jsonrpc": "2.0", "id": None, "error": fault})
         return await _answer(request, lambda: door.rpc(message, episode_id))
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    raw = await request.body()
-    try:
-        value = orjson.loads(raw) if raw else {}
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not JSON: {error}.") from error
+    value = await read_json(request)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
 
 
 async def _answer(request: Request, work: Callable[[], Awaitable[dict[str, Any] | None]]) -> Response:
-    """The result of ``work``, cancelled when the caller hangs up. None is 202: there is nothing to say."""
-    result: dict[str, Any] | None = None
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(until_disconnect, request.receive, tasks.cancel_scope)
-        try:
-            result = await work()
-        except ValidationError as error:
-            failure = unprocessable(error.errors())
-        except Exception as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return _json(result) if result is not None else Response(status_code=202)
-
-
-def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type=JSON)
+    """The result of ``work`` as JSON, 202 where it has none. A caller that hangs up cancels it."""
+    try:
+        result = await while_connected(request, work)
+    except ValidationError as error:
+        raise unprocessable(error.errors()) from error
+    return json_response(result) if result is not None else Response(status_code=202)

@@ -7,13 +7,14 @@ ListToolsObservation, ``tool_name``: a CallToolObservation).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from openenv.core.env_server.mcp_types import Tool, ToolError
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef
+from turnstile.models.base import MAX_INT32, MAX_SECONDS, JsonObject, JsonObjects
 
 _FIELDS = {
     "list_tools": frozenset[str](),
@@ -23,6 +24,7 @@ _FIELDS = {
     "wait": frozenset[str](),
     "finish": frozenset[str](),
 }
+_TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 _COMPLETES = ("completion_ids", "logprobs", "text")
 _ASKS = frozenset({"messages", "prompt", "tools", "offer_tools", "max_tokens", "stop"})
 _OF_A_COMPLETION = frozenset({"call_id", "weight_version"})
@@ -36,23 +38,24 @@ class TurnstileAction(Action):
     timeout_s: float | None = Field(
         None,
         gt=0,
+        le=MAX_SECONDS,
         description="`call_tool`, `generate`: given up after this (none: their own limits). `wait`, `finish`: how "
         "long to wait.",
     )
     tool_name: str | None = Field(None, description="`call_tool`: which tool.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="`call_tool`: its arguments.")
-    messages: list[dict[str, Any]] | None = Field(
+    arguments: JsonObject = Field(default_factory=dict, description="`call_tool`: its arguments.")
+    messages: JsonObjects | None = Field(
         None, description="`generate`: the conversation so far, as in Chat Completions."
     )
     prompt: str | None = Field(None, description="`generate`: short for one user message.")
-    tools: list[dict[str, Any]] | None = Field(None, description="`generate`: tools, as in Chat Completions.")
+    tools: JsonObjects | None = Field(None, description="`generate`: tools, as in Chat Completions.")
     offer_tools: bool = Field(False, description="`generate`: offer the episode's own tools to the model.")
-    max_tokens: int | None = Field(None, ge=1, description="`generate`: most tokens to sample.")
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32, description="`generate`: most tokens to sample.")
     stop: str | list[str] | None = Field(None, description="`generate`: stop strings.")
-    completion_ids: list[int] | None = Field(
+    completion_ids: list[_TokenId] | None = Field(
         None, description="`generate`, engine `trainer`: completes the agent's pending call, with `logprobs`."
     )
-    logprobs: list[float] | None = Field(None, description="`generate`: one for each of `completion_ids`.")
+    logprobs: list[FiniteFloat] | None = Field(None, description="`generate`: one for each of `completion_ids`.")
     text: str | None = Field(None, description="`generate`: completes it with a text, which is not trained.")
     call_id: str | None = Field(None, description="`generate`: which pending call; none: the oldest.")
     weight_version: str | None = Field(None, description="`generate`: the weights that sampled `completion_ids`.")

@@ -1,0 +1,123 @@
+"""The listing against a plain list, and what a page costs: nothing is read but what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
+from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.listing import EpisodeListing
+from turnstile_server.episodes.store import Stored
+
+STATUSES = (EpisodeStatus.QUEUED, EpisodeStatus.RUNNING, EpisodeStatus.COMPLETED, EpisodeStatus.FAILED)
+GROUPS = (None, "a", "b")
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from(STATUSES), st.sampled_from(GROUPS)),
+        st.tuples(st.just("move"), st.sampled_from(STATUSES), st.integers(0, 30)),
+        st.tuples(st.just("remove"), st.none(), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
+
+
+@given(changes, st.integers(1, 4))
+def test_pages_are_those_of_a_plain_list(steps: list[tuple[str, Any, Any]], limit: int) -> None:
+    listing, plain, made = EpisodeListing(), dict[str, tuple[EpisodeStatus, str | None]](), 0
+    for what, status, argument in steps:
+        if what == "add":
+            listing.add(f"ep_{made}", status, argument)
+            plain[f"ep_{made}"] = (status, argument)
+            made += 1
+        elif plain:
+            episode_id = list(plain)[argument % len(plain)]
+            if what == "move":
+                listing.move(episode_id, status)
+                plain[episode_id] = (status, plain[episode_id][1])
+            else:
+                listing.remove(episode_id)
+                del plain[episode_id]
+    assert len(listing) == len(plain)
+    for status in (None, *STATUSES):
+        for group in GROUPS:
+            wanted = [
+                episode_id
+                for episode_id, (its_status, its_group) in reversed(plain.items())
+                if status in (None, its_status) and group in (None, its_group)
+            ]
+            assert walked(listing, (status, group), limit) == wanted
+
+
+def walked(listing: EpisodeListing, found_by: tuple[EpisodeStatus | None, str | None], limit: int) -> list[str]:
+    """All pages, of which only the last may be short."""
+    found: list[str] = []
+    before: int | None = None
+    while True:
+        page, before = listing.page(found_by, before, limit)
+        found += page
+        if before is None:
+            return found
+        assert len(page) == limit
+
+
+def test_a_page_goes_on_where_it_was_although_episodes_came_and_went() -> None:
+    listing = EpisodeListing()
+    for number in range(6):
+        listing.add(f"ep_{number}", EpisodeStatus.RUNNING, None)
+    first, before = listing.page((None, None), None, 2)
+    listing.add("ep_6", EpisodeStatus.RUNNING, None)
+    listing.remove("ep_4")
+    listing.remove("ep_3")
+    assert (first, listing.page((None, None), before, 2)) == (["ep_5", "ep_4"], (["ep_2", "ep_1"], 1))
+
+
+def episode(number: int, **fields: Any) -> Episode:
+    return Episode(
+        episode_id=f"ep_{number}",
+        status=EpisodeStatus.COMPLETED,
+        agent="external",
+        task=TaskRef(instruction="t"),
+        rollout_id=f"ep_{number}",
+        sampling=Sampling(),
+        limits=Limits(),
+        timings=EpisodeTimings(created_at=0.0),
+        **fields,
+    )
+
+
+def filled(count: int) -> Archive:
+    archive = Archive(None, 1)  # type: ignore[arg-type] - no episode is read from the journal here
+    for number in range(count):
+        made = episode(number, group_id=f"g{number // 4}")
+        archive.created(Stored(made, "nonce", None, "digest"))
+        archive.ended(made)
+    return archive
+
+
+def test_a_filter_reads_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = filled(2_000)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a record was read")
+
+    monkeypatch.setattr(Episode, "model_validate_json", never)
+    assert archive.page(EpisodeStatus.FAILED, None, None, 100) == ([], None)
+    assert archive.page(None, "g3", None, 100) == (["ep_15", "ep_14", "ep_13", "ep_12"], None)
+    assert archive.page(EpisodeStatus.COMPLETED, "g3", 14, 1) == (["ep_13"], 13)
+    assert archive.page(EpisodeStatus.COMPLETED, "nobody's", None, 1) == ([], None)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
+def test_a_record_that_went_wrong_in_memory_is_shown_as_unreadable_too() -> None:
+    archive = filled(1)
+    archive.ended(episode(0).model_copy(update={"attempt": "many"}))
+    shown = archive.get("ep_0")
+    assert shown is not None
+    assert (shown.status, shown.error and shown.error.type) == (EpisodeStatus.FAILED, "record_unreadable")
+    archive.forget("ep_0")
+    assert "ep_0" not in archive
