@@ -1,16 +1,16 @@
 """One episode, from its creation to its stored end: prepare → run → drain → grade → store.
 
-``EpisodeRun.live`` is the one task that owns an episode, whether this server launches the agent or an external
-agent comes in over the network. Everything else only calls ``request_stop`` with an outcome: the agent's exit, a
-finish, a submission, a cancellation, the end of a budget, a limit of time, the death of the sandbox. What must
-hold:
+``EpisodeRun.run_to_end`` is the one task that owns an episode, whether this server launches the agent or an
+external agent comes in over the network. Everything else only calls ``request_stop`` with an outcome: the agent's
+exit, a finish, a submission, a cancellation, the end of a budget, a limit of time, the death of the sandbox. What
+must hold:
 
-1. An episode ends exactly once. ``Lifecycle`` decides how; only ``live`` acts on it, in one straight line.
+1. An episode ends exactly once. ``Lifecycle`` decides how; only ``run_to_end`` acts on it, in one straight line.
 2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
 3. The sandbox is destroyed before the end is stored, and the place among ``episodes.max_running`` is free after
-   it. ``live`` releases both on every path: success, failure, stop, a bug, shutdown.
+   it. ``run_to_end`` releases both on every path: success, failure, stop, a bug, shutdown.
 4. A reward comes from a grading that was finished; without one it is None.
 5. At shutdown (``interrupt``) an episode that nobody stopped ends nothing and stores nothing: the next start finds
    it unfinished and records ``server_restarted``. So does one whose grading was under way. A stop that was
@@ -97,13 +97,14 @@ class EpisodeRun:
         self._interrupted = False
         self._grading = anyio.CancelScope()
         self._has_place = False
-        self._over = False
-        """``live`` is done."""
-        self._failed_attempts = 0
-        self._store_error: Exception | None = None
-        """Why the latest attempt to store the end failed."""
-        self._retry = anyio.Event()
         self._changed = anyio.Event()
+        """Set, and replaced, at each change of status."""
+        self._retry = anyio.Event()
+        """Set to store a refused end again at once."""
+        self._attempted = anyio.Event()
+        """Set at each attempt to store the end, and replaced while there may be another."""
+        self._store_error: Exception | None = None
+        """Why the latest attempt failed."""
 
     # What others see
 
@@ -139,11 +140,10 @@ class EpisodeRun:
     async def wait_until_stored(self) -> None:
         """Returns when the end is stored. Raises what the next failed attempt raised (JournalUnavailable), or
         SandboxUnavailable when the server stops first."""
-        seen = self._failed_attempts
-        while not self._stored.episode.status.ended:
-            if self._store_error is not None and (self._over or self._failed_attempts > seen):
+        if not self.episode.status.ended:
+            await self._attempted.wait()
+            if self._store_error is not None:
                 raise self._store_error
-            await self._changed.wait()
 
     # The MCP endpoint's view (EpisodeTools)
 
@@ -189,7 +189,7 @@ class EpisodeRun:
             self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
 
     def interrupt(self) -> None:
-        """The server stops. ``live`` returns soon; see the head of this module for what it still stores."""
+        """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""
         self._interrupted = True
         self._stopping.set()
         self._grading.cancel()
@@ -197,7 +197,7 @@ class EpisodeRun:
 
     # The owner task
 
-    async def live(self) -> None:
+    async def run_to_end(self) -> None:
         """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
         with anyio.CancelScope(shield=True):
             try:
@@ -210,29 +210,39 @@ class EpisodeRun:
                 await self._destroy_sandbox()
                 if self._has_place:
                     self._parts.places.release()
-                self._over = True
-                self._attempt_failed(SandboxUnavailable("the server is stopping"))
+                if not self.episode.status.ended:
+                    self._store_error = SandboxUnavailable("the server is stopping")
+                self._attempted.set()
 
     async def _reach_outcome(self) -> bool:
         """Prepare, run, drain, grade. False when the server stops before the outcome is decided."""
         try:
-            async with anyio.create_task_group() as playing:
+            async with anyio.create_task_group() as active:
                 if self._sandbox is not None:
-                    playing.start_soon(self._play, self._sandbox)
+                    active.start_soon(self._prepare_and_run, self._sandbox)
                 await self._stopping.wait()
-                await self._drain()  # while the agent still lives, to receive the replies
-                playing.cancel_scope.cancel()
+                stop = self._life.stop
+                if stop is not None:
+                    await self._drain(stop)  # while the agent still lives, to receive the replies
+                active.cancel_scope.cancel()
+            if stop is None:
+                return False
             if self._life.needs_grade and not self._interrupted:
                 await self._grade()
-        except Exception:  # noqa: BLE001 - the boundary: a bug ends the episode as failed, its sandbox is released
+        except Exception:  # noqa: BLE001 - the boundary: a bug ends the episode as failed
             self._log_bug("an episode failed")
             self._life.settle(Outcome(EpisodeStatus.FAILED, _server_fault("the server failed")))
         return self._life.decided
 
-    async def _play(self, sandbox: EpisodeSandbox) -> None:
-        """Prepare and run, then request a stop: with the agent's exit, or with what failed."""
+    async def _prepare_and_run(self, sandbox: EpisodeSandbox) -> None:
+        """Requests the stop itself: with the agent's exit, or with what failed."""
         try:
-            outcome = await self._prepare_and_run(sandbox)
+            await self._parts.places.acquire()
+            self._has_place = True
+            self._move(EpisodeStatus.PREPARING)
+            await sandbox.prepare()
+            self._move(EpisodeStatus.RUNNING)
+            outcome = await self._agent_outcome(sandbox)
         except TurnstileError as error:
             outcome = Outcome(EpisodeStatus.FAILED, error)
         except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
@@ -240,24 +250,15 @@ class EpisodeRun:
             outcome = Outcome(EpisodeStatus.FAILED, _server_fault("the server failed"))
         self.request_stop(outcome)
 
-    async def _prepare_and_run(self, sandbox: EpisodeSandbox) -> Outcome:
-        await self._parts.places.acquire()
-        self._has_place = True
-        self._move(EpisodeStatus.PREPARING)
-        await sandbox.prepare()
-        self._move(EpisodeStatus.RUNNING)
-        agent = self._plan.agent
+    async def _agent_outcome(self, sandbox: EpisodeSandbox) -> Outcome:
+        agent, session = self._plan.agent, self.session
         if agent is None:
             await sandbox.wait_for_death()
-        session = self.session
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
         return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
-    async def _drain(self) -> None:
+    async def _drain(self, stop: Outcome) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
-        stop = self._life.stop
-        if stop is None:
-            return
         calls = self.session.in_flight
         with anyio.move_on_after(0.0 if stop.status in _UNDRAINED else self._parts.settings.gate.drain_s):
             for call in list(calls.values()):
@@ -306,10 +307,9 @@ class EpisodeRun:
     async def _stored_now(self) -> bool:
         """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
-        ended = self.forest.counted(self._life.ended(time.monotonic()))
-        stored = replace(self._stored, episode=ended)
         try:
-            await self._parts.journal.append(stored.record())
+            ended = self.forest.counted(self._life.ended(time.monotonic()))
+            await self._parts.journal.append(replace(self._stored, episode=ended).record())
         except TurnstileError as error:
             _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
             self._attempt_failed(error)
@@ -318,9 +318,15 @@ class EpisodeRun:
             self._log_bug("the end of an episode could not be stored")
             self._attempt_failed(error)
             return False
-        self._stored, self._life.episode = stored, ended
+        self._store_error = None
+        self._life.episode = ended
         self._report(before)
         return True
+
+    def _attempt_failed(self, error: Exception) -> None:
+        self._store_error = error
+        attempted, self._attempted = self._attempted, anyio.Event()
+        attempted.set()
 
     async def _destroy_sandbox(self) -> None:
         """A sandbox that cannot be destroyed keeps no episode from ending: its provider removes it later, at the
@@ -337,17 +343,11 @@ class EpisodeRun:
         self._report(before)
 
     def _report(self, before: EpisodeStatus) -> None:
-        self._parts.changed(self, before)
-        self._wake()
-
-    def _attempt_failed(self, error: Exception) -> None:
-        self._failed_attempts += 1
-        self._store_error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        try:
+            self._parts.changed(self, before)
+        finally:
+            changed, self._changed = self._changed, anyio.Event()
+            changed.set()
 
     def _log_bug(self, message: str) -> None:
         _LOG.exception(message, extra={"episode_id": self.episode_id})

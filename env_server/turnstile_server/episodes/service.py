@@ -149,7 +149,7 @@ class Episodes:
             self._running[run.episode_id] = run
         self._metrics.episode_moved(None, run.episode.status)
         self._broadcast.publish(run.episode)
-        self._tasks.start_soon(run.live)
+        self._tasks.start_soon(run.run_to_end)
         return self._created(stored), True
 
     def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
