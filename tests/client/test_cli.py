@@ -276,6 +276,22 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (done.returncode, done.stdout) == (DONE, f"turnstile {version('turnstile-rl')}\n")
 
 
+def test_an_editable_installation_says_where_its_code_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its version is of the day of the installation, its code of today."""
+    info = tmp_path / "turnstile_rl-7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnstile-rl\nVersion: 7\n")
+    (info / "direct_url.json").write_text('{"url": "file:///src/turnstile", "dir_info": {"editable": true}}')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit):
+        app(["--version"])
+    shown = capsys.readouterr()
+    assert shown.out == "turnstile 7\n"
+    assert "file:///src/turnstile" in shown.err
+
+
 def test_help_lists_own_commands_and_those_of_the_server() -> None:
     done = turnstile("--help")
     assert done.returncode == DONE

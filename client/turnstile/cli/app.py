@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import json
+from importlib.metadata import distribution
 from typing import Annotated, Any
 
 import typer
@@ -43,9 +44,15 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"turnstile {version('turnstile-rl')}")
-        raise typer.Exit
+    if not wanted:
+        return
+    installed = distribution("turnstile-rl")
+    typer.echo(f"turnstile {installed.version}")
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        # The code is whatever the folder holds now, so the number alone could mislead.
+        typer.echo(f"editable: the code is that of {origin['url']}; the version is of its installation", err=True)
+    raise typer.Exit
 
 
 @app.callback()
