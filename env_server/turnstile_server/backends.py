@@ -19,9 +19,10 @@ from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.archive import FilesProblem, pack
 from turnstile_server.tasks.inline import find_task
-from turnstile_server.tasks.loader import SHIPPED, LoadedTasks, load_tasks
 from turnstile_server.tasks.model import Files, Task
-from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.registry import host_paths, load_tasks
+from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
 
 
@@ -30,7 +31,7 @@ class Backends:
     """Built, not started: the caller starts ``sandboxes`` and closes them."""
 
     sandboxes: SandboxProvider
-    tasks: TaskSource
+    tasks: TaskCatalog
     task_of: Callable[[TaskRef], Task]
     """The task of a request, by id or inline. Raises NotFound, Unprocessable."""
     archive_of: Callable[[Files], bytes]
@@ -44,7 +45,7 @@ def build_backends(settings: Settings) -> Backends:
     """Builds tasks, agents, sandboxes and grader. Raises StartupError for a task file or agent spec that is
     wrong."""
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
-    tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else LoadedTasks(())
+    tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
 
     def task_of(ref: TaskRef) -> Task:
         return find_task(ref, tasks, allow_inline=settings.tasks.inline)
@@ -57,7 +58,7 @@ def build_backends(settings: Settings) -> Backends:
 
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
-    hidden = (settings.data_dir, *settings.tasks.sources)
+    hidden = (settings.data_dir, *host_paths(settings.tasks.sources))
     provider = create_provider(ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden))
 
     def spec_of(task: Task) -> SandboxSpec:

@@ -15,8 +15,8 @@ from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet
 from turnstile_server.demo.local_server import serve
-from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.registry import load_tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 

@@ -21,8 +21,8 @@ from turnstile.models import EpisodeStatus, Limits
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
-from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.policy import Policy, PolicyInput, Step
 from turnstile_server.testing.recording import Watch
 from turnstile_server.testing.server import Rehearsed, rehearsing

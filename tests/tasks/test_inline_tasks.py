@@ -9,10 +9,10 @@ import pytest
 from turnstile.models import TaskRef
 from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.tasks.inline import find_task, task_from_ref
-from turnstile_server.tasks.loader import LoadedTasks
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.protocol import TaskCatalog
 
-TASKS = LoadedTasks([Task(id="known", instruction="Do it.")])
+TASKS = TaskCatalog([Task(id="known", instruction="Do it.")])
 
 
 def test_an_instruction_is_enough_and_is_not_graded() -> None:

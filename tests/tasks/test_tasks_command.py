@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from turnstile.cli.app import app
 from turnstile_server.sandboxes.run_folder import RunFolder
-from turnstile_server.tasks.loader import load_tasks
+from turnstile_server.tasks.registry import load_tasks
 
 LOCAL = ["--sandbox", "local"]
 SANDBOXES = [

@@ -84,7 +84,7 @@ def serve(
         str | None, typer.Option("--public-url", help="URL that agents reach the agent door by.")
     ] = None,
     tasks: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option("--tasks", help="Task file or folder; may be repeated. None: the tasks that ship."),
     ] = None,
     agent_specs: Annotated[

@@ -29,16 +29,16 @@ from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, 
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.archive import FilesProblem, pack
-from turnstile_server.tasks.loader import load_tasks
 from turnstile_server.tasks.model import Files, Task
-from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.workspace import sandbox_spec
 
 FAILED = 1
 USAGE = 2
 
 Sources = Annotated[
-    list[Path] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
+    list[str] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
 ]
 
 
@@ -179,11 +179,11 @@ def _folder_in(run_dir: Path | None) -> Iterator[Path]:
         yield Path(folder).absolute()
 
 
-def _load(sources: Sequence[Path] | None, settings: Settings) -> list[Task]:
+def _load(sources: Sequence[str] | None, settings: Settings) -> list[Task]:
     return list(_source(sources, settings))
 
 
-def _source(sources: Sequence[Path] | None, settings: Settings) -> TaskSource:
+def _source(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
     """The tasks of ``sources``, else of the settings; ends the command with every problem of their files."""
     try:
         return load_tasks(sources or settings.tasks.sources, settings.tasks)

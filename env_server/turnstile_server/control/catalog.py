@@ -14,14 +14,14 @@ from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.control.body import JSON, cursor_position
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.protocol import TaskCatalog
 
 MAX_PAGE = 1000
 """Ceiling of ``GET /tasks?limit=``."""
 
 
 def build_catalog_router(
-    tasks: TaskSource, agents: AgentRegistry, installed: Callable[[AgentSpec], bool], page_size: int
+    tasks: TaskCatalog, agents: AgentRegistry, installed: Callable[[AgentSpec], bool], page_size: int
 ) -> APIRouter:
     router = APIRouter()
 

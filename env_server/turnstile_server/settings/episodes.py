@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from turnstile_server.settings.section import Section
 
@@ -48,10 +49,15 @@ class EpisodeSettings(Section):
     )
 
 
+def _path_as_text(source: object) -> object:
+    """A SOURCE is text, because a scheme (``hub://name``) is no path; paths are taken too."""
+    return str(source) if isinstance(source, Path) else source
+
+
 class TaskSettings(Section):
     """Where tasks come from."""
 
-    sources: tuple[Path, ...] = Field(
+    sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
         (), description="Task files (YAML, JSONL) or folders of them; empty: the tasks that ship with Turnstile."
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")

@@ -14,7 +14,7 @@ from turnstile.models import TaskRef
 from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.model import Files, Task
-from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.protocol import TaskCatalog
 
 
 def is_inline(ref: TaskRef) -> bool:
@@ -22,13 +22,13 @@ def is_inline(ref: TaskRef) -> bool:
     return ref.instruction is not None or bool(ref.model_extra)
 
 
-def find_task(ref: TaskRef, source: TaskSource, *, allow_inline: bool) -> Task:
+def find_task(ref: TaskRef, catalog: TaskCatalog, *, allow_inline: bool) -> Task:
     """The task that ``ref`` means. Raises NotFound (no such id), Unprocessable (none named, a bad inline task)."""
     if is_inline(ref):
         return task_from_ref(ref, allow_inline=allow_inline)
     if ref.id is None:
         raise Unprocessable("task: name one by `id`, or bring one along with an `instruction`.")
-    return source.get(ref.id)
+    return catalog.get(ref.id)
 
 
 def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:

@@ -16,7 +16,7 @@ from turnstile.models import EpisodeStatus, Limits, TaskRef
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.settings import Settings
-from turnstile_server.tasks.loader import load_tasks
+from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.policy import Policy
 from turnstile_server.testing.server import Rehearsal, RehearsalRefused, Rehearsed, rehearsing
 from turnstile_server.testing.shell_policy import ShellPolicy, door_texts

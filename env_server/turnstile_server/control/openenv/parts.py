@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.settings import ControlSettings, OpenEnvSettings
-from turnstile_server.tasks.protocol import TaskSource
+from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -27,7 +27,7 @@ class OpenEnvParts:
     toolbox: Toolbox
     gate: ASGIApp
     training: TrainerSampling
-    tasks: TaskSource | None
+    tasks: TaskCatalog | None
     control: ControlSettings
     settings: OpenEnvSettings
     closing: anyio.Event

@@ -1,11 +1,11 @@
-"""Task files as text: YAML and JSONL to plain values, with the line that each value stands on.
+"""Parses the text of task files: YAML and JSONL to plain values, with the line of each value.
 
-What must hold: a value that comes out is what JSON could hold (text, numbers, true, false, null, lists, mappings
-by text), whatever the format, so a task means the same in both. YAML's surprises are off: only ``true`` and
-``false`` are booleans, dates stay text, a key given twice is an error, and there are no aliases (which can make
-a small file a huge value).
+What must hold: every value is one that JSON could hold (text, numbers, true, false, null, lists, mappings by
+text), so a task means the same in both formats. YAML is read as JSON would be: only ``true`` and ``false`` are
+booleans, dates stay text, a key given twice is an error, and there are no aliases, which can make a small file a
+huge value.
 
-Never opens a file and knows nothing of what a task is.
+This module opens no file and does not know what a task is.
 """
 
 from __future__ import annotations
@@ -22,28 +22,13 @@ Loc = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a task file."""
-
-    file: str
-    line: int | None
-    field: str | None
-    """Path of the field in the task, dotted: ``tests.files.folder``."""
-    message: str
-
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{where}: {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One task's values and where they stand."""
+class TaskEntry:
+    """One task's values and their lines."""
 
     value: Any
     line: int
     lines: Mapping[Loc, int]
-    """Line by path in ``value``; a path that is not there stands where its longest known prefix does."""
+    """Line by path in ``value``. A path that is missing has the line of its longest known prefix."""
 
     def line_of(self, loc: Loc) -> int:
         for length in range(len(loc), 0, -1):
@@ -52,7 +37,7 @@ class Entry:
         return self.line
 
 
-class SourceError(ValueError):
+class TaskSyntaxError(ValueError):
     """The text itself cannot be read. ``line`` is 1-based."""
 
     def __init__(self, message: str, line: int | None) -> None:
@@ -61,53 +46,57 @@ class SourceError(ValueError):
         self.line = line
 
 
-class _Loader(yaml.SafeLoader):
+class _JsonLikeLoader(yaml.SafeLoader):
+    """YAML with JSON's types, and without aliases."""
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
             line = None if event.start_mark is None else event.start_mark.line + 1
-            raise SourceError("aliases (`*name`) are not supported", line)
+            raise TaskSyntaxError("aliases (`*name`) are not supported", line)
         return super().compose_node(parent, index)
 
 
-_Loader.yaml_implicit_resolvers = {}
+_JsonLikeLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"null|~|", "n~\0"),
     ("bool", r"true|false", "tf"),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(
+    _JsonLikeLoader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), ["" if c == "\0" else c for c in _first]
     )
 
 
-def parse_yaml(text: str) -> list[Entry]:
-    """The tasks of a YAML file: one mapping, or a list of them. Raises SourceError."""
-    loader = _Loader(text)
+def parse_yaml(text: str) -> list[TaskEntry]:
+    """The tasks of a YAML file: one mapping, or a list of them. Raises TaskSyntaxError."""
+    loader = _JsonLikeLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
-            raise SourceError("the file is empty", 1)
+            raise TaskSyntaxError("the file is empty", 1)
         if not isinstance(root, yaml.SequenceNode):
             return [_yaml_entry(root)]
         if not root.value:
-            raise SourceError("the list is empty", root.start_mark.line + 1)
+            raise TaskSyntaxError("the list is empty", root.start_mark.line + 1)
         return [_yaml_entry(node) for node in root.value]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise SourceError(f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else None) from None
+        raise TaskSyntaxError(
+            f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else None
+        ) from None
     except yaml.YAMLError as error:
-        raise SourceError(f"not YAML: {error}", None) from None
+        raise TaskSyntaxError(f"not YAML: {error}", None) from None
     except RecursionError:
-        raise SourceError("not YAML that can be read: nested too deep", None) from None
+        raise TaskSyntaxError("not YAML that can be read: nested too deep", None) from None
     finally:
         loader.dispose()
 
 
-def _yaml_entry(node: yaml.Node) -> Entry:
+def _yaml_entry(node: yaml.Node) -> TaskEntry:
     lines: dict[Loc, int] = {}
-    return Entry(_yaml_value(node, (), lines), node.start_mark.line + 1, lines)
+    return TaskEntry(_yaml_value(node, (), lines), node.start_mark.line + 1, lines)
 
 
 def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
@@ -117,10 +106,10 @@ def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise SourceError("a key must be text", key_node.start_mark.line + 1)
+                raise TaskSyntaxError("a key must be text", key_node.start_mark.line + 1)
             key = key_node.value
             if key in mapping:
-                raise SourceError(f"the key {key!r} is given twice", key_node.start_mark.line + 1)
+                raise TaskSyntaxError(f"the key {key!r} is given twice", key_node.start_mark.line + 1)
             lines[(*loc, key)] = key_node.start_mark.line + 1
             mapping[key] = _yaml_value(value_node, (*loc, key), lines)
         return mapping
@@ -138,21 +127,21 @@ def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
         case "str":
             return node.value
         case tag:
-            raise SourceError(f"the tag {tag!r} is not supported", line)
+            raise TaskSyntaxError(f"the tag {tag!r} is not supported", line)
 
 
-def parse_jsonl(text: str) -> Iterator[Entry | SourceError]:
+def parse_jsonl(text: str) -> Iterator[TaskEntry | TaskSyntaxError]:
     """The tasks of a JSONL file, one per line that is not blank; a line that is not JSON is its error."""
     # Not splitlines(): JSON strings may hold U+2028 and the like.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield Entry(json.loads(line, object_pairs_hook=_no_twins, parse_constant=_no_constant), number, {})
+            yield TaskEntry(json.loads(line, object_pairs_hook=_no_twins, parse_constant=_no_constant), number, {})
         except json.JSONDecodeError as error:
-            yield SourceError(f"not JSON: {error.msg} (column {error.colno})", number)
+            yield TaskSyntaxError(f"not JSON: {error.msg} (column {error.colno})", number)
         except (ValueError, RecursionError) as error:
-            yield SourceError(f"not JSON that can be read: {error}", number)
+            yield TaskSyntaxError(f"not JSON that can be read: {error}", number)
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""Task files: the task source of YAML and JSONL files and of folders of them.
+
+A source is a file (``.yaml``, ``.yml``, ``.jsonl``) or a folder. A folder with a ``task.yaml`` is that one task,
+and the rest of it is the task's own data; in any other folder the ``*.jsonl`` files are read and the sub-folders
+are searched, without hidden ones. Within a folder names are sorted.
+
+What must hold: a ``folder`` that a task names lies below the folder of its task file, and neither it nor anything
+in it is a link, so a task file cannot take in other files of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.archive import FilesProblem, check_folder
+from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
+from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""The tasks that come with Turnstile."""
+
+TASK_FILE = "task.yaml"
+
+
+class TaskFiles:
+    """A ``TaskSource``: a SOURCE is a path."""
+
+    def recognises(self, source: str) -> bool:
+        return True
+
+    def host_paths(self, source: str) -> Sequence[Path]:
+        return (Path(source),)
+
+    def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+        path = Path(source)
+        if path.is_dir():
+            files = list(find_files(path))
+            if not files:
+                yield _problem(path, f"no tasks here: no {TASK_FILE} and no .jsonl below this folder")
+            for file in files:
+                yield from _read(file, settings)
+        elif path.is_file():
+            yield from _read(path, settings)
+        else:
+            yield _problem(path, "no such file or folder")
+
+
+def _read(path: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+    try:
+        size = path.stat().st_size
+        if size > settings.max_source_bytes:
+            yield _problem(path, f"larger than {settings.max_source_bytes} bytes")
+            return
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        yield _problem(path, f"not UTF-8: {error.reason} at byte {error.start}")
+        return
+    except OSError as error:
+        yield _problem(path, error.strerror or str(error))
+        return
+    for entry in _entries(path, text):
+        if isinstance(entry, TaskSyntaxError):
+            yield _problem(path, entry.message, entry.line)
+        else:
+            yield from _checked(path, entry, settings)
+
+
+def _entries(path: Path, text: str) -> Sequence[TaskEntry | TaskSyntaxError]:
+    match path.suffix:
+        case ".yaml" | ".yml":
+            try:
+                return parse_yaml(text)
+            except TaskSyntaxError as error:
+                return [error]
+        case ".jsonl":
+            return list(parse_jsonl(text)) or [TaskSyntaxError("the file is empty", 1)]
+        case _:
+            return [TaskSyntaxError("a task file ends in .yaml, .yml or .jsonl", None)]
+
+
+def _checked(path: Path, entry: TaskEntry, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+    """The entry's task, or everything that is wrong with it."""
+    if not isinstance(entry.value, dict):
+        yield _problem(path, "a task is a mapping of its fields", entry.line)
+        return
+    try:
+        task = Task.model_validate(entry.value)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            loc = tuple(part for part in item["loc"] if part != "[key]")
+            message = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+            yield _problem(path, message.removeprefix("Value error, "), entry.line_of(loc), loc)
+        return
+    placed, problems = _with_folders(task, path, entry, settings)
+    yield from problems
+    if not problems:
+        yield FoundTask(placed, str(path), entry.line, entry.line_of(("id",)))
+
+
+def _with_folders(
+    task: Task, path: Path, entry: TaskEntry, settings: TaskSettings
+) -> tuple[Task, list[TaskProblem]]:
+    """The task with its folders absolute, and what is wrong with them."""
+    problems: list[TaskProblem] = []
+
+    def placed(files: Files, *loc: str) -> Files:
+        if files.folder is None:
+            return files
+        at: Loc = (*loc, "folder")
+        try:
+            folder = _inside(path.parent, files.folder)
+            check_folder(folder, settings)
+        except FilesProblem as error:
+            problems.append(_problem(path, str(error), entry.line_of(at), at))
+            return files
+        return files.model_copy(update={"folder": folder})
+
+    changes: dict[str, object] = {}
+    if task.base is not None:
+        changes["base"] = placed(task.base, "base")
+    if task.tests is not None:
+        changes["tests"] = task.tests.model_copy(update={"files": placed(task.tests.files, "tests", "files")})
+    if task.gold is not None and task.gold.files is not None:
+        changes["gold"] = task.gold.model_copy(update={"files": placed(task.gold.files, "gold", "files")})
+    return task.model_copy(update=changes), problems
+
+
+def _problem(path: Path, message: str, line: int | None = None, loc: Loc = ()) -> TaskProblem:
+    return TaskProblem(str(path), line, ".".join(str(part) for part in loc) or None, message)
+
+
+def find_files(folder: Path) -> Iterator[Path]:
+    """The task files of a folder, by the rule at the head of this module. Links are not followed."""
+    own = folder / TASK_FILE
+    if own.is_file():
+        yield own
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from find_files(path)
+        elif path.suffix == ".jsonl":
+            yield path
+
+
+def _inside(root: Path, folder: Path) -> Path:
+    """``folder`` below ``root``, absolute, a folder and reached through no link. Raises FilesProblem."""
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
+        raise FilesProblem(f"{str(folder)!r} must be relative to the task file and stay in its folder")
+    path = root.resolve()
+    for part in folder.parts:
+        path = path / part
+        if path.is_symlink():
+            raise FilesProblem(f"{path} is a link")
+    if not path.is_dir():
+        raise FilesProblem(f"{path} is not a folder")
+    return path

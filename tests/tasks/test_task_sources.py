@@ -1,0 +1,75 @@
+"""The seam for task sources: a source is one module and one registered line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from turnstile_server.errors import StartupError
+from turnstile_server.settings import Settings, TaskSettings
+from turnstile_server.tasks import registry
+from turnstile_server.tasks.model import Answer, Task
+from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.registry import host_paths, load_tasks
+
+
+class CsvTasks:
+    """``csv:FILE``, with the columns id, question and answer."""
+
+    def recognises(self, source: str) -> bool:
+        return source.startswith("csv:")
+
+    def host_paths(self, source: str) -> Sequence[Path]:
+        return (Path(source.removeprefix("csv:")),)
+
+    def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+        file = source.removeprefix("csv:")
+        with open(file, newline="") as rows:
+            for line, row in enumerate(csv.DictReader(rows), start=2):
+                if not row["answer"]:
+                    yield TaskProblem(file, line, "answer", "there is none")
+                    continue
+                task = Task(id=row["id"], instruction=row["question"], answer=Answer(value=row["answer"]))
+                yield FoundTask(task, file, line)
+
+
+@pytest.fixture
+def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(registry, "TASK_SOURCES", [CsvTasks(), *registry.TASK_SOURCES])
+    file = tmp_path / "sums.csv"
+    file.write_text("id,question,answer\none,1+1?,2\ntwo,2+2?,4\n")
+    return file
+
+
+def test_a_source_is_chosen_by_its_scheme_and_loaded_beside_files(sums: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"id": "three", "instruction": "Do it."}\n')
+    tasks = load_tasks([f"csv:{sums}", tmp_path / "more.jsonl"])
+    assert [task.id for task in tasks] == ["one", "two", "three"]
+    assert tasks.get("two").answer == Answer(value="4")
+
+
+def test_ids_are_unique_over_all_kinds_and_problems_are_reported_together(sums: Path, tmp_path: Path) -> None:
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"id": "two", "instruction": "Do it."}\n')
+    sums.write_text(sums.read_text() + "four,8/2?,\n")
+    with pytest.raises(StartupError) as failed:
+        load_tasks([f"csv:{sums}", more])
+    assert failed.value.message.splitlines() == [
+        "The tasks cannot be used.",
+        f"{sums}:4: answer: there is none",
+        f"{more}:1: id: 'two' is already the id of {sums}:3",
+    ]
+
+
+def test_the_files_of_every_source_are_kept_out_of_sandboxes(sums: Path, tmp_path: Path) -> None:
+    assert host_paths([f"csv:{sums}", str(tmp_path)]) == (sums, tmp_path)
+
+
+def test_a_scheme_survives_the_settings() -> None:
+    assert Settings.model_validate({"tasks": {"sources": ["hub://org/name", Path("/tasks")]}}).tasks.sources == (
+        "hub://org/name",
+        "/tasks",
+    )
