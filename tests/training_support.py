@@ -14,7 +14,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from control_support import KEY, in_thread
-from turnstile_server.app import start
+from turnstile_server.process import start
 from turnstile_server.settings import Settings
 
 SLOW_S = 60

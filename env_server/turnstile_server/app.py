@@ -1,20 +1,15 @@
 """The composition root: builds every part from the settings, in the order in which they need each other.
 
-Start: sockets → journal (locks the data directory) → renderer → engine → call pipeline → episodes (restored from
-the journal) → gate and MCP endpoint → sandboxes → control API → listeners. Stop is the reverse. A start that fails
-releases what was already built.
+Start: journal (locks the data directory) → renderer → engine → call pipeline → episodes (restored from the
+journal) → gate and MCP endpoint → sandboxes → control API. Stop is the reverse. A start that fails releases what
+was already built.
 
-``run`` is the whole program; ``open_apps`` is everything but the listeners, for hosts that bring their own
-(``http/hosted.py``) and for test servers (``testing/``), which replace the engine and the backends.
+The result is two ASGI applications without a port. ``process.py`` gives them listeners; a host with its own server
+(``http/hosted.py``) and test servers (``testing/``) use the same assembly.
 """
 
 from __future__ import annotations
 
-import gc
-import json
-import logging
-import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -46,7 +41,6 @@ from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
-from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.journal_collector import JournalCollector
 from turnstile_server.observability.metrics import Metrics
@@ -58,58 +52,6 @@ from turnstile_server.settings import Settings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A started server, with two listeners that do not accept connections before ``serve``."""
-
-    control: Listener
-    agent: Listener
-    control_url: str
-    agent_url: str
-    sandboxes: str
-    """Kind of the sandboxes: docker, local or none."""
-    closing: anyio.Event
-
-    async def serve(self, stop: anyio.Event) -> None:
-        """Serves both applications until ``stop`` is set."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.control.serve)
-            tasks.start_soon(self.agent.serve)
-            await stop.wait()
-            self.closing.set()
-            self.control.stop()
-            self.agent.stop()
-
-
-async def start(settings: Settings, stack: AsyncExitStack) -> Server:
-    """Builds and starts everything; ``stack`` owns what was started. Raises StartupError."""
-    model_dir = model_folder(settings)
-    control_socket = bind("control", settings.control.host, settings.control.port)
-    stack.callback(control_socket.close)
-    agent_socket = bind("agent", settings.gate.host, settings.gate.port)
-    stack.callback(agent_socket.close)
-    control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
-    apps = await open_apps(settings, model_dir, agent_url, stack)
-    idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
-    return Server(
-        control=Listener(
-            apps.control,
-            control_socket,
-            idle_s=idle_s,
-            grace_s=grace_s,
-            access_log=True,
-            ping_interval_s=settings.openenv.ping_interval_s,
-            ping_timeout_s=settings.openenv.ping_timeout_s,
-        ),
-        agent=Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
-        control_url=control_url,
-        agent_url=agent_url,
-        sandboxes=apps.sandboxes,
-        closing=apps.closing,
-    )
-
 
 EngineFactory = Callable[[Vocabulary, Renderer], Engine]
 """Makes the engine for a model folder; not started."""
@@ -123,11 +65,13 @@ async def open_apps(
     *,
     make_engine: EngineFactory | None = None,
     backends: Backends | None = None,
+    observe: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> Apps:
-    """Builds and starts everything behind the listeners; ``stack`` releases it.
+    """Builds and starts everything behind the listeners; ``stack`` releases it. Raises StartupError.
 
-    ``model_dir`` None: a server without a model. ``make_engine`` and ``backends`` replace those of the settings,
-    for test servers. Raises StartupError."""
+    ``model_dir`` None: a server without a model. ``agent_url``: where external agents reach the agent app. Test
+    servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
+    """
     key = load_control_key(settings) if settings.control.auth else None
     if model_dir is None:
         control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
@@ -145,9 +89,8 @@ async def open_apps(
         engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
     stack.push_async_callback(_shielded, engine.close)
     await engine.start()
-    return await assemble(
-        Parts(settings, journal, renderer, engine, keys, metrics, backends), agent_url, key, stack
-    )
+    parts = Parts(settings, journal, renderer, engine, keys, metrics, backends, observe)
+    return await assemble(parts, agent_url, key, stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,46 +203,6 @@ async def _control_app(
     return build_control_app(routers, key=control_key, metrics=parts.metrics, settings=settings.control)
 
 
-async def serve(settings: Settings) -> None:
-    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when both
-    listeners accept connections."""
-    stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_on_signal, stop, started, starting)
-        with starting:
-            async with AsyncExitStack() as stack:
-                server = await start(settings, stack)
-                started.set()
-                _announce(settings, server)
-                await server.serve(stop)
-        tasks.cancel_scope.cancel()
-
-
-def _announce(settings: Settings, server: Server) -> None:
-    # Objects made by the start live as long as the process. Frozen, they are left out of later garbage
-    # collections, which would otherwise take a tenth of a second each, in the middle of a call.
-    gc.collect()
-    gc.freeze()
-    ready = {
-        "event": "ready",
-        "control_url": server.control_url,
-        "agent_url": server.agent_url,
-        "sandboxes": server.sandboxes,
-        "data_dir": str(settings.data_dir),
-    }
-    sys.stdout.write(json.dumps(ready) + "\n")
-    sys.stdout.flush()
-
-
-async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
-    """Stops a running server; cancels one that is still starting."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            stop.set()
-            if not started.is_set():
-                starting.cancel()
-
-
 @asynccontextmanager
 async def _closed_at(calls: ParkedCalls, closing: anyio.Event) -> AsyncIterator[None]:
     """Ends the waiting calls when the server begins to stop: no completion can come any more."""
@@ -318,30 +221,6 @@ async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
     """Closes also when the start was cancelled."""
     with anyio.CancelScope(shield=True):
         await close()
-
-
-def run(settings: Settings) -> int:
-    """Serves, and returns the exit code: 0 after a requested stop, 2 when the server could not start."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    code = 0
-    try:
-        anyio.run(serve, settings, backend_options={"use_uvloop": True})
-    except* StartupError as group:
-        for error in _leaves(group):
-            sys.stderr.write(f"turnstile: {error}\n")
-        code = 2
-    return code
-
-
-def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
-    found: list[StartupError] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
 
 
 def model_folder(settings: Settings) -> Path | None:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from turnstile_server.app import run
 from turnstile_server.engines.registry import engine_kinds
+from turnstile_server.process import run
 from turnstile_server.settings import Settings, load_settings
 
 USAGE = 2

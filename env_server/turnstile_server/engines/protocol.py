@@ -166,7 +166,9 @@ class EngineContext:
         """For an engine that needs no other server. Raises StartupError if one is named."""
         if self.settings.url is not None:
             kind = self.settings.kind
-            raise StartupError(f"--engine-url is for an engine that runs elsewhere; --engine {kind} needs no URL.")
+            raise StartupError(
+                f"--engine-url is for an engine that runs elsewhere (--engine sglang); --engine {kind} needs none"
+            )
 
 
 class Engine(Protocol):
