@@ -15,9 +15,9 @@ import pytest
 from pydantic import ValidationError
 
 from turnstile.models import EpisodeStatus
-from turnstile_server.agents.ending import Ending, ending
+from turnstile_server.agents.ending import LoggedEnding, read_ending
 from turnstile_server.agents.registry import load_registry
-from turnstile_server.agents.spec import AgentSpec, EndRule, Resources
+from turnstile_server.agents.spec import AgentResources, AgentSpec, EndRule
 from turnstile_server.episodes.outcome import AgentEnd, outcome_of_exit
 from turnstile_server.errors import ContextOverflow, EngineUnavailable
 from turnstile_server.settings import SandboxSettings
@@ -25,7 +25,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
 
 LOGS = Path(__file__).with_name("endings")
-DONE = Ending(failed=False, reason=None)
+DONE = LoggedEnding(failed=False, reason=None)
 TOLD: dict[tuple[str, str], tuple[int, str | None]] = {
     # The exit code, and a part of the reason where the agent says that it failed.
     ("claude-code", "ok"): (0, None),
@@ -65,7 +65,7 @@ def test_what_agents_wrote_at_their_end_is_read_right(agent: str, case: str) -> 
     known = load_registry().get(agent)
     code, reason = TOLD[agent, case]
     log = (LOGS / f"{agent}.{case}.jsonl").read_text()
-    outcome = outcome_of_exit(AgentEnd(code, log, ending(known.end, log)), known, turns=1, last_refusal=None)
+    outcome = outcome_of_exit(AgentEnd(code, log, read_ending(known.end, log)), known, turns=1, last_refusal=None)
     if reason is None:
         assert (outcome.status, outcome.error) == (EpisodeStatus.COMPLETED, None)
     else:
@@ -97,23 +97,25 @@ def rule(**fields: Any) -> tuple[EndRule, ...]:
     ],
 )
 def test_fields_are_compared_with_their_type(fields: Any, event: dict[str, Any], applies: bool) -> None:
-    told = ending(rule(**fields), json.dumps({"type": "end", **event}))
+    told = read_ending(rule(**fields), json.dumps({"type": "end", **event}))
     assert (told is not None) is applies
 
 
 def test_the_last_such_event_decides_and_the_first_rule_that_applies_to_it() -> None:
     rules = (*rule(when={"code": 2}, means="done"), *rule(when={"code": 2}, reason="why"), *rule(when={"code": 1}))
     lines = [{"type": "end", "code": 2}, {"type": "end", "code": 3}, {"type": "other", "code": 2}]
-    assert ending(rules, "\n".join(map(json.dumps, lines))) is None
-    assert ending(rules, "\n".join(map(json.dumps, [*lines, lines[0]]))) == DONE
-    assert ending(rules[1:], json.dumps({"type": "end", "code": 2, "why": {"a": 1}})) == Ending(True, '{"a": 1}')
-    assert ending(rules[1:], json.dumps({"type": "end", "code": 2})) == Ending(True, None)
+    assert read_ending(rules, "\n".join(map(json.dumps, lines))) is None
+    assert read_ending(rules, "\n".join(map(json.dumps, [*lines, lines[0]]))) == DONE
+    assert read_ending(rules[1:], json.dumps({"type": "end", "code": 2, "why": {"a": 1}})) == LoggedEnding(
+        True, '{"a": 1}'
+    )
+    assert read_ending(rules[1:], json.dumps({"type": "end", "code": 2})) == LoggedEnding(True, None)
 
 
 @pytest.mark.parametrize("noise", ["", "banner", '{"type": "end"', "[1]", "{" * 5000, '{"a":' * 5000, "\x00{}"])
 def test_lines_that_are_no_events_are_passed_over(noise: str) -> None:
-    assert ending(rule(), noise) is None
-    assert ending(rule(), f'{noise}\n{{"type": "end"}}\n{noise}') == Ending(True, None)
+    assert read_ending(rule(), noise) is None
+    assert read_ending(rule(), f'{noise}\n{{"type": "end"}}\n{noise}') == LoggedEnding(True, None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_rule_that_can_mean_nothing_is_refused(fields: Any) -> None:
 
 def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_code() -> None:
     agent = spec(needs=("git", "libstdc++6"))
-    failed = AgentEnd(0, "words", Ending(True, None))
+    failed = AgentEnd(0, "words", LoggedEnding(True, None))
     overflow, broken = ContextOverflow("full"), EngineUnavailable("gone")
     assert outcome_of_exit(failed, agent, turns=1, last_refusal=broken).error is broken
     assert outcome_of_exit(failed, agent, turns=1, last_refusal=overflow).status is EpisodeStatus.TRUNCATED
@@ -144,7 +146,7 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     silent = outcome_of_exit(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
     assert silent.error is not None
     assert "of an image it needs git, libstdc++6" in silent.error.message
-    mute = outcome_of_exit(AgentEnd(1, "noise", Ending(True, "no key")), spec(), turns=0, last_refusal=None)
+    mute = outcome_of_exit(AgentEnd(1, "noise", LoggedEnding(True, "no key")), spec(), turns=0, last_refusal=None)
     assert mute.error is not None
     assert mute.error.message == "the agent ended with exit code 1 without a model call: no key"
 
@@ -152,12 +154,12 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
 def test_an_agent_gets_the_memory_it_needs_and_its_task_what_it_asks() -> None:
     settings = SandboxSettings(memory_mb=1000, pids=100)
 
-    def limits(agent: Resources, **wish: int) -> tuple[int, int]:
+    def limits(agent: AgentResources, **wish: int) -> tuple[int, int]:
         task = Task.model_validate({"id": "t", "instruction": "i", "sandbox": wish})
         made = sandbox_spec(task, settings, (), agent).limits
         return made.memory_bytes >> 20, made.pids
 
-    assert limits(Resources()) == (1000, 100)
-    assert limits(Resources(memory_mb=2000, pids=200)) == (2000, 200)
-    assert limits(Resources(memory_mb=500, pids=50)) == (1000, 100)
-    assert limits(Resources(memory_mb=500), memory_mb=300, pids=30) == (500, 30)
+    assert limits(AgentResources()) == (1000, 100)
+    assert limits(AgentResources(memory_mb=2000, pids=200)) == (2000, 200)
+    assert limits(AgentResources(memory_mb=500, pids=50)) == (1000, 100)
+    assert limits(AgentResources(memory_mb=500), memory_mb=300, pids=30) == (500, 30)

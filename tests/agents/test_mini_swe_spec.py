@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from local import ROOT
-from turnstile_server.agents.launch import Occasion, launch
+from turnstile_server.agents.launch import LaunchContext, build_launch
 from turnstile_server.agents.registry import load_registry
 
 
@@ -18,7 +18,7 @@ def test_it_is_installed_at_the_versions_that_the_tests_run_with() -> None:
 
 def test_its_configuration_is_yaml_whatever_the_task_says() -> None:
     instruction = "Mend {this} \"file\": 'now'\n- [x"
-    occasion = Occasion(
+    occasion = LaunchContext(
         episode_id="ep_1",
         episode_key="key-1",
         agent_url="http://127.0.0.1:8001",
@@ -30,7 +30,7 @@ def test_its_configuration_is_yaml_whatever_the_task_says() -> None:
         env={"EXTRA": "1"},
         max_output_bytes=1000,
     )
-    made = launch(load_registry().get("mini-swe-agent"), occasion)
+    made = build_launch(load_registry().get("mini-swe-agent"), occasion)
     config = yaml.safe_load(made.files["/home/agent/turnstile.yaml"])
     assert config["agent"]["step_limit"] == 7
     assert config["environment"]["cwd"] == "/work folder"

@@ -14,8 +14,8 @@ from npm_registry import NpmRegistry, npm_registry
 from pydantic import ValidationError
 
 from turnstile_server.agents.installer import Installer
-from turnstile_server.agents.launch import Occasion, launch
-from turnstile_server.agents.npm import ARCH, NODE, NODE_VERSION
+from turnstile_server.agents.launch import LaunchContext, build_launch
+from turnstile_server.agents.packages import ARCH, NODE, NODE_VERSION
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import AgentNotInstalled
@@ -167,8 +167,8 @@ def test_a_command_names_the_shared_nodejs_and_this_machines_builds() -> None:
         command=("{node}", "{install}/node/{arch}/{machine}"),
         stdin="Do: {instruction}",
     )
-    occasion = Occasion("ep_1", "key", "http://d", "it {x}", "/w", "/h", "mine-1", 3, {}, 1000)
-    command = launch(agent, occasion).command
+    occasion = LaunchContext("ep_1", "key", "http://d", "it {x}", "/w", "/h", "mine-1", 3, {}, 1000)
+    command = build_launch(agent, occasion).command
     machine = os.uname().machine
     assert command.argv == (
         f"/opt/turnstile/agents/{NODE}/bin/node",

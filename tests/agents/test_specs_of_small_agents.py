@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from turnstile_server.agents.ending import ending
-from turnstile_server.agents.launch import Launch, Occasion, launch
-from turnstile_server.agents.placeholders import PLACEHOLDERS, faults
+from turnstile_server.agents.ending import read_ending
+from turnstile_server.agents.launch import (
+    PLACEHOLDERS,
+    AgentLaunch,
+    LaunchContext,
+    build_launch,
+    placeholder_errors,
+)
 from turnstile_server.agents.registry import SPECS, load_registry
 from turnstile_server.agents.spec import AgentSpec
 
@@ -22,12 +27,12 @@ DOOR = "http://127.0.0.1:8001/e/ep_1"
 AGENTS = ("pi", "opencode", "qwen-code", "openclaw", "hermes", "aider", "openhands", "shell")
 
 
-def launched(name: str, home: str = "/home/agent", workdir: str = "/workspace", **env: str) -> Launch:
-    return launch(load_registry().get(name), occasion(home, workdir, env))
+def launched(name: str, home: str = "/home/agent", workdir: str = "/workspace", **env: str) -> AgentLaunch:
+    return build_launch(load_registry().get(name), occasion(home, workdir, env))
 
 
-def occasion(home: str, workdir: str, env: dict[str, str]) -> Occasion:
-    return Occasion(
+def occasion(home: str, workdir: str, env: dict[str, str]) -> LaunchContext:
+    return LaunchContext(
         episode_id="ep_1",
         episode_key="key-1",
         agent_url="http://127.0.0.1:8001",
@@ -43,8 +48,8 @@ def occasion(home: str, workdir: str, env: dict[str, str]) -> Occasion:
 
 def test_what_a_spec_may_hold_is_what_an_episode_fills() -> None:
     spec = AgentSpec(name="all", version="1", summary="s", command=tuple(f"{{{name}}}" for name in PLACEHOLDERS))
-    assert faults(spec) == []
-    argv = launch(spec, occasion("/home/agent", "/workspace", {})).command.argv
+    assert placeholder_errors(spec) == []
+    argv = build_launch(spec, occasion("/home/agent", "/workspace", {})).command.argv
     assert len(argv) == len(PLACEHOLDERS)
     assert all(argv)
 
@@ -106,15 +111,15 @@ def test_qwen_codes_loop_detection_is_graded_and_its_other_errors_are_failures()
     def log(message: str) -> str:
         return json.dumps({"type": "result", "is_error": True, "error": {"message": message}})
 
-    found, other = ending(rules, log(loop)), ending(rules, log("401 bad key"))
+    found, other = read_ending(rules, log(loop)), read_ending(rules, log("401 bad key"))
     assert found is not None
     assert not found.failed
     assert other is not None
     assert (other.failed, other.reason) == (True, "401 bad key")
-    assert ending(rules, json.dumps({"type": "result", "is_error": False})) is None
+    assert read_ending(rules, json.dumps({"type": "result", "is_error": False})) is None
 
 
-def run(made: Launch, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run(made: AgentLaunch, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], **made.command.env}
     return subprocess.run(
         made.command.argv, env=env, cwd=folder, input=stdin, capture_output=True, text=True, check=False

@@ -1,1 +1,12 @@
-"""Agents that Turnstile launches: declarative specs, one file each."""
+"""Agents that Turnstile launches: declarative specs, one file each. No other code knows an agent by its name.
+
+In reading order:
+
+- ``spec``: the fields of a spec.
+- ``registry``: loads the specs that ship and those of further folders when the server starts.
+- ``launch``: fills a spec's placeholders with one episode's values.
+- ``ending``: what an agent's own log says about how it ended.
+- ``installer``: installs each agent once, into a folder that sandboxes mount read-only.
+- ``packages``: runs pip (or uv) and npm for the installer.
+- ``specs/``: the agents that ship. The programs beside the YAML files run inside sandboxes, never in the server.
+"""

@@ -1,8 +1,10 @@
-"""Installs agents, once per version, into folders that sandboxes mount read-only.
+"""Installs each agent once, into a folder that sandboxes mount read-only.
 
-A folder appears whole or not at all, and is named by everything that decides its content, so a changed spec is
-installed anew beside the old. Python packages are those of this interpreter's minor version, npm packages those of
-this machine's architecture: images must have the same. Node.js has a folder of its own, for all agents.
+Invariants: a folder appears whole or not at all. Its name is a digest of everything that decides its content, so a
+changed spec is installed anew beside the old one.
+
+Python packages are those of this interpreter's minor version, npm packages those of this machine's architecture:
+images must have the same. All agents share one folder with Node.js.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.agents.install_run import run_install
-from turnstile_server.agents.npm import ARCH, NODE, NODE_VERSION, install_node, install_packages
+from turnstile_server.agents.packages import (
+    ARCH,
+    NODE,
+    NODE_VERSION,
+    install_node,
+    install_npm_packages,
+    install_python_packages,
+)
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.settings import AgentSettings
@@ -38,39 +46,45 @@ def default_install_dir() -> Path:
 
 
 class Installer:
+    """Installs agents below ``folder``. Callers that ask for the same agent at once share one installation."""
+
     def __init__(self, settings: AgentSettings) -> None:
         self.folder = (settings.install_dir or default_install_dir()).absolute()
         self._timeout_s = settings.install_timeout_s
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def name_of(self, spec: AgentSpec) -> str:
-        """The name of the agent's folder in ``folder``."""
+        """The name of the agent's folder below ``folder``."""
         return f"{spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
 
     def installed(self, spec: AgentSpec) -> bool:
-        return self._there(self.name_of(spec)) and not (spec.install.npm and not self._there(NODE))
+        """Whether the agent can be launched without an installation."""
+        return self._exists(self.name_of(spec)) and (not spec.install.npm or self._exists(NODE))
 
     async def install(self, spec: AgentSpec) -> None:
-        """Installs the agent unless it is there; whoever asks meanwhile waits. Raises AgentNotInstalled."""
+        """Install the agent unless it is installed. Concurrent callers wait for the same installation.
+
+        Raises AgentNotInstalled, also after ``agents.install_timeout_s``.
+        """
         if self.installed(spec):
             return
         try:
             with anyio.fail_after(self._timeout_s):
                 if spec.install.npm:
-                    await self._whole(NODE, install_node)
-                await self._whole(self.name_of(spec), lambda partial: self._fill(spec, partial))
+                    await self._fill_once(NODE, install_node)
+                await self._fill_once(self.name_of(spec), lambda partial: self._install_into(partial, spec))
         except TimeoutError as error:
             raise AgentNotInstalled(
                 f"agent {spec.name} was not installed within agents.install_timeout_s ({self._timeout_s:g} s)"
             ) from error
 
-    def _there(self, name: str) -> bool:
+    def _exists(self, name: str) -> bool:
         return (self.folder / name).is_dir()
 
-    async def _whole(self, name: str, fill: Callable[[Path], Awaitable[None]]) -> None:
-        """The folder ``name``, filled elsewhere and then put there, by one caller at a time."""
+    async def _fill_once(self, name: str, fill: Callable[[Path], Awaitable[None]]) -> None:
+        """Make the folder ``name`` unless it exists: fill a temporary folder, then rename it."""
         async with self._locks[name]:
-            if self._there(name):
+            if self._exists(name):
                 return
             _LOG.info("installing %s", name)
             try:
@@ -87,14 +101,12 @@ class Installer:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(lambda: shutil.rmtree(partial, ignore_errors=True))
 
-    async def _fill(self, spec: AgentSpec, partial: Path) -> None:
+    async def _install_into(self, partial: Path, spec: AgentSpec) -> None:
         install = spec.install
         if install.pip:
-            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
-            what = f"agent {spec.name} could not be installed: pip"
-            await run_install(what, (*pip, "--target", str(partial / "python"), *install.pip))
+            await install_python_packages(spec.name, install.pip, partial / "python")
         if install.npm:
-            await install_packages(spec.name, install.npm, partial / "node", self.folder / NODE)
+            await install_npm_packages(spec.name, install.npm, partial / "node", self.folder / NODE)
         if install.tree is not None:
             tree = install.tree
             await anyio.to_thread.run_sync(
@@ -106,12 +118,12 @@ class Installer:
         try:
             partial.rename(self.folder / name)
         except OSError as error:
-            if not self._there(name):  # else another server was faster
+            if not self._exists(name):  # another server may have been faster
                 raise AgentNotInstalled(f"{name} cannot be put into {self.folder}: {error}") from error
 
 
 def _digest(spec: AgentSpec) -> str:
-    """Of what is installed: requirements, packages and files."""
+    """A digest of all that is installed: requirements, packages and files."""
     content = hashlib.sha256(json.dumps(spec.install.pip).encode())
     if spec.install.npm:
         content.update(json.dumps([NODE_VERSION, ARCH, *spec.install.npm]).encode())

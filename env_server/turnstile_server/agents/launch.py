@@ -1,12 +1,15 @@
-"""From an agent's spec to the command that one episode's sandbox starts: placeholders filled, nothing run."""
+"""Fills the placeholders of an agent's spec with one episode's values. Pure: nothing is run or written.
+
+A spec is checked by filling its texts with the function that fills them later. So a spec that the server loaded
+at its start can be filled for every episode, and an unknown placeholder is a start-up error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from turnstile_server.agents.npm import ARCH, MACHINE, NODE
-from turnstile_server.agents.placeholders import filled
+from turnstile_server.agents.packages import ARCH, MACHINE, NODE
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.protocol import Command, User
@@ -14,21 +17,40 @@ from turnstile_server.sandboxes.protocol import Command, User
 INSTALLS = "/opt/turnstile/agents"
 """Where the folder of installed agents is mounted in every sandbox."""
 
+PLACEHOLDERS = (
+    "model_url",
+    "tool_url",
+    "episode_key",
+    "instruction",
+    "instruction_file",
+    "workdir",
+    "home",
+    "install",
+    "node",
+    "arch",
+    "machine",
+    "max_turns",
+)
+_SAMPLE_VALUES = dict.fromkeys(PLACEHOLDERS, "x")
+
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class AgentLaunch:
+    """The command that a sandbox starts for one episode, and the files that it needs."""
+
     command: Command
     files: Mapping[str, str]
     """Text by absolute path, to be written before the start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
-    """What one episode brings to an agent's spec."""
+class LaunchContext:
+    """The values of one episode that an agent's spec is filled with."""
 
     episode_id: str
     episode_key: str
     agent_url: str
+    """Base URL of the model API and the MCP endpoint, as the sandbox reaches them."""
     instruction: str
     workdir: str
     home: str
@@ -36,41 +58,80 @@ class Occasion:
     """Name of the agent's folder below ``INSTALLS``."""
     max_turns: int
     env: Mapping[str, str]
+    """The episode's own environment; it overrides the spec's."""
     max_output_bytes: int
 
 
-def launch(spec: AgentSpec, occasion: Occasion) -> Launch:
-    """Raises TaskFailed for a spec that cannot be filled in; the registry loads none."""
-    door = f"{occasion.agent_url}/e/{occasion.episode_id}"
-    instruction_file = f"{occasion.home}/instruction.md"
+def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
+    """Fill ``spec`` for one episode.
+
+    Raises TaskFailed for a spec that cannot be filled; the registry loads none.
+    """
+    model_url = f"{context.agent_url}/e/{context.episode_id}"
+    instruction_file = f"{context.home}/instruction.md"
     values = {
-        "model_url": door,
-        "tool_url": f"{door}/mcp",
-        "episode_key": occasion.episode_key,
-        "instruction": occasion.instruction,
+        "model_url": model_url,
+        "tool_url": f"{model_url}/mcp",
+        "episode_key": context.episode_key,
+        "instruction": context.instruction,
         "instruction_file": instruction_file,
-        "workdir": occasion.workdir,
-        "home": occasion.home,
-        "install": f"{INSTALLS}/{occasion.install}",
+        "workdir": context.workdir,
+        "home": context.home,
+        "install": f"{INSTALLS}/{context.install}",
         "node": f"{INSTALLS}/{NODE}/bin/node",
         "arch": ARCH,
         "machine": MACHINE,
-        "max_turns": str(occasion.max_turns),
+        "max_turns": str(context.max_turns),
     }
 
     def fill(text: str) -> str:
         try:
-            return filled(text, values)
+            return fill_placeholders(text, values)
         except ValueError as error:
             raise TaskFailed(f"the spec of agent {spec.name} cannot be filled in: {text!r}: {error}") from error
 
     files = {fill(path): fill(text) for path, text in spec.files.items()}
-    env = {"HOME": occasion.home, **{name: fill(text) for name, text in spec.env.items()}, **occasion.env}
+    env = {"HOME": context.home, **{name: fill(text) for name, text in spec.env.items()}, **context.env}
     command = Command(
         argv=tuple(fill(part) for part in spec.command),
         env=env,
         user=User.AGENT,
-        max_output_bytes=occasion.max_output_bytes,
+        max_output_bytes=context.max_output_bytes,
         stdin=fill(spec.stdin).encode(),
     )
-    return Launch(command, {instruction_file: occasion.instruction, **files})
+    return AgentLaunch(command, {instruction_file: context.instruction, **files})
+
+
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with ``values`` by placeholder. A doubled brace becomes a brace.
+
+    Raises ValueError for a placeholder that is not in ``values`` and for a single brace.
+    """
+    try:
+        return text.format_map(values)
+    except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:
+        fault = f"there is no placeholder {{{error.args[0]}}}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(fault) from error
+
+
+def placeholder_errors(spec: AgentSpec) -> list[str]:
+    """Every text of ``spec`` that cannot be filled, with the name of its field; empty for a good spec."""
+    found: list[str] = []
+    for field, text in _texts(spec):
+        try:
+            fill_placeholders(text, _SAMPLE_VALUES)
+        except ValueError as error:
+            found.append(f"{field}: {error}")
+    return found
+
+
+def _texts(spec: AgentSpec) -> Iterator[tuple[str, str]]:
+    """Every text that is filled, with the path of its field."""
+    for index, part in enumerate(spec.command):
+        yield f"command.{index}", part
+    yield "stdin", spec.stdin
+    for name, text in spec.env.items():
+        yield f"env.{name}", text
+    for path, text in spec.files.items():
+        yield f"files.{path}", path
+        yield f"files.{path}", text

@@ -1,4 +1,4 @@
-"""The agents this server can launch: every ``*.yaml`` of the folders of specs, checked when the server starts."""
+"""The agents that a server can launch: every ``*.yaml`` of the spec folders, checked when the server starts."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from turnstile_server.agents import placeholders
+from turnstile_server.agents.launch import PLACEHOLDERS, placeholder_errors
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import StartupError, Unprocessable
 
 SPECS = Path(__file__).parent / "specs"
 EXTERNAL = "external"
-"""The name of every agent that somebody else runs."""
+"""The agent name of episodes whose agent the caller runs."""
 
 
 class AgentRegistry:
+    """Agent specs by name, in the order in which they were loaded."""
+
     def __init__(self, specs: Mapping[str, AgentSpec]) -> None:
         self._specs = dict(specs)
 
     def get(self, name: str) -> AgentSpec:
-        """Raises Unprocessable, naming the agents there are."""
+        """The spec of the agent ``name``. Raises Unprocessable, naming the known agents, for an unknown one."""
         spec = self._specs.get(name)
         if spec is None:
             raise Unprocessable(
@@ -36,14 +38,15 @@ class AgentRegistry:
 
 
 def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
-    """The agents that ship, and those of ``further`` folders, which may replace them by name.
+    """Load the agents that ship, then those of the folders ``further``. A later one replaces a namesake.
 
-    Raises StartupError, naming the file and the field.
+    Raises StartupError, naming the file and the field, for a spec that is wrong: an unknown field, dialect or
+    placeholder, an unpinned npm package, a name that is taken twice in one folder.
     """
     specs: dict[str, AgentSpec] = {}
     for folder in (SPECS, *further):
         if not folder.is_dir():
-            raise StartupError(f"agents.specs: {folder} is no folder")
+            raise StartupError(f"agents.specs: {folder} is not a folder")
         found = [_load(path) for path in sorted(folder.glob("*.yaml"))]
         names = [spec.name for spec in found]
         for spec in found:
@@ -54,7 +57,7 @@ def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
 
 
 def _load(path: Path) -> AgentSpec:
-    """The spec, its ``tree`` as an absolute path."""
+    """Read one spec; its ``tree`` becomes an absolute path."""
     try:
         spec = AgentSpec.model_validate(yaml.safe_load(path.read_text("utf-8")))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -62,9 +65,9 @@ def _load(path: Path) -> AgentSpec:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise StartupError(f"the agent spec {path} is wrong: {faults}") from error
-    unfilled = placeholders.faults(spec)
+    unfilled = placeholder_errors(spec)
     if unfilled:
-        known = ", ".join(f"{{{name}}}" for name in placeholders.PLACEHOLDERS)
+        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise StartupError(
             f"the agent spec {path} is wrong: {'; '.join(unfilled)}. Placeholders are {known}; a brace is written "
             "twice"
@@ -73,5 +76,5 @@ def _load(path: Path) -> AgentSpec:
         return spec
     tree = (path.parent / spec.install.tree).resolve()
     if not tree.is_dir():
-        raise StartupError(f"the agent spec {path} is wrong: install.tree: {tree} is no folder")
+        raise StartupError(f"the agent spec {path} is wrong: install.tree: {tree} is not a folder")
     return spec.model_copy(update={"install": spec.install.model_copy(update={"tree": str(tree)})})

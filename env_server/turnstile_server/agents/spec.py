@@ -1,9 +1,9 @@
-"""An agent as data: what to install, what to put where, what to run, how it ends. One file per agent.
+"""The fields of an agent's spec: what to install, which files to write, what to run, how it ends.
 
-Strings may hold placeholders, filled per episode: ``{model_url}`` (with the dialect's base path, e.g. ``/v1``,
-added by the spec), ``{tool_url}``, ``{episode_key}``, ``{instruction}``, ``{instruction_file}``, ``{workdir}``,
+Texts may hold placeholders, which ``launch`` fills per episode: ``{model_url}`` (the spec adds the dialect's base
+path, e.g. ``/v1``), ``{tool_url}``, ``{episode_key}``, ``{instruction}``, ``{instruction_file}``, ``{workdir}``,
 ``{home}`` (writable, empty), ``{install}`` (the agent's read-only install folder), ``{node}`` (the binary of
-Node.js, there where ``install.npm`` is used), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
+Node.js, for specs with ``install.npm``), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
 ``aarch64``), ``{max_turns}``. A doubled brace is a brace.
 """
 
@@ -35,12 +35,14 @@ def _known_dialect(name: str) -> str:
 NpmPackage = Annotated[str, AfterValidator(_pinned)]
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
+    """A part of a spec: immutable, and an unknown field is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Install(Part):
-    """Packages put once into a folder that every sandbox mounts read-only."""
+class Install(SpecPart):
+    """What is installed once, into a folder that every sandbox mounts read-only."""
 
     pip: tuple[str, ...] = Field((), description="Pinned requirements, installed into `{install}/python`.")
     npm: tuple[NpmPackage, ...] = Field(
@@ -51,15 +53,15 @@ class Install(Part):
     tree: str | None = Field(None, description="Folder, relative to the spec, copied to `{install}/files`.")
 
 
-class Threads(Part):
+class ThreadHeaders(SpecPart):
     """Request headers in which the agent names the conversation that a call belongs to."""
 
     name: str | None = Field(None, description="Header with the agent's id of the conversation.")
     parent: str | None = Field(None, description="Header with its id of the conversation that started this one.")
 
 
-class Resources(Part):
-    """What the agent itself needs of its sandbox; the sandbox gets at least this, whatever its task asks."""
+class AgentResources(SpecPart):
+    """What the agent itself needs. Its sandbox gets at least this, even if its task asks for less."""
 
     memory_mb: int | None = Field(None, ge=16)
     pids: int | None = Field(None, ge=8, description="Processes and threads.")
@@ -72,25 +74,27 @@ def _pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     return pattern
 
 
-class Match(Part):
+class TextPattern(SpecPart):
+    """A value of an end rule that is found in a text, not equal to it."""
+
     match: Annotated[str, AfterValidator(_pattern)] = Field(
         description="Regular expression (Python's), found anywhere in a text."
     )
 
 
-class EndRule(Part):
-    """What an event of the agent's own log says about its end: where its exit code does not."""
+class EndRule(SpecPart):
+    """Says by an event of the agent's own log how the agent ended, where its exit code does not."""
 
-    last: dict[str, Scalar | Match] = Field(
+    last: dict[str, Scalar | TextPattern] = Field(
         min_length=1,
         description="Fields (`a.b`: b in a; `a.0`: first of a) and values by which the event is known; the last "
         "such event counts.",
     )
-    when: dict[str, Scalar | Match] = Field(
+    when: dict[str, Scalar | TextPattern] = Field(
         default_factory=dict,
         description="Fields and values that it must have for the rule to apply; null: null, or not there.",
     )
@@ -98,27 +102,29 @@ class EndRule(Part):
     reason: str | None = Field(None, description="The field that says why.")
 
 
-class AgentSpec(Part):
+class AgentSpec(SpecPart):
+    """One agent that the server can launch."""
+
     name: ClientId
     version: str = Field(description="The version that was tried.")
     summary: str
     install: Install = Install()
     dialect: Annotated[str, AfterValidator(_known_dialect)] = "chat"
-    threads: Threads = Threads()
-    resources: Resources = Resources()
-    needs: tuple[str, ...] = Field((), description="What the image must have, as Debian packages; told in errors.")
+    threads: ThreadHeaders = ThreadHeaders()
+    resources: AgentResources = AgentResources()
+    needs: tuple[str, ...] = Field((), description="Debian packages that the image must have; errors name them.")
     command: tuple[str, ...] = Field(description="argv; `python3` is the sandbox's.")
-    stdin: str = Field("", description="Its standard input.")
+    stdin: str = Field("", description="Standard input of the command.")
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="Text by absolute path, written before start.")
-    success: tuple[int, ...] = Field((0,), description="Exit codes of an agent that did what it could.")
+    success: tuple[int, ...] = Field((0,), description="Exit codes after which the work is graded.")
     end: tuple[EndRule, ...] = Field(
         (), description="Rules on the JSON lines of its standard output; the first that applies beats `success`."
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
-    uses_tools: bool = Field(False, description="Whether it speaks to the tool door.")
+    uses_tools: bool = Field(False, description="Whether it uses the MCP endpoint.")
     offers_tools: bool | None = Field(
         True,
-        description="Whether it offers the model tools, of its own or the tool door's; false: it works by its "
-        "replies' text; null: up to the episode.",
+        description="Whether it offers the model tools, its own or the MCP endpoint's; false: it works by the "
+        "text of replies; null: up to the episode.",
     )

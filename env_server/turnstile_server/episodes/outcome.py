@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
-from turnstile_server.agents.ending import Ending
+from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
@@ -21,7 +21,7 @@ class AgentEnd:
 
     exit_code: int
     output: str
-    reported: Ending | None = None
+    reported: LoggedEnding | None = None
 
 
 @dataclass(frozen=True, slots=True)

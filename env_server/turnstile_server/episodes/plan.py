@@ -21,7 +21,7 @@ from turnstile.models import (
 )
 from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.agents.registry import EXTERNAL
-from turnstile_server.agents.spec import AgentSpec, Resources
+from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.gate.session import CallLimits
@@ -59,7 +59,7 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
         if missing is not None:
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
         mounts = (Mount(backends.installer.folder, INSTALLS),) if agent is not None else ()
-        spec = sandbox_spec(task, settings, mounts, Resources() if agent is None else agent.resources)
+        spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
     return Plan(task, agent, spec, _merged(request.limits, task.limits), task.image or settings.docker_image)
 
 

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import anyio
 
-from turnstile_server.agents.ending import ending
+from turnstile_server.agents.ending import read_ending
 from turnstile_server.agents.installer import PYTHON_VERSION
-from turnstile_server.agents.launch import Launch, Occasion, launch
+from turnstile_server.agents.launch import AgentLaunch, LaunchContext, build_launch
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import AgentEnd
@@ -83,7 +83,7 @@ class EpisodeSandbox:
                 await process.kill()
             raise
         output = (result.stdout + result.stderr).decode(errors="replace")
-        reported = ending(agent.end, result.stdout.decode(errors="replace"))
+        reported = read_ending(agent.end, result.stdout.decode(errors="replace"))
         return AgentEnd(result.exit_code, output, reported)
 
     async def wait_for_death(self) -> NoReturn:
@@ -96,9 +96,9 @@ class EpisodeSandbox:
 
     def _launch(
         self, sandbox: Sandbox, agent: AgentSpec, episode_key: str, max_turns: int, env: Mapping[str, str]
-    ) -> Launch:
+    ) -> AgentLaunch:
         assert sandbox.agent_url is not None  # `prepare` refuses a sandbox without it
-        occasion = Occasion(
+        occasion = LaunchContext(
             episode_id=self._episode_id,
             episode_key=episode_key,
             agent_url=sandbox.agent_url,
@@ -110,7 +110,7 @@ class EpisodeSandbox:
             env=env,
             max_output_bytes=self._max_output_bytes,
         )
-        return launch(agent, occasion)
+        return build_launch(agent, occasion)
 
     async def collect_work(self) -> bytes | None:
         """Stops every process of the agent, then gives a tar of its work folder; None where the task grades only

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio.to_thread
 
-from turnstile_server.agents.spec import Resources
+from turnstile_server.agents.spec import AgentResources
 from turnstile_server.errors import TaskFailed, Unprocessable
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
@@ -19,7 +19,7 @@ def sandbox_spec(
     task: Task,
     settings: SandboxSettings,
     mounts: tuple[Mount, ...] = (),
-    agent: Resources = Resources(),  # noqa: B008 - frozen
+    agent: AgentResources = AgentResources(),  # noqa: B008 - frozen
 ) -> SandboxSpec:
     """The sandbox for a task: for its agent, and for its grading.
 
