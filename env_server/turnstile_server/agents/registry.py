@@ -16,6 +16,9 @@ SPECS = Path(__file__).parent / "specs"
 EXTERNAL = "external"
 """The agent name of episodes whose agent the caller runs."""
 
+YAML = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+"""libyaml reads the specs that ship ten times as fast as the parser in Python, at each start of a server."""
+
 
 class AgentRegistry:
     """Agent specs by name, in the order in which they were loaded."""
@@ -59,7 +62,7 @@ def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
 def _load(path: Path) -> AgentSpec:
     """Read one spec; its ``tree`` becomes an absolute path."""
     try:
-        spec = AgentSpec.model_validate(yaml.safe_load(path.read_text("utf-8")))
+        spec = AgentSpec.model_validate(yaml.load(path.read_text("utf-8"), YAML))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise StartupError(f"the agent spec {path} cannot be read: {error}") from error
     except ValidationError as error:
