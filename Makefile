@@ -1,4 +1,5 @@
 # make test     lint and the default test suite (what every change must pass)
+# make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
@@ -18,11 +19,14 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test lint demo bench agents-matrix docs clean
+.PHONY: test check lint demo bench agents-matrix docs clean
 
 test: lint
 	scripts/bubblewrap.sh
 	$(BIN)/pytest -n 3 --dist loadfile -m "not sglang and not agents and not slow and not docker"
+
+check: $(INSTALLED)
+	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

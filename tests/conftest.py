@@ -14,6 +14,8 @@ from local import ROOT
 from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
 
+pytest_plugins = ["quick"]
+
 # A busy machine is no failure: time is asserted nowhere, by hypothesis neither. In CI the examples are the same in
 # every run, so that a change is judged by what it changes; elsewhere they are new each time.
 settings.register_profile(
