@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turnstile_server.commands.serve import main as _serve
-from turnstile_server.http.hosted import app
+from turnstile_server.hosted import app
 
 __all__ = ["app", "main"]
 

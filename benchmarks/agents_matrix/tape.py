@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agents_matrix.recording import Said, What
-from turnstile_server.http.agent_request import split_path
+from turnstile_server.http.exchange import split_path
 
 KEYS = frozenset({"authorization", "x-api-key", "x-goog-api-key"})
 """Headers with the episode's key: no recording keeps it."""

@@ -5,7 +5,7 @@ journal) → gate and MCP endpoint → sandboxes → control API. Stop is the re
 was already built.
 
 The result is two ASGI applications without a port. ``process.py`` gives them listeners; a host with its own server
-(``http/hosted.py``) and test servers (``testing/``) use the same assembly.
+(``hosted.py``) and test servers (``testing/``) use the same assembly.
 """
 
 from __future__ import annotations

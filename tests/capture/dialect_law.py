@@ -20,7 +20,7 @@ from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.capture import CallMatch, TokenTree
 from turnstile_server.capture.compare import compare_reply
 from turnstile_server.capture.keys import chain, group, tools_key
-from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelCall, ReplyHead, Usage
+from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, Usage
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 TOOLS: tuple[Tool, ...] = (
@@ -36,7 +36,7 @@ NEXT = "Go on."
 _TEMPLATE = "template"
 
 HEAD = ReplyHead(turn_id="turn_reply", model="policy", created=1_700_000_000, prompt_tokens=5)
-CALL = ModelCall(messages=(Message("user", ASK),), tools=TOOLS, stream_usage=True)
+CALL = ModelRequest(messages=(Message("user", ASK),), tools=TOOLS, stream_usage=True)
 """The call that the replies answer, as far as a writer must know it."""
 
 # Surrogates cannot come out of a tokenizer; everything else can, control characters and markup included.
@@ -109,13 +109,13 @@ def finished(message: Message) -> FinishedReply:
     return FinishedReply(head=HEAD, message=message, finish="stop", usage=usage)
 
 
-def written(dialect: Dialect, message: Message, call: ModelCall = CALL) -> bytes:
+def written(dialect: Dialect, message: Message, call: ModelRequest = CALL) -> bytes:
     """The reply as one body."""
     return dialect.reply(finished(message), call)
 
 
 def streamed(
-    dialect: Dialect, message: Message, piece: int, *, keepalives: bool = False, call: ModelCall = CALL
+    dialect: Dialect, message: Message, piece: int, *, keepalives: bool = False, call: ModelRequest = CALL
 ) -> bytes:
     """The reply as a whole stream, text and reasoning in pieces of ``piece`` characters."""
     writer = dialect.stream(HEAD, call)

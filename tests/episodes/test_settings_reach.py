@@ -17,7 +17,7 @@ from gate_support import Stage, says, staged
 from turnstile.models import Float32Array, Int32Array, Message, Tool
 from turnstile_server.capture import CallMatch
 from turnstile_server.episodes.broadcast import Broadcast
-from turnstile_server.gate.prompt import Prompter
+from turnstile_server.gate.turn_builder import Prompter
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Rendered, Renderer
 from turnstile_server.settings import RenderingSettings

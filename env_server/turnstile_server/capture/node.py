@@ -19,7 +19,8 @@ DeliveryState = Literal["pending", "written", "lost"]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A turn in its place. Only ``children`` and ``delivery`` ever change (and what is remembered for speed)."""
+    """A turn in its place. Two facts change later: the tree adds ``children``, and ``record_delivery`` says what
+    became of the reply."""
 
     turn: Turn
     parent: Node | None
@@ -45,6 +46,14 @@ class Node:
     def prompt_count(self) -> int:
         """Tokens the engine was fed for this turn."""
         return self.token_count - len(self.turn.completion_ids)
+
+    def record_delivery(self, state: DeliveryState) -> bool:
+        """Notes what became of the reply. False, with nothing changed, where it was written before: a reply that
+        was written once stays written."""
+        if self.delivery == "written":
+            return False
+        self.delivery = state
+        return True
 
     def path(self) -> list[Node]:
         """The nodes from the root to this one."""

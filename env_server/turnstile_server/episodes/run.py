@@ -259,15 +259,8 @@ class EpisodeRun:
 
     async def _drain(self, stop: Outcome) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
-        calls = self.session.in_flight
-        with anyio.move_on_after(0.0 if stop.status in _UNDRAINED else self._parts.settings.gate.drain_s):
-            for call in list(calls.values()):
-                await call.ended()
-        left = list(calls.values())
-        for call in left:
-            self._parts.pipeline.abandon(call, stop.status.value)
-        for call in left:
-            await call.ended()
+        wait_s = 0.0 if stop.status in _UNDRAINED else self._parts.settings.gate.drain_s
+        await self._parts.pipeline.drain(self.session, wait_s, stop.status.value)
 
     async def _grade(self) -> None:
         """Settles the outcome with its grade, or with why there is none. A cancellation or a shutdown cuts it

@@ -140,7 +140,7 @@ def rebuild(records: Iterable[Record]) -> Forest:
                 case RecordType.DELIVERY:
                     delivery = delivery_of(record)
                     if delivery.turn_id in known:
-                        tree[delivery.turn_id].delivery = delivery.state
+                        tree[delivery.turn_id].record_delivery(delivery.state)
                 case RecordType.DISCARD:
                     discard = discard_of(record)
                     discarded[discard.reason] += discard.tokens

@@ -1,16 +1,19 @@
-"""A call: one generation and everyone who waits for it.
+"""A model call: one generation and everyone who waits for it.
 
 The generation pushes deltas and one outcome; any number of callers follow from the first delta on, so a caller
-that joins late sees the same reply. A call knows nothing of sockets, engines or trees.
+that joins late gets the same reply. A call changes only through its methods, and knows nothing of sockets,
+engines or trees.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import anyio
 
-from turnstile.models import Message
+from turnstile.models import Message, new_id
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.base import FinishedReply, ReplyHead, Usage
@@ -18,54 +21,103 @@ from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A committed turn and the engine's count of prompt tokens it did not have to compute."""
+class CommittedTurn:
+    """The outcome of a call that succeeded. ``cached_tokens``: prompt tokens that the engine did not compute."""
 
     node: Node
     cached_tokens: int = 0
 
 
-class Call:
+class ModelCall:
     """``call_id`` names the call on the engine, ``turn_id`` the turn that it may become; ``request_key`` is its
-    retry identity; ``created`` is Unix seconds. Every caller is told the same id and time."""
+    retry identity; ``created`` is Unix seconds. Every caller gets the same id and time."""
 
-    def __init__(self, call_id: str, turn_id: str, request_key: str, created: float) -> None:
-        self.call_id = call_id
+    def __init__(self, turn_id: str, request_key: str, created: float) -> None:
+        self.call_id = new_id("call")
         self.turn_id = turn_id
         self.request_key = request_key
         self.created = int(created)
         self.prompt_tokens = 0
         """Tokens of the prompt; 0 until it is rendered."""
         self.deltas: list[Delta] = []
-        self.answer: Answer | None = None
+        self.committed: CommittedTurn | None = None
         self.error: TurnstileError | None = None
         self.engine_spoke = False
         self.followers = 0
         self.streaming_followers = 0
         self.shown = 0
-        """Events that have left, at least in part, to some caller."""
+        """Deltas that have left, at least in part, to some caller."""
         self.abandoned: str | None = None
-        """Why nobody wants the reply any more; None while somebody does."""
+        """Why the reply is no longer wanted; None while a caller waits for it."""
         self.scope = anyio.CancelScope()
+        """Around the generation."""
         self._changed = anyio.Event()
 
     @property
     def done(self) -> bool:
-        return self.answer is not None or self.error is not None
+        return self.committed is not None or self.error is not None
 
-    def emit(self, deltas: list[Delta]) -> None:
-        """The engine spoke; what is final of its text so far goes to the followers."""
+    @property
+    def caller_gone(self) -> bool:
+        """No caller waits for the reply."""
+        return self.abandoned is not None or self.followers == 0
+
+    # What the generation reports
+
+    def prompted(self, prompt_tokens: int) -> None:
+        """The prompt was rendered."""
+        self.prompt_tokens = prompt_tokens
+
+    def emit(self, deltas: Sequence[Delta]) -> None:
+        """The engine spoke; ``deltas`` are what is final of its text so far.
+
+        Tool calls get their ids here, once, for every dialect and every follower.
+        """
         self.engine_spoke = True
-        self.deltas.extend(deltas)
+        self.deltas += [
+            replace(delta, call=replace(delta.call, id=new_id("call"))) if isinstance(delta, CallDelta) else delta
+            for delta in deltas
+        ]
         self._notify()
 
-    def finish(self, answer: Answer) -> None:
-        self.answer = answer
+    def finish(self, committed: CommittedTurn) -> None:
+        self.committed = committed
         self._notify()
 
     def fail(self, error: TurnstileError) -> None:
         self.error = error
         self._notify()
+
+    def abandon(self, reason: str) -> bool:
+        """Notes that the reply is no longer wanted. False, with nothing changed, for a call that is done or
+        abandoned already."""
+        if self.done or self.abandoned is not None:
+            return False
+        self.abandoned = reason
+        return True
+
+    def show_all(self) -> None:
+        """Counts every delta as shown where a caller follows the stream: it is sent them before the error."""
+        if self.streaming_followers and self.abandoned is None:
+            self.shown = len(self.deltas)
+
+    # What a caller does
+
+    @contextmanager
+    def followed(self, *, stream: bool) -> Iterator[None]:
+        """Counts a caller that waits for the reply; ``stream``: as it is generated."""
+        self.followers += 1
+        self.streaming_followers += stream
+        try:
+            yield
+        finally:
+            self.followers -= 1
+            self.streaming_followers -= stream
+
+    def take(self, seen: int) -> list[Delta]:
+        """The deltas after the first ``seen``, which count as shown from now on."""
+        self.shown = max(self.shown, len(self.deltas))
+        return self.deltas[seen:]
 
     async def changed(self, seen: int) -> None:
         """Returns when there are more than ``seen`` deltas, or the outcome."""
@@ -82,28 +134,46 @@ class Call:
         while not self.done:
             await self._changed.wait()
 
-    async def outcome(self) -> Answer:
-        """The answer; raises the call's error."""
+    async def outcome(self) -> CommittedTurn:
+        """The committed turn; raises the call's error."""
         await self.ended()
         if self.error is not None:
             raise self.error
-        assert self.answer is not None
-        return self.answer
+        assert self.committed is not None
+        return self.committed
+
+    # What a dialect is given
+
+    def head(self, model: str) -> ReplyHead:
+        """What is known of the reply before it is there; ``model`` as the caller named it."""
+        return ReplyHead(self.turn_id, model, self.created, self.prompt_tokens)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
 
-def replayed(answer: Answer, call_id: str) -> Call:
+def replayed(node: Node) -> ModelCall:
     """A finished call that gives a committed reply again."""
-    turn = answer.node.turn
-    call = Call(call_id, turn.turn_id, turn.request_key, turn.timings.started_at)
+    turn = node.turn
+    call = ModelCall(turn.turn_id, turn.request_key, turn.timings.started_at)
+    call.prompted(node.prompt_count)
     call.deltas = deltas_of(turn.reply)
     call.engine_spoke = True
-    call.prompt_tokens = answer.node.prompt_count
-    call.answer = answer
+    call.finish(CommittedTurn(node))
     return call
+
+
+def finished_reply(committed: CommittedTurn, head: ReplyHead) -> FinishedReply:
+    """What a dialect writes for a committed turn."""
+    turn, prompt_tokens = committed.node.turn, committed.node.prompt_count
+    return FinishedReply(
+        head=head,
+        message=turn.reply,
+        finish="length" if turn.finish_reason == "length" else "stop",
+        usage=Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens),
+        stop_string=turn.stop_string,
+    )
 
 
 def deltas_of(message: Message) -> list[Delta]:
@@ -117,7 +187,7 @@ def deltas_of(message: Message) -> list[Delta]:
     return deltas
 
 
-def message_of(deltas: list[Delta]) -> Message:
+def message_of(deltas: Sequence[Delta]) -> Message:
     """The reply that a caller has seen after these deltas."""
     text, reasoning, calls = [], [], []
     for delta in deltas:
@@ -133,21 +203,4 @@ def message_of(deltas: list[Delta]) -> Message:
         content="".join(text),
         reasoning="".join(reasoning) or None,
         tool_calls=tuple(calls),
-    )
-
-
-def head_of(call: Call, model: str) -> ReplyHead:
-    """What a dialect is told of a reply before it is there; every follower is told the same."""
-    return ReplyHead(call.turn_id, model, call.created, call.prompt_tokens)
-
-
-def reply_of(answer: Answer, head: ReplyHead) -> FinishedReply:
-    """What a dialect writes for a committed turn."""
-    turn = answer.node.turn
-    return FinishedReply(
-        head=head,
-        message=turn.reply,
-        finish="length" if turn.finish_reason == "length" else "stop",
-        usage=Usage(answer.node.prompt_count, len(turn.completion_ids), answer.cached_tokens),
-        stop_string=turn.stop_string,
     )

@@ -1,20 +1,21 @@
-"""The conductor: the whole path of a model call, in order.
+"""The path of a model call, in order.
 
-    match → decide (new, join, replay, replace) → render or bridge → generate → parse
-          → journal (durable) → tree (visible) → reply (acknowledged) → delivery
+    open:      read the body → parse → match → decide (new, join, replay, replace) → admit
+    generate:  render or bridge → sample → parse the reply → journal (durable) → tree (visible)
+    delivered: the reply was written or lost, after the server sent it (acknowledged)
 
-What must hold: the engine's prompt is ``tokens(parent) ⊕ context_ids`` (invariant 1); a turn exists only when
-its tokens and logprobs do (4, 5); it is durable before it is visible and visible before the terminal bytes (6);
-sampled tokens that become no turn are counted as discarded (3). A generation belongs to the conductor's task
+What must hold: the engine's prompt is ``tokens(parent) ⊕ context_ids`` (invariant 1); a turn exists only when its
+tokens and logprobs do (4, 5); it is durable before it is visible and visible before the terminal bytes (6);
+sampled tokens that become no turn are counted as discarded (3). A generation belongs to the pipeline's task
 group, not to a caller: callers come, join and go.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass
 
 import anyio
 import anyio.abc
@@ -31,18 +32,40 @@ from turnstile_server.errors import (
     JournalUnavailable,
     TurnstileError,
 )
-from turnstile_server.gate.call import Answer, Call, message_of, replayed
-from turnstile_server.gate.dialects.base import ModelCall
-from turnstile_server.gate.prompt import PROMPT_TAIL, Prompter
+from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of, replayed
+from turnstile_server.gate.dialects.base import Dialect, ModelRequest
 from turnstile_server.gate.session import EpisodeSession
-from turnstile_server.gate.turn_builder import CallContext, SampledTokens, Stopwatch, TurnBuilder, sampling_used
+from turnstile_server.gate.turn_builder import (
+    PROMPT_TAIL,
+    CallContext,
+    Prompter,
+    Stopwatch,
+    TurnBuilder,
+    sampling_used,
+)
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import delivery_record, discard_record, turn_record
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.rendering.protocol import CallDelta, Delta, Renderer
+from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import GateSettings
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingCall:
+    """A model call as the server received it, its body not yet read.
+
+    ``params``: named parts of the path, and the query. ``retried``: the client says that this is a retry.
+    ``thread``: what the client says of its conversation.
+    """
+
+    dialect: Dialect
+    params: Mapping[str, str]
+    read_body: Callable[[], Awaitable[bytes]]
+    retried: bool = False
+    idempotency_key: str | None = None
+    thread: Thread | None = None
 
 
 class CallPipeline:
@@ -58,6 +81,7 @@ class CallPipeline:
         context_length: int,
     ) -> None:
         self.context_length = context_length
+        """Tokens of prompt and completion together."""
         self._renderer = renderer
         self._engine = engine
         self._journal = journal
@@ -74,131 +98,140 @@ class CallPipeline:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    def open(
-        self,
-        episode: EpisodeSession,
-        dialect: str,
-        request: ModelCall,
-        *,
-        retried: bool = False,
-        idempotency_key: str | None = None,
-        thread: Thread | None = None,
-    ) -> Call:
-        """Finds out what the call is and starts, joins or replays it. Never waits.
+    # What the server asks for
 
-        ``retried``: the client says that this is a retry. ``thread``: what it says of its conversation.
-        Raises what refuses the call before it starts.
-        """
+    async def open(self, session: EpisodeSession, incoming: IncomingCall) -> tuple[ModelRequest, ModelCall]:
+        """Reads the call and starts, joins or replays it. Waits for the body only. Raises what refuses the
+        call."""
+        with session.counting_refusals():
+            session.check_open()  # before the body is read, which would be for nothing
+            body = await incoming.read_body()
+            parsed = session.parse_cache(incoming.dialect.name)
+            request = incoming.dialect.parse(body, parsed, incoming.params)
+            return request, self._place(session, incoming, request)
+
+    async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
+        """Tokens of the prompt that the call would have. Leaves no trace. Raises what would refuse to render
+        it."""
+        session.check_open()
+        request = incoming.dialect.parse(await incoming.read_body(), None, incoming.params)
+        self._renderer.check_tools(request.tools)
+        tools = tools_key(request.tools, self._renderer.template_hash)
+        match = session.tree.match(request.messages, request.tools, tools)
+        prompt = await self._prompter.prompt(match, request.tools, None)
+        return len(prompt.input_ids)
+
+    def abandon(self, call: ModelCall, reason: str) -> None:
+        """Has the engine stop a call whose reply is no longer wanted; the tokens so far are still accounted
+        for."""
+        if call.abandon(reason):
+            self._tasks.start_soon(self._abort, call)
+
+    async def drain(self, session: EpisodeSession, wait_s: float, reason: str) -> None:
+        """Lets the session's calls end by themselves for ``wait_s`` seconds, then abandons those that are left.
+        Returns when none is in flight that was before."""
+        with anyio.move_on_after(wait_s):
+            for call in list(session.in_flight.values()):
+                await call.ended()
+        left = list(session.in_flight.values())
+        for call in left:
+            self.abandon(call, reason)
+        for call in left:
+            await call.ended()
+
+    def delivered(self, session: EpisodeSession, call: ModelCall, *, written: bool) -> None:
+        """Records whether a caller received the whole reply. Does nothing for a call without one."""
+        if call.committed is None:
+            return
+        node = call.committed.node
+        if node.record_delivery("written" if written else "lost"):
+            delivery = Delivery(turn_id=node.turn.turn_id, state=node.delivery)
+            self._journal.append_soon(delivery_record(session.episode_id, delivery))
+
+    # Open: match, decide, admit
+
+    def _place(self, session: EpisodeSession, incoming: IncomingCall, request: ModelRequest) -> ModelCall:
+        """Never waits: no other call can change the tree between the match and the admission."""
         watch = Stopwatch()
-        episode.check_open()
+        session.check_open()
         self._renderer.check_tools(request.tools)
         if request.json_schema is not None and not self._engine.capabilities.constrained:
             raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
         tools = tools_key(request.tools, self._renderer.template_hash)
-        match = episode.tree.match(request.messages, request.tools, tools)
+        match = session.tree.match(request.messages, request.tools, tools)
         parent_id = match.parent.turn.turn_id if match.parent is not None else None
         key = request_key(parent_id, match.new_messages, tools, request.asked)
-        marked = episode.seen_idempotency_key(idempotency_key, key) or retried
-        earlier, earlier_call = episode.earlier(key)
+        marked = session.repeats_idempotency_key(incoming.idempotency_key, key) or incoming.retried
+        earlier, earlier_call = session.earlier(key)
         action = decide(earlier, marked=marked)
         if action is Action.JOIN and earlier_call is not None:
             return earlier_call
-        if action is Action.REPLAY and (node := episode.tree.identical(key)) is not None:
-            return replayed(Answer(node), new_id("call"))
+        if action is Action.REPLAY and (node := session.tree.identical(key)) is not None:
+            return replayed(node)
         if action is Action.REPLACE and earlier_call is not None:
             self.abandon(earlier_call, "replaced")
-        episode.admit()
-        call = Call(new_id("call"), new_id("turn"), key, watch.started_at)
-        episode.in_flight[call.call_id] = call
-        asked = CallContext(dialect, request, match, tools, thread, watch)
-        self._tasks.start_soon(self._generate, episode, call, asked)
+        call = ModelCall(new_id("turn"), key, watch.started_at)
+        session.admit(call)
+        context = CallContext(incoming.dialect.name, request, match, tools, incoming.thread, watch)
+        self._tasks.start_soon(self._generate, session, call, context)
         return call
 
-    def abandon(self, call: Call, reason: str) -> None:
-        """Nobody wants this reply: has the engine stop, so that the tokens so far are still accounted for."""
-        if not call.done and call.abandoned is None:
-            call.abandoned = reason
-            self._tasks.start_soon(self._abort, call)
+    # Generate: render, sample, commit
 
-    async def _abort(self, call: Call) -> None:
-        """Asks the engine first: it then ends the call with what it sampled. Cuts the call off after that."""
-        with anyio.move_on_after(self._settings.abort_grace_s):
-            try:
-                await self._engine.abort(call.call_id)
-                await call.ended()
-            except TurnstileError as error:
-                _LOG.warning("the engine did not take an abort: %s", error.message)
-        call.scope.cancel()
-
-    def delivered(self, episode: EpisodeSession, call: Call, *, written: bool) -> None:
-        """Records what became of a reply; a reply that was written once stays written."""
-        if call.answer is None or call.answer.node.delivery == "written":
-            return
-        node = call.answer.node
-        node.delivery = "written" if written else "lost"
-        delivery = Delivery(turn_id=node.turn.turn_id, state=node.delivery)
-        self._journal.append_soon(delivery_record(episode.episode_id, delivery))
-
-    async def count(self, episode: EpisodeSession, request: ModelCall) -> int:
-        """Tokens of the prompt that the call would have. Raises what would refuse to render it."""
-        self._renderer.check_tools(request.tools)
-        tools = tools_key(request.tools, self._renderer.template_hash)
-        match = episode.tree.match(request.messages, request.tools, tools)
-        prompt = await self._prompter.prompt(match, request.tools, None)
-        return len(prompt.input_ids)
-
-    async def _generate(self, episode: EpisodeSession, call: Call, asked: CallContext) -> None:
+    async def _generate(self, session: EpisodeSession, call: ModelCall, context: CallContext) -> None:
         """One generation, to its outcome."""
-        request, watch = asked.request, asked.stopwatch
         try:
-            with call.scope:
-                identical = episode.tree.latest(call.request_key)
-                prompt = await self._prompter.prompt(asked.match, request.tools, identical)
-                watch.rendered()
-                call.prompt_tokens = len(prompt.input_ids)
-                sampling = self._sampling(episode, request, len(prompt.input_ids))
-                draft = TurnBuilder(
-                    asked=asked,
-                    turn_id=call.turn_id,
-                    episode_id=episode.episode_id,
-                    request_key=call.request_key,
-                    template_hash=self._renderer.template_hash,
-                    prompt=prompt,
-                    sampling=sampling_used(episode.sampling, sampling),
-                )
-                call.finish(await self._sample(episode, call, draft, sampling))
+            with session.counting_refusals(call), call.scope:
+                builder, sampling = await self._prepare(session, call, context)
+                call.finish(await self._sample(session, call, builder, sampling))
         except TurnstileError as error:
-            if call.abandoned is None:  # a caller that went was refused nothing
-                episode.refused(error)
             call.fail(error)
         except Exception:  # noqa: BLE001 - a bug in one call must not end the others in this task group
-            _LOG.exception("a generation failed", extra={"episode_id": episode.episode_id})
+            _LOG.exception("a generation failed", extra={"episode_id": session.episode_id})
             call.fail(TurnstileError("the gate failed; the server's log says why"))
         finally:
             if not call.done:
                 call.fail(_ended(call))
-            del episode.in_flight[call.call_id]
-            episode.last_activity = time.monotonic()
+            session.release(call)
 
-    def _sampling(self, episode: EpisodeSession, request: ModelCall, prompt_tokens: int) -> EngineSampling:
-        """Pinned by the trainer (invariant 9); the agent chooses only where to stop."""
-        return EngineSampling(
-            max_new_tokens=episode.max_new_tokens(request.max_tokens, prompt_tokens, self.context_length),
-            temperature=episode.sampling.temperature,
-            top_p=episode.sampling.top_p,
-            top_k=episode.sampling.top_k,
-            min_p=episode.sampling.min_p,
+    async def _prepare(
+        self, session: EpisodeSession, call: ModelCall, context: CallContext
+    ) -> tuple[TurnBuilder, EngineSampling]:
+        """The prompt, and the sampling that the trainer pins (invariant 9): the agent only chooses where to
+        stop."""
+        request = context.request
+        identical = session.tree.latest(call.request_key)
+        prompt = await self._prompter.prompt(context.match, request.tools, identical)
+        context.stopwatch.rendered()
+        prompt_tokens = len(prompt.input_ids)
+        call.prompted(prompt_tokens)
+        pinned = session.sampling
+        sampling = EngineSampling(
+            max_new_tokens=session.max_new_tokens(request.max_tokens, prompt_tokens, self.context_length),
+            temperature=pinned.temperature,
+            top_p=pinned.top_p,
+            top_k=pinned.top_k,
+            min_p=pinned.min_p,
             stop=request.stop,
             stop_token_ids=self._renderer.stop_token_ids,
             json_schema=request.json_schema,
         )
+        builder = TurnBuilder(
+            context=context,
+            turn_id=call.turn_id,
+            episode_id=session.episode_id,
+            request_key=call.request_key,
+            template_hash=self._renderer.template_hash,
+            prompt=prompt,
+            sampling=sampling_used(pinned, sampling),
+        )
+        return builder, sampling
 
     async def _sample(
-        self, episode: EpisodeSession, call: Call, draft: TurnBuilder, sampling: EngineSampling
-    ) -> Answer:
+        self, session: EpisodeSession, call: ModelCall, builder: TurnBuilder, sampling: EngineSampling
+    ) -> CommittedTurn:
         """Engine to commit. Whatever goes wrong, the tokens sampled so far are accounted for."""
-        request, input_ids = draft.asked.request, draft.prompt.input_ids
-        sampled = SampledTokens()
+        request, input_ids = builder.context.request, builder.prompt.input_ids
         try:
             parser = self._renderer.parser(
                 request.tools,
@@ -209,73 +242,79 @@ class CallPipeline:
             if call.abandoned is not None:
                 raise _ended(call)
             chunks = self._engine.generate(
-                input_ids, sampling, rid=call.call_id, routing_key=episode.episode_id, stream=request.stream
+                input_ids, sampling, rid=call.call_id, routing_key=session.episode_id, stream=request.stream
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    draft.asked.stopwatch.sampled()
-                    sampled.add(chunk)
-                    call.emit(_with_ids(parser.feed(chunk.ids)))
-            draft.asked.stopwatch.engine_done()
-            finish = _whole(call, sampled)
+                    builder.add(chunk)
+                    call.emit(parser.feed(chunk.ids))
+            builder.context.stopwatch.engine_done()
+            finish = _finish_of(call, builder)
             final, parsed = parser.finish()
-            call.emit(_with_ids(final))
-            turn = draft.turn(
-                episode.next_seq(), sampled, message_of(call.deltas), finish.reason, parsed.parse_status
-            )
-            node = await self._commit(episode, turn, draft.prompt.tokenized_bytes)
+            call.emit(final)
+            turn = builder.turn(session.next_seq(), message_of(call.deltas), finish.reason, parsed.parse_status)
+            node = await self._commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
-            await self._account_for(error, episode, call, draft, sampled)
+            await self._account_for(error, session, call, builder)
             raise
-        return Answer(node, finish.cached_tokens or 0)
+        return CommittedTurn(node, finish.cached_tokens or 0)
 
-    async def _commit(self, episode: EpisodeSession, turn: Turn, tokenized_bytes: int) -> Node:
-        """Durable, then visible. Not to be interrupted between the two."""
+    async def _commit(self, session: EpisodeSession, turn: Turn, tokenized_bytes: int) -> Node:
+        """Durable, then visible. A cancellation cannot come between the two."""
         with anyio.CancelScope(shield=True):
             await self._journal.append(turn_record(turn))
-            node = episode.tree.add(turn)
-        episode.committed(len(turn.completion_ids))
+            node = session.commit(turn)
         self._metrics.turn_committed(turn, tokenized_bytes)
         return node
 
     async def _account_for(
-        self, error: BaseException, episode: EpisodeSession, call: Call, draft: TurnBuilder, sampled: SampledTokens
+        self, error: BaseException, session: EpisodeSession, call: ModelCall, builder: TurnBuilder
     ) -> None:
         """Tokens of a call that failed: an interrupted turn if a caller saw any of its text (agents do go on
         from partial text, so it can be a parent), else discarded (invariant 5)."""
-        if sampled.count == 0:
+        if builder.count == 0:
             return
-        draft.asked.stopwatch.engine_done()
-        if call.streaming_followers and call.abandoned is None:
-            call.shown = len(call.deltas)  # whoever follows the stream is given these before the error
-        lost = sampled.count
+        builder.context.stopwatch.engine_done()
+        call.show_all()
+        lost = builder.count
         if call.shown and not isinstance(error, JournalUnavailable):
             reply = message_of(call.deltas[: call.shown])
             try:
-                turn = draft.turn(episode.next_seq(), sampled, reply, "abort")
-                await self._commit(episode, turn, draft.prompt.tokenized_bytes)
-                lost -= sampled.kept
+                turn = builder.turn(session.next_seq(), reply, "abort")
+                await self._commit(session, turn, builder.prompt.tokenized_bytes)
+                lost -= builder.kept
             except (JournalUnavailable, EngineProtocolError) as failure:
                 error = failure
         if lost:
             reason = call.abandoned or _type_of(error)
-            episode.discard(reason, lost)
+            session.discard(reason, lost)
             self._metrics.tokens_discarded(reason, lost)
-            self._journal.append_soon(discard_record(episode.episode_id, Discard(reason=reason, tokens=lost)))
+            self._journal.append_soon(discard_record(session.episode_id, Discard(reason=reason, tokens=lost)))
+
+    async def _abort(self, call: ModelCall) -> None:
+        """Asks the engine first: it then ends the call with what it sampled. Cuts the call off after
+        ``gate.abort_grace_s``."""
+        with anyio.move_on_after(self._settings.abort_grace_s):
+            try:
+                await self._engine.abort(call.call_id)
+                await call.ended()
+            except TurnstileError as error:
+                _LOG.warning("the engine did not take an abort: %s", error.message)
+        call.scope.cancel()
 
 
-def _whole(call: Call, sampled: SampledTokens) -> EngineFinish:
+def _finish_of(call: ModelCall, builder: TurnBuilder) -> EngineFinish:
     """The finish of a completion that can become a turn; raises for any other."""
-    if sampled.finish is None:
+    if builder.finish is None:
         raise EngineProtocolError("the engine's answer ended without a finish")
-    if sampled.finish.reason == "abort":
+    if builder.finish.reason == "abort":
         raise _ended(call)
-    if sampled.count == 0:
+    if builder.count == 0:
         raise EngineProtocolError("the engine finished the call without a token")
-    return sampled.finish
+    return builder.finish
 
 
-def _ended(call: Call) -> TurnstileError:
+def _ended(call: ModelCall) -> TurnstileError:
     if call.abandoned is not None:
         return Gone(f"the call was given up ({call.abandoned})")
     return EngineUnavailable("the engine aborted the call; ask again", retry_after_s=1.0)
@@ -285,11 +324,3 @@ def _type_of(error: BaseException) -> str:
     if isinstance(error, TurnstileError):
         return error.type
     return TurnstileError.type if isinstance(error, Exception) else "cancelled"
-
-
-def _with_ids(deltas: list[Delta]) -> list[Delta]:
-    """Calls get their ids here, once, for every dialect and every follower."""
-    return [
-        replace(delta, call=replace(delta.call, id=new_id("call"))) if isinstance(delta, CallDelta) else delta
-        for delta in deltas
-    ]

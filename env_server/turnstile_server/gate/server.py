@@ -1,14 +1,16 @@
-"""The model door as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
+"""The model API as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
 
-Order: episode and key, then the endpoint, then the body, then the conductor. Every error leaves in the caller's
-dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says it outright).
+Order: episode and key, endpoint, then the pipeline, which reads the body, then the reply. Every error leaves in
+the caller's dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says so outright).
+
+The status of a stream is withheld until the engine has spoken, at most ``gate.status_hold_s``: earlier failures
+are real statuses, later ones the dialect's in-stream error. Terminal bytes leave only after the commit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -23,22 +25,30 @@ from turnstile_server.errors import (
     TurnstileError,
     UpgradeRequired,
 )
-from turnstile_server.gate.call import Call
-from turnstile_server.gate.dialects.base import Dialect, ModelCall, Purpose
+from turnstile_server.gate.call import ModelCall, finished_reply
+from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
 from turnstile_server.gate.dialects.router import DialectRouter, Route
-from turnstile_server.gate.exchange import Exchange, Header
-from turnstile_server.gate.pipeline import CallPipeline
+from turnstile_server.gate.pipeline import CallPipeline, IncomingCall
 from turnstile_server.gate.session import EpisodeSession
-from turnstile_server.gate.streaming import answer_stream, answer_whole
-from turnstile_server.http.agent_request import CallerGone, episode_key, header_count, split_path
+from turnstile_server.http.exchange import (
+    AgentExchange,
+    CallerGone,
+    Header,
+    episode_key,
+    header_count,
+    split_path,
+    unbuffered,
+)
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
 
 _LOG = logging.getLogger(__name__)
+_CALLER_GONE = 499
+"""The status of a call whose caller went away, in the metrics."""
 
 
 class EpisodeDirectory(Protocol):
-    """What the gate asks of whoever owns the episodes."""
+    """What the gate needs of the owner of the episodes."""
 
     def open_episode(self, episode_id: str, key: str) -> EpisodeSession:
         """The running episode that ``key`` opens. Raises NotFound (unknown), Unauthorized (wrong key), Gone
@@ -49,14 +59,14 @@ class EpisodeDirectory(Protocol):
 class Gate:
     def __init__(
         self,
-        conductor: CallPipeline,
+        pipeline: CallPipeline,
         episodes: EpisodeDirectory,
         dialects: DialectRouter,
         model_name: str,
         settings: GateSettings,
         metrics: Metrics,
     ) -> None:
-        self._conductor = conductor
+        self._pipeline = pipeline
         self._episodes = episodes
         self._dialects = dialects
         self._model_name = model_name
@@ -67,56 +77,54 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, self._settings)
-        episode_id, path = split_path(scope["path"])
+        exchange = AgentExchange(scope, receive, send, self._settings, "gate")
+        episode_id, path = split_path(exchange.path)
         route = self._dialects.find(path, exchange.query, exchange.headers)
         dialect = self._dialects.fallback
         if route is not None and route.endpoint.purpose is not Purpose.PROBE:  # "/" is in no dialect
             dialect = route.dialect
-        try:
+        with contextlib.suppress(CallerGone):
             try:
                 await self._serve(exchange, episode_id, path, route)
             except CallerGone:
                 raise
             except TurnstileError as error:
                 await _refuse(exchange, dialect, error)
-            except Exception:  # noqa: BLE001 - the boundary: an agent gets an answer whatever we broke
+            except Exception:  # noqa: BLE001 - the boundary: an agent gets a reply whatever is broken here
                 _LOG.exception("a model call failed in the gate", extra={"episode_id": episode_id})
                 await _refuse(exchange, dialect, TurnstileError("the gate failed; the server's log says why"))
-        except CallerGone:
-            return
 
-    async def _serve(self, exchange: Exchange, episode_id: str, path: str, route: Route | None) -> None:
+    async def _serve(self, exchange: AgentExchange, episode_id: str, path: str, route: Route | None) -> None:
         if not episode_id:
             raise NotFound("model calls go to /e/{episode_id}/v1/…; this address names no episode")
         if route is not None and route.endpoint.purpose is Purpose.PROBE:
-            # Clients that only ask whether anybody is there send no key; nothing is told but that.
+            # Clients that only probe the server send no key; the reply says nothing else.
             _allow(exchange, *route.endpoint.methods)
             await exchange.respond(200, b"{}")
             return
-        episode = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
+        session = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
         if route is None:
             raise NotFound(self._dialects.not_served(path))
         if "websocket" in exchange.headers.get("upgrade", "").lower():
             raise UpgradeRequired(f"{path} is served over plain HTTP; this server speaks no WebSocket")
         _allow(exchange, *route.endpoint.methods)
-        dialect = route.dialect
+        dialect, context_length = route.dialect, self._pipeline.context_length
         match route.endpoint.purpose:
             case Purpose.MODELS:
-                await exchange.respond(200, dialect.models(self._model_name, self._conductor.context_length))
+                await exchange.respond(200, dialect.models(self._model_name, context_length))
             case Purpose.MODEL:
-                name = route.params["model"]
-                await exchange.respond(200, dialect.model(name, self._conductor.context_length))
+                await exchange.respond(200, dialect.model(route.params["model"], context_length))
             case Purpose.COUNT:
                 with self._in_flight():
-                    await self._count_prompt(exchange, episode, route)
-            case _:
+                    tokens = await self._pipeline.count(session, _incoming(exchange, session, route))
+                    await exchange.respond(200, dialect.count(tokens))
+            case Purpose.TURN:
                 with self._in_flight():
-                    await self._measured(exchange, episode, route)
+                    await self._measured(exchange, session, route)
 
     @contextlib.contextmanager
     def _in_flight(self) -> Iterator[None]:
-        """Within the server's bound on all that has a body to read and a prompt to render."""
+        """Bounds the requests of the whole server that have a body to read and a prompt to render."""
         if self._calls >= self._settings.max_calls:
             raise TooManyCalls(
                 f"the server has {self._calls} model calls in flight, its limit (gate.max_calls); try again",
@@ -128,104 +136,121 @@ class Gate:
         finally:
             self._calls -= 1
 
-    async def _count_prompt(self, exchange: Exchange, episode: EpisodeSession, route: Route) -> None:
-        """How long a call's prompt would be; no turn, no generation."""
-        episode.check_open()
-        call = route.dialect.parse(await exchange.body(), None, route.params)
-        tokens = await self._conductor.count(episode, call)
-        await exchange.respond(200, route.dialect.count(tokens))
-
-    async def _measured(self, exchange: Exchange, episode: EpisodeSession, route: Route) -> None:
-        """One model call, in the metrics whatever becomes of it."""
+    async def _measured(self, exchange: AgentExchange, session: EpisodeSession, route: Route) -> None:
+        """One model call; the metrics count it whatever its outcome."""
         self._metrics.call_started()
         started = time.perf_counter()
-        call: Call | None = None
+        call: ModelCall | None = None
         status = 500
         try:
-            call = await self._call(exchange, episode, route)
-            status = exchange.status or 499
+            request, call = await self._pipeline.open(session, _incoming(exchange, session, route))
+            error = await self._follow(exchange, session, route.dialect, request, call)
+            if error is not None:
+                raise error
+            status = exchange.status or _CALLER_GONE
         except TurnstileError as error:
             status = error.status
             raise
         except CallerGone:
-            status = 499
+            status = _CALLER_GONE
             raise
         finally:
-            engine_s = call.answer.node.turn.timings.engine_s if call is not None and call.answer else None
+            committed = call.committed if call is not None else None
+            engine_s = committed.node.turn.timings.engine_s if committed is not None else None
             self._metrics.call_ended(route.dialect.name, status, time.perf_counter() - started, engine_s)
 
-    async def _call(self, exchange: Exchange, episode: EpisodeSession, route: Route) -> Call:
-        dialect = route.dialect
-        try:
-            episode.check_open()  # before a body is read that nothing will come of
-            request = dialect.parse(await exchange.body(), episode.parsed[dialect.name], route.params)
-            call = self._conductor.open(
-                episode,
-                dialect.name,
-                request,
-                retried=_retried(exchange),
-                idempotency_key=exchange.headers.get("idempotency-key"),
-                thread=episode.thread_headers.read(exchange.headers),
-            )
-        except TurnstileError as error:
-            episode.refused(error)
-            raise
-        failure = await self._follow(exchange, episode, dialect, request, call)
-        if failure is not None:
-            raise failure
-        return call
-
     async def _follow(
-        self, exchange: Exchange, episode: EpisodeSession, dialect: Dialect, request: ModelCall, call: Call
+        self,
+        exchange: AgentExchange,
+        session: EpisodeSession,
+        dialect: Dialect,
+        request: ModelRequest,
+        call: ModelCall,
     ) -> TurnstileError | None:
-        """Answers one caller of a call, and gives the call up when nobody is left. Returns the error to be
-        written, if nothing was sent yet."""
+        """Replies to one caller of a call, and abandons the call when its last caller has gone. Returns the error
+        to be written if nothing was sent yet."""
         written = False
-        call.followers += 1
-        call.streaming_followers += request.stream
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(exchange.watch, tasks.cancel_scope)
-                try:
-                    if request.stream:
-                        await answer_stream(exchange, call, request, dialect, self._settings)
-                    else:
-                        await answer_whole(exchange, call, request, dialect)
-                    written = call.error is None
-                except TurnstileError as error:
-                    return error
-                except CallerGone:
-                    pass
-                finally:
-                    tasks.cancel_scope.cancel()
+            with call.followed(stream=request.stream):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(exchange.watch, tasks.cancel_scope)
+                    try:
+                        if request.stream:
+                            await self._reply_streamed(exchange, dialect, request, call)
+                        else:
+                            await _reply_whole(exchange, dialect, request, call)
+                        written = call.error is None
+                    except TurnstileError as error:
+                        return error
+                    except CallerGone:
+                        pass
+                    finally:
+                        tasks.cancel_scope.cancel()
         finally:
-            call.followers -= 1
-            call.streaming_followers -= request.stream
             if call.followers == 0:
-                self._conductor.abandon(call, "caller_gone")
-            self._conductor.delivered(episode, call, written=written)
+                self._pipeline.abandon(call, "caller_gone")
+            self._pipeline.delivered(session, call, written=written)
         return None
 
+    async def _reply_streamed(
+        self, exchange: AgentExchange, dialect: Dialect, request: ModelRequest, call: ModelCall
+    ) -> None:
+        """Raises the call's error while no status is sent, and CallerGone."""
+        with anyio.move_on_after(self._settings.status_hold_s):
+            await call.spoke()
+        if call.error is not None and not call.shown:
+            raise call.error
+        head = call.head(request.model)
+        writer = dialect.stream(head, request)
+        await exchange.start(200, unbuffered(writer.content_type))
+        await exchange.write(writer.start())
+        sent = 0
+        while True:
+            if pending := call.take(sent):
+                sent += len(pending)
+                await exchange.write(b"".join(writer.delta(delta) for delta in pending))
+            elif call.done:
+                break
+            else:
+                with anyio.move_on_after(self._settings.keepalive_s) as silence:
+                    await call.changed(sent)
+                if silence.cancelled_caught:
+                    await exchange.write(writer.keepalive())
+        if call.error is not None:
+            await exchange.end(writer.error(call.error))
+        elif call.committed is not None:
+            await exchange.end(writer.end(finished_reply(call.committed, head)))
 
-async def _refuse(exchange: Exchange, dialect: Dialect, error: TurnstileError) -> None:
-    if exchange.status is not None:
-        return  # the stream was cut short by a fault of ours; a broken end tells the agent so
-    await exchange.discard_body()
+
+async def _reply_whole(exchange: AgentExchange, dialect: Dialect, request: ModelRequest, call: ModelCall) -> None:
+    """Raises the call's error (nothing is sent then) and CallerGone."""
+    committed = await call.outcome()
+    reply = finished_reply(committed, call.head(request.model))
+    turn = (b"x-turnstile-turn", committed.node.turn.turn_id.encode())
+    await exchange.respond(200, dialect.reply(reply, request), [turn])
+
+
+def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) -> IncomingCall:
+    """What the request says before its body; ``X-Stainless-Retry-Count`` is what the OpenAI SDKs mark a retry
+    with."""
+    headers = exchange.headers
+    return IncomingCall(
+        dialect=route.dialect,
+        params=route.params,
+        read_body=exchange.body,
+        retried=(header_count(headers, "x-stainless-retry-count") or 0) > 0,
+        idempotency_key=headers.get("idempotency-key"),
+        thread=session.thread_headers.read(headers),
+    )
+
+
+async def _refuse(exchange: AgentExchange, dialect: Dialect, error: TurnstileError) -> None:
     headers: list[Header] = [(b"x-should-retry", b"true" if error.retryable else b"false")]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
-    if error.status in (408, 413):
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
-    await exchange.respond(error.status, dialect.error(error), headers)
+    await exchange.refuse(error, dialect.error(error), headers)
 
 
-def _retried(exchange: Exchange) -> bool:
-    """Whether the client says that it retries (``X-Stainless-Retry-Count`` of the OpenAI SDKs)."""
-    return (header_count(exchange.headers, "x-stainless-retry-count") or 0) > 0
-
-
-def _allow(exchange: Exchange, *methods: str) -> None:
+def _allow(exchange: AgentExchange, *methods: str) -> None:
     if exchange.method not in methods:
         raise MethodNotAllowed(f"{exchange.method} is not served here; use {' or '.join(methods)}", methods)

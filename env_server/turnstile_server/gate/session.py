@@ -1,25 +1,33 @@
-"""The gate's view of one running episode: its tree, its calls in flight, its budgets.
+"""The gate's state of one running episode: its token tree, its calls in flight, its budgets.
 
-Admission and budgets are decided here, without waiting; the episode's life (who ends it, what is stored of it)
-belongs to ``episodes/``, which is told through ``on_exhausted`` when the agent must be stopped.
+``EpisodeSession`` owns that state and changes it only through its methods, none of which waits. It decides
+admission and budgets. ``episodes/`` owns the episode's life: it closes the session, and is called back
+(``on_exhausted``) when the agent must be stopped. What must hold:
+
+- A turn enters the tree by ``commit`` alone, after it is durable (invariant 6).
+- Every sampled token is counted once, by ``commit`` or by ``discard`` (invariant 3).
+- A refusal is counted in one place, ``counting_refusals``, around everything that may refuse a call.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from turnstile.models import Sampling, Thread
-from turnstile_server.capture import EarlierCall, TokenTree
+from turnstile.models import Sampling, Thread, Turn
+from turnstile_server.capture import EarlierCall, Node, TokenTree
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
-from turnstile_server.gate.call import Call
+from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """An episode's limits after the server's ceilings: whole numbers, nothing open."""
+    """An episode's limits after the server's ceilings: whole numbers, none open."""
 
     max_turns: int
     max_completion_tokens: int
@@ -52,47 +60,132 @@ class EpisodeSession:
         thread_headers: ThreadHeaders = ThreadHeaders(),
     ) -> None:
         self.episode_id = episode_id
-        self.thread_headers = thread_headers
         self.sampling = sampling
         self.limits = limits
+        self.thread_headers = thread_headers
         self.tree = TokenTree()
-        self.parsed: defaultdict[str, ParseCache] = defaultdict(ParseCache)
-        """By dialect."""
-        self.in_flight: dict[str, Call] = {}
-        self.discarded: Counter[str] = Counter()
-        self.closed: TurnstileError | None = None
-        """Why no further call is admitted; None while the episode runs."""
-        self.last_activity: float = 0.0
-        """Monotonic time of the last call's arrival or end."""
-        self.last_refusal: TurnstileError | None = None
-        """What the agent's latest call was refused with; None where it was answered. An agent that gives up then
-        was stopped by that."""
         self._on_exhausted = on_exhausted
+        self._in_flight: dict[str, ModelCall] = {}
+        self._discarded: Counter[str] = Counter()
+        self._parse_caches: defaultdict[str, ParseCache] = defaultdict(ParseCache)
+        self._closed: TurnstileError | None = None
+        self._last_activity = 0.0
+        self._last_refusal: TurnstileError | None = None
         self._refusals = 0
         self._seq = 0
         self._sampled = 0
         self._idempotency_keys: dict[str, str] = {}
 
+    # What others see
+
+    @property
+    def in_flight(self) -> Mapping[str, ModelCall]:
+        """The calls whose generation runs, by call id, in order of arrival. A view: it changes with the
+        session."""
+        return MappingProxyType(self._in_flight)
+
+    @property
+    def discarded(self) -> Counter[str]:
+        """Sampled tokens that became no turn, by reason."""
+        return self._discarded
+
+    @property
+    def last_activity(self) -> float:
+        """Monotonic time at which the latest call ended; 0.0 before any."""
+        return self._last_activity
+
+    @property
+    def last_refusal(self) -> TurnstileError | None:
+        """The error that refused the agent's latest call; None where that call was answered. It is why an agent
+        that gives up then did so."""
+        return self._last_refusal
+
+    # Admission
+
     def close(self, why: TurnstileError) -> None:
         """Admits no further call: ``check_open`` raises ``why``. The first reason stands."""
-        if self.closed is None:
-            self.closed = why
+        if self._closed is None:
+            self._closed = why
 
     def check_open(self) -> None:
         """Raises why the episode takes no more calls, if it takes none."""
-        if self.closed is not None:
-            raise self.closed
+        if self._closed is not None:
+            raise self._closed
 
-    def admit(self) -> None:
-        """Raises when no generation may start now: too many in flight, or out of turns."""
-        if len(self.in_flight) >= self.limits.max_calls:
+    def admit(self, call: ModelCall) -> None:
+        """Puts the call in flight. Raises TooManyCalls when too many are, BudgetExhausted when the episode's turns
+        are used up."""
+        if len(self._in_flight) >= self.limits.max_calls:
             raise TooManyCalls(
-                f"the episode has {len(self.in_flight)} model calls in flight, which is its limit; wait for one",
+                f"the episode has {len(self._in_flight)} model calls in flight, which is its limit; wait for one",
                 retry_after_s=1.0,
             )
-        wanted = sum(call.abandoned is None for call in self.in_flight.values())
+        wanted = sum(earlier.abandoned is None for earlier in self._in_flight.values())
         if len(self.tree) + wanted >= self.limits.max_turns:
             raise BudgetExhausted(f"the episode's {self.limits.max_turns} turns are used up; stop here")
+        self._in_flight[call.call_id] = call
+
+    def release(self, call: ModelCall) -> None:
+        """The generation of an admitted call has ended, with whatever outcome."""
+        del self._in_flight[call.call_id]
+        self._last_activity = time.monotonic()
+
+    @contextmanager
+    def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:
+        """Counts the error that ends the block as a refusal of the agent, unless ``call`` was abandoned: a caller
+        that went away was refused nothing."""
+        try:
+            yield
+        except TurnstileError as error:
+            if call is None or call.abandoned is None:
+                self._refused(error)
+            raise
+
+    def _refused(self, error: TurnstileError) -> None:
+        """Stops the agent at the end of a budget, or after ``max_refusals`` in a row that asking again cannot
+        cure: refusals alone stop few agents."""
+        if self._closed is not None:
+            return
+        self._last_refusal = error
+        if error.retryable:
+            return
+        self._refusals += 1
+        if isinstance(error, BudgetExhausted):
+            self._on_exhausted(error)
+        elif self._refusals >= self.limits.max_refusals:
+            self._on_exhausted(
+                TooManyRefusals(
+                    f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "
+                    f"{error.message}",
+                    detail={"last": error.type},
+                )
+            )
+
+    # What a call is compared with
+
+    def parse_cache(self, dialect: str) -> ParseCache:
+        """What the episode's earlier calls in this dialect were parsed into."""
+        return self._parse_caches[dialect]
+
+    def earlier(self, request_key: str) -> tuple[EarlierCall, ModelCall | None]:
+        """State of the latest earlier identical call, and the call itself while it is in flight."""
+        for call in reversed(self._in_flight.values()):
+            if call.request_key == request_key:
+                return (EarlierCall.IN_FLIGHT_GONE if call.caller_gone else EarlierCall.IN_FLIGHT), call
+        node = self.tree.identical(request_key)
+        if node is None:
+            return EarlierCall.NONE, None
+        return (EarlierCall.WRITTEN if node.delivery == "written" else EarlierCall.UNDELIVERED), None
+
+    def repeats_idempotency_key(self, key: str | None, request_key: str) -> bool:
+        """True when ``key`` came with this very request before; remembers it."""
+        if key is None:
+            return False
+        seen = self._idempotency_keys.get(key) == request_key
+        self._idempotency_keys[key] = request_key
+        return seen
+
+    # What was sampled
 
     def max_new_tokens(self, asked: int | None, prompt_tokens: int, context_length: int) -> int:
         """``min(asked, limits.max_completion_tokens, budget left, context − prompt)``.
@@ -115,55 +208,19 @@ class EpisodeSession:
         wanted = self.limits.max_completion_tokens if asked is None else asked
         return min(wanted, self.limits.max_completion_tokens, left, room)
 
-    def earlier(self, request_key: str) -> tuple[EarlierCall, Call | None]:
-        """State of the latest earlier identical call, and the call itself while it is in flight."""
-        for call in reversed(self.in_flight.values()):
-            if call.request_key == request_key:
-                gone = call.abandoned is not None or call.followers == 0
-                return (EarlierCall.IN_FLIGHT_GONE if gone else EarlierCall.IN_FLIGHT), call
-        node = self.tree.identical(request_key)
-        if node is None:
-            return EarlierCall.NONE, None
-        return (EarlierCall.WRITTEN if node.delivery == "written" else EarlierCall.UNDELIVERED), None
-
-    def seen_idempotency_key(self, key: str | None, request_key: str) -> bool:
-        """True when ``key`` came with this very request before; remembers it."""
-        if key is None:
-            return False
-        seen = self._idempotency_keys.get(key) == request_key
-        self._idempotency_keys[key] = request_key
-        return seen
-
     def next_seq(self) -> int:
         self._seq += 1
         return self._seq - 1
 
-    def committed(self, sampled_tokens: int) -> None:
-        self._sampled += sampled_tokens
+    def commit(self, turn: Turn) -> Node:
+        """Makes a durable turn visible, and counts it against the budgets."""
+        node = self.tree.add(turn)
+        self._sampled += len(turn.completion_ids)
         self._refusals = 0
-        self.last_refusal = None
+        self._last_refusal = None
+        return node
 
     def discard(self, reason: str, tokens: int) -> None:
+        """Counts sampled tokens that became no turn."""
         self._sampled += tokens
-        if tokens:
-            self.discarded[reason] += tokens
-
-    def refused(self, error: TurnstileError) -> None:
-        """Counts a refusal that the agent can do nothing about by asking again. The end of a budget, or
-        ``max_refusals`` in a row, stops the agent: refusals alone stop few agents."""
-        if self.closed is not None:
-            return
-        self.last_refusal = error
-        if error.retryable:
-            return
-        self._refusals += 1
-        if isinstance(error, BudgetExhausted):
-            self._on_exhausted(error)
-        elif self._refusals >= self.limits.max_refusals:
-            self._on_exhausted(
-                TooManyRefusals(
-                    f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "
-                    f"{error.message}",
-                    detail={"last": error.type},
-                )
-            )
+        self._discarded[reason] += tokens

@@ -1,16 +1,26 @@
-"""A turn in the making: what was asked, what was fed, what has been sampled so far."""
+"""From a call's place in the tree to its prompt, and from sampled tokens to its turn.
+
+The prompt is ``input_ids = tokens(parent) ⊕ context_ids``, always (invariant 1). Where the renderer has no
+append-only continuation, ``Prompter`` renders a new root and marks it with its reason; nothing is spliced by
+guess. ``TurnBuilder`` collects what the engine samples and is the one place where a turn is made. It takes no
+token without a finite logprob (invariant 4).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
 import numpy as np
 from pydantic import ValidationError
 
 from turnstile.models import (
+    Break,
+    BreakReason,
     FinishReason,
     Float32Array,
     Int32Array,
@@ -19,20 +29,25 @@ from turnstile.models import (
     Sampling,
     SamplingUsed,
     Thread,
+    Tool,
     Turn,
     TurnTimings,
-    WeightSpan,
 )
-from turnstile_server.capture import CallMatch
+from turnstile_server.capture import CallMatch, Node
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
-from turnstile_server.gate.dialects.base import ModelCall
-from turnstile_server.gate.prompt import Prompt
+from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
+
+PROMPT_TAIL = 64
+"""Ids before a completion that a renderer needs to see an open thinking block."""
+
+Result = TypeVar("Result")
 
 
 class Stopwatch:
-    """Monotonic durations of one call, in seconds from its arrival."""
+    """Durations of one call in monotonic seconds from its arrival; ``started_at`` is Unix seconds."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
@@ -55,47 +70,12 @@ class Stopwatch:
         self.engine_s = self.elapsed() - self.render_s
 
 
-@dataclass(slots=True)
-class SampledTokens:
-    """Tokens that came back, in order: ``ids`` int32 and ``logprobs`` float32 of equal length, chunk by chunk.
-
-    ``count``: all of them; ``kept``: those with numbers that can be recorded.
-    """
-
-    ids: list[Int32Array] = field(default_factory=list)
-    logprobs: list[Float32Array] = field(default_factory=list)
-    finish: EngineFinish | None = None
-    count: int = 0
-    kept: int = 0
-    weights: WeightSpans = field(default_factory=WeightSpans)
-
-    def add(self, chunk: EngineChunk) -> None:
-        """Raises EngineProtocolError for a chunk without a finite logprob for each token (invariant 4)."""
-        self.count += len(chunk.ids)
-        if len(chunk.logprobs) != len(chunk.ids):
-            raise EngineProtocolError(
-                f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
-            )
-        if not np.isfinite(chunk.logprobs).all():
-            raise EngineProtocolError("the engine gave a logprob that is not finite")
-        self.ids.append(chunk.ids)
-        self.logprobs.append(chunk.logprobs)
-        self.kept += len(chunk.ids)
-        self.weights.add(len(chunk.ids), chunk.weight_version)
-        self.finish = chunk.finish or self.finish
-
-    @property
-    def weight_spans(self) -> tuple[WeightSpan, ...]:
-        """The finish's; for a reply that was cut before its finish, what its chunks said."""
-        return self.weights.spans if self.finish is None else self.finish.weight_spans
-
-
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """A call as it came, and its place in the tree."""
+    """A call as it came, and its place in the tree. ``dialect`` is the dialect's name."""
 
     dialect: str
-    request: ModelCall
+    request: ModelRequest
     match: CallMatch
     tools_key: str
     thread: Thread | None
@@ -103,51 +83,135 @@ class CallContext:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnBuilder:
-    """Everything of a turn that is known before it is sampled."""
+class Prompt:
+    """What the engine is fed: int32 ids. ``parent`` None: ``context_ids`` is the whole prompt.
 
-    asked: CallContext
+    ``tokenized_bytes``: UTF-8 bytes that went through the tokenizer to make it.
+    """
+
+    parent: Node | None
+    context_ids: Int32Array
+    input_ids: Int32Array
+    broken: Break | None
+    tokenized_bytes: int
+
+    @property
+    def rerendered_tokens(self) -> int:
+        """Tokens rendered again although the model had been fed them (or their like) before."""
+        if self.broken is None or self.parent is not None or self.broken.reason == BreakReason.NEW_CONVERSATION:
+            return 0
+        return len(self.context_ids)
+
+
+class Prompter:
+    """Makes prompts. Renders more than ``inline_chars`` characters in a worker thread, of which it uses at most
+    ``threads``."""
+
+    def __init__(self, renderer: Renderer, inline_chars: int, threads: int) -> None:
+        self._renderer = renderer
+        self._inline_chars = inline_chars
+        self._limiter = anyio.CapacityLimiter(threads)
+
+    async def prompt(self, match: CallMatch, tools: Sequence[Tool], identical: Node | None) -> Prompt:
+        """``identical``: an earlier turn of the same request; it is fed the same context without rendering."""
+        parent = match.parent
+        if identical is not None and identical.parent is parent:
+            return _joined(parent, identical.turn.context_ids, match.broken, 0)
+        broken = match.broken
+        if parent is not None:
+            end = path_end(parent)
+            bridge = await self._run(
+                match.new_messages, lambda: self._renderer.bridge(end, match.new_messages, tools)
+            )
+            if not isinstance(bridge, CannotBridge):
+                return _joined(parent, bridge.context_ids, broken, bridge.tokenized_bytes)
+            broken = Break(reason=BreakReason(bridge.reason))
+        messages = (*_stored_messages(parent), *match.new_messages)
+        rendered = await self._run(messages, lambda: self._renderer.render(messages, tools))
+        return _joined(None, rendered.ids, broken, rendered.tokenized_bytes)
+
+    async def _run(self, messages: Sequence[Message], render: Callable[[], Result]) -> Result:
+        chars = sum(
+            len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages
+        )
+        if chars <= self._inline_chars:
+            return render()
+        return await anyio.to_thread.run_sync(render, limiter=self._limiter)
+
+
+@dataclass(slots=True)
+class TurnBuilder:
+    """Makes the turn of one call from what is known before sampling and from the engine's chunks."""
+
+    context: CallContext
     turn_id: str
     episode_id: str
     request_key: str
     template_hash: str
     prompt: Prompt
     sampling: SamplingUsed
+    finish: EngineFinish | None = None
+    """The engine's finish; None while it samples, and for a reply that was cut before it."""
+    count: int = 0
+    """Tokens that came back."""
+    kept: int = 0
+    """Tokens that came back with numbers that can be recorded."""
+    _ids: list[Int32Array] = field(default_factory=list)
+    _logprobs: list[Float32Array] = field(default_factory=list)
+    _weights: WeightSpans = field(default_factory=WeightSpans)
+
+    def add(self, chunk: EngineChunk) -> None:
+        """Takes the next tokens. Raises EngineProtocolError for a chunk without a finite logprob for each
+        token."""
+        self.context.stopwatch.sampled()
+        self.count += len(chunk.ids)
+        if len(chunk.logprobs) != len(chunk.ids):
+            raise EngineProtocolError(
+                f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
+            )
+        if not np.isfinite(chunk.logprobs).all():
+            raise EngineProtocolError("the engine gave a logprob that is not finite")
+        self._ids.append(chunk.ids)
+        self._logprobs.append(chunk.logprobs)
+        self.kept += len(chunk.ids)
+        self._weights.add(len(chunk.ids), chunk.weight_version)
+        self.finish = chunk.finish or self.finish
 
     def turn(
         self,
         seq: int,
-        sampled: SampledTokens,
         reply: Message,
         finish_reason: FinishReason,
         parse_status: Sequence[ParseStatus] = (),
     ) -> Turn:
-        """The turn, frozen. Raises EngineProtocolError when what the engine said contradicts itself."""
-        asked, prompt, watch = self.asked, self.prompt, self.asked.stopwatch
+        """The turn, frozen, of the tokens kept so far. Raises EngineProtocolError when what the engine said
+        contradicts itself."""
+        context, prompt, watch = self.context, self.prompt, self.context.stopwatch
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
             "parent_id": prompt.parent.turn.turn_id if prompt.parent is not None else None,
             "seq": seq,
-            "dialect": asked.dialect,
+            "dialect": context.dialect,
             "context_ids": prompt.context_ids,
-            "completion_ids": np.concatenate(sampled.ids, dtype=np.int32),
-            "logprobs": np.concatenate(sampled.logprobs, dtype=np.float32),
-            "weight_spans": sampled.weight_spans,
+            "completion_ids": np.concatenate(self._ids, dtype=np.int32),
+            "logprobs": np.concatenate(self._logprobs, dtype=np.float32),
+            # A reply that was cut before its finish has the versions that its chunks named.
+            "weight_spans": self._weights.spans if self.finish is None else self.finish.weight_spans,
             "finish_reason": finish_reason,
-            "stop_string": _stop_string(sampled),
-            "sampling": self._sampling_of(sampled),
-            "asked_sampling": dict(asked.request.asked),
+            "stop_string": self._stop_string(),
+            "sampling": self._sampling(),
+            "asked_sampling": dict(context.request.asked),
             "template_hash": self.template_hash,
-            "tools_key": asked.tools_key,
+            "tools_key": context.tools_key,
             "request_key": self.request_key,
             # A new root was fed the whole conversation, so the whole conversation is its new messages.
-            "new_messages": asked.request.messages if prompt.parent is None else asked.match.new_messages,
+            "new_messages": context.request.messages if prompt.parent is None else context.match.new_messages,
             "reply": reply,
             "break": prompt.broken,
             "parse_status": tuple(parse_status),
-            "thread": asked.thread,
-            "echo": asked.match.echo,
+            "thread": context.thread,
+            "echo": context.match.echo,
             "rerendered_tokens": prompt.rerendered_tokens,
             "timings": TurnTimings(
                 started_at=watch.started_at,
@@ -163,18 +227,17 @@ class TurnBuilder:
             reasons = "; ".join(item["msg"] for item in error.errors(include_url=False))
             raise EngineProtocolError(f"the engine's answer contradicts itself: {reasons}") from error
 
-    def _sampling_of(self, sampled: SampledTokens) -> SamplingUsed:
-        given = sampled.finish is not None and sampled.finish.given
+    def _stop_string(self) -> str | None:
+        matched = self.finish.matched if self.finish is not None else None
+        return matched if isinstance(matched, str) else None
+
+    def _sampling(self) -> SamplingUsed:
+        given = self.finish is not None and self.finish.given
         return self.sampling.model_copy(update={"given": True}) if given else self.sampling
 
 
-def _stop_string(sampled: SampledTokens) -> str | None:
-    matched = sampled.finish.matched if sampled.finish is not None else None
-    return matched if isinstance(matched, str) else None
-
-
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
-    """What a turn records of the sampling it was given."""
+    """What a turn records of the sampling that its engine call was given."""
     return SamplingUsed(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -184,3 +247,31 @@ def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
         stop=engine.stop,
         constrained=engine.json_schema is not None,
     )
+
+
+def path_end(node: Node) -> PathEnd:
+    """The end of the node's path, as a renderer takes it."""
+    prompt = node.turn.context_ids
+    above = node.parent
+    while len(prompt) < PROMPT_TAIL and above is not None:
+        prompt = np.concatenate([above.turn.context_ids, above.turn.completion_ids, prompt], dtype=np.int32)
+        above = above.parent
+    return PathEnd(
+        prompt_tail=prompt[-PROMPT_TAIL:],
+        completion_ids=node.turn.completion_ids,
+        reply=node.turn.reply,
+        finish_reason=node.turn.finish_reason,
+        earlier_thinking=any(step.turn.reply.reasoning for step in node.path()[:-1]),
+    )
+
+
+def _stored_messages(node: Node | None) -> list[Message]:
+    """A matched path as it was fed and sampled: where the agent's echo differs, stored wins."""
+    if node is None:
+        return []
+    return [message for step in node.path() for message in (*step.turn.new_messages, step.turn.reply)]
+
+
+def _joined(parent: Node | None, context_ids: Int32Array, broken: Break | None, tokenized_bytes: int) -> Prompt:
+    input_ids = context_ids if parent is None else np.concatenate([parent.tokens(), context_ids], dtype=np.int32)
+    return Prompt(parent, context_ids, input_ids, broken, tokenized_bytes)

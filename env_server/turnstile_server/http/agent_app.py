@@ -1,15 +1,17 @@
-"""What an agent reaches: the tool door at ``/e/{episode_id}/mcp``, the gate everywhere else.
+"""What an agent reaches: the MCP endpoint at ``/e/{episode_id}/mcp``, the model API (the gate) everywhere else.
 
-No WebSocket is served. The handshake of one is answered by the gate like the GET that it is, so that the client is
-told in HTTP to come back without (Codex does so at once, and keeps trying for seconds otherwise).
+No WebSocket is served. The gate answers the handshake of one like the GET that it is, so that the client is told
+over HTTP to come back without it. (Codex does so at once; otherwise it keeps trying for seconds.)
 """
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnstile_server.http.agent_request import split_path
-from turnstile_server.tools.endpoint import TOOL_PATH
+from turnstile_server.http.exchange import split_path
+
+TOOL_PATH = "/mcp"
+"""Path of the MCP endpoint below ``/e/{episode_id}``."""
 
 
 class AgentApp:
@@ -21,7 +23,7 @@ class AgentApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await self._gate({**scope, "type": "http", "method": "GET"}, receive, _handshake(send))
+            await self._gate({**scope, "type": "http", "method": "GET"}, receive, _reply_to_handshake(send))
             return
         if scope["type"] != "http":
             return
@@ -30,10 +32,10 @@ class AgentApp:
         await app(scope, receive, send)
 
 
-def _handshake(send: Send) -> Send:
-    """Writes an HTTP response as the answer to a handshake (ASGI's extension ``websocket.http.response``)."""
+def _reply_to_handshake(send: Send) -> Send:
+    """Sends an HTTP response in reply to a handshake (ASGI's extension ``websocket.http.response``)."""
 
-    async def answer(message: Message) -> None:
+    async def reply(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    return answer
+    return reply

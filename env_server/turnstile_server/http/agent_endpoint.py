@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from turnstile_server.http.protocol import BoundedHttp
+from turnstile_server.http.listeners import BoundedHttp
 
 _TOKEN_TIMEOUT_S = 10.0
 """Time for a new TCP connection to send its token; a tunnel sends it at once."""

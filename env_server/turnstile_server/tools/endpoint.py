@@ -7,8 +7,8 @@ error with a fitting HTTP status and, as ``data.type``, the type of errors.py.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any
@@ -19,12 +19,12 @@ import mcp_types as mcp
 import orjson
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import NotFound, TurnstileError
-from turnstile_server.http.agent_request import CallerGone, discard_body, episode_key, read_body, split_path
+from turnstile_server.http.agent_app import TOOL_PATH
+from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory
 from turnstile_server.tools.request import McpRequest, visit_of
@@ -33,8 +33,6 @@ from turnstile_server.tools.sessions import EpisodeSessions
 from turnstile_server.tools.toolbox import Toolbox
 
 _LOG = logging.getLogger(__name__)
-TOOL_PATH = "/mcp"
-"""Below ``/e/{episode_id}``."""
 
 
 class McpEndpoint:
@@ -78,36 +76,31 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        try:
-            await self._serve(scope, receive, send)
-        except CallerGone:
-            return
-        except TurnstileError as error:
-            await _refuse(scope, send, error)
+        exchange = AgentExchange(scope, receive, send, self._settings, "tools")
+        with contextlib.suppress(CallerGone):
+            try:
+                await self._serve(exchange, scope, receive, send)
+            except TurnstileError as error:
+                await exchange.refuse(error, _refusal(error))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, limits = Headers(scope=scope), self._settings
-        try:
-            key, episode = self._admitted(scope["path"], headers)
-        except TurnstileError:
-            await discard_body(receive, limits.body_timeout_s)
-            raise
-        body = await read_body(receive, headers, "tools", limits.max_body_bytes, limits.body_timeout_s)
+    async def _serve(self, exchange: AgentExchange, scope: Scope, receive: Receive, send: Send) -> None:
+        key, episode = self._admitted(exchange)
+        body = await exchange.body()
         episode.check_open()
         sessions = self._sessions.get(key)
         if sessions is None:
-            sessions = self._sessions[key] = EpisodeSessions(self._server, limits)
+            sessions = self._sessions[key] = EpisodeSessions(self._server, self._settings)
             self._tasks.start_soon(self._keep, key, sessions, episode)
         await sessions.serve(episode, scope, body, receive, send)
 
-    def _admitted(self, path: str, headers: Headers) -> tuple[str, EpisodeTools]:
-        """The episode that the request's key opens. Raises NotFound, Unauthorized, Gone."""
-        episode_id, rest = split_path(path)
+    def _admitted(self, exchange: AgentExchange) -> tuple[str, EpisodeTools]:
+        """The key, and the episode that it opens. Raises NotFound, Unauthorized, Gone."""
+        episode_id, rest = split_path(exchange.path)
         if not episode_id or rest.rstrip("/") != TOOL_PATH:
             raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")
-        key = episode_key(headers)
+        key = episode_key(exchange.headers)
         episode = self._directory.open_tools(episode_id, key)
-        episode.check_open()  # before a body is read that nothing will come of
+        episode.check_open()  # before the body is read, which would be for nothing
         return key, episode
 
     async def _keep(self, key: str, sessions: EpisodeSessions, episode: EpisodeTools) -> None:
@@ -153,16 +146,10 @@ def _visit(context: ServerRequestContext[Any, Request]) -> McpRequest:
     return visit_of(context.request.scope)
 
 
-async def _refuse(scope: Scope, send: Send, error: TurnstileError) -> None:
+def _refusal(error: TurnstileError) -> bytes:
+    """The error as a JSON-RPC error that answers no particular request."""
     data: dict[str, Any] = {"type": error.type}
     if error.detail is not None:
         data["detail"] = error.detail
     fault = {"code": mcp.INVALID_REQUEST, "message": error.message, "data": data}
-    body = orjson.dumps({"jsonrpc": "2.0", "id": None, "error": fault}, default=str)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
-    if error.status in (408, 413):
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    return orjson.dumps({"jsonrpc": "2.0", "id": None, "error": fault}, default=str)

@@ -15,7 +15,7 @@ from mutations import replaced
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.router import DialectRouter
@@ -29,7 +29,7 @@ USE = {"type": "tool_use", "id": "call_1", "name": "bash", "input": {"command": 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
 
-def parse(**fields: Any) -> ModelCall:
+def parse(**fields: Any) -> ModelRequest:
     return ANTHROPIC.parse(json.dumps({"model": "m", "max_tokens": 9, "messages": GO, **fields}).encode())
 
 

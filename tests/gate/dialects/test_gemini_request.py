@@ -10,7 +10,7 @@ import pytest
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.gemini.schema import json_schema
 from turnstile_server.gate.dialects.parse_cache import ParseCache
@@ -20,7 +20,7 @@ WHOLE = {"model": "m", "method": "generateContent"}
 Wire = dict[str, Any]
 
 
-def parse(body: Wire, **params: str) -> ModelCall:
+def parse(body: Wire, **params: str) -> ModelRequest:
     return GEMINI.parse(json.dumps(body).encode(), None, {**WHOLE, **params})
 
 
@@ -279,7 +279,7 @@ def test_the_model_may_call_tools_unless_the_mode_is_none(mode: str | None, may:
 # Options ------------------------------------------------------------------------------------
 
 
-def config(**fields: Any) -> ModelCall:
+def config(**fields: Any) -> ModelRequest:
     return parse({"contents": [GO], "generationConfig": fields})
 
 

@@ -13,7 +13,7 @@ from mutations import mutated
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelCall, WireTool
+from turnstile_server.gate.dialects.base import ModelRequest, WireTool
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 from turnstile_server.gate.dialects.responses.items import sealed
@@ -25,7 +25,7 @@ RUN: Wire = {"type": "function", "name": "run", "description": "Runs.", "strict"
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
 
 
-def parse(**fields: Any) -> ModelCall:
+def parse(**fields: Any) -> ModelRequest:
     return ResponsesDialect().parse(json.dumps({"model": "m", "input": "go", **fields}).encode())
 
 
@@ -351,7 +351,7 @@ VALID: Wire = {
 }
 
 
-def parsed(body: bytes, before: ParseCache | None = None) -> ModelCall | str:
+def parsed(body: bytes, before: ParseCache | None = None) -> ModelRequest | str:
     try:
         return ResponsesDialect().parse(body, before)
     except InvalidRequest as refused:
@@ -378,7 +378,7 @@ def test_any_change_of_a_body_is_a_call_or_is_refused_also_with_a_known_history(
         body = json.dumps(mutated(pick, VALID)).encode()
         found = parsed(body)
         assert parsed(body, before) == found
-        served += isinstance(found, ModelCall)
+        served += isinstance(found, ModelRequest)
     assert 200 < served < 1900
 
 

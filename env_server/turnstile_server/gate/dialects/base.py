@@ -1,6 +1,6 @@
 """The seam to wire formats.
 
-A dialect turns a body into a ``ModelCall`` and replies and errors into bytes. It never decides anything about
+A dialect turns a body into a ``ModelRequest`` and replies and errors into bytes. It never decides anything about
 matching, sampling or budgets, and keeps no state but that of one stream's writer.
 """
 
@@ -74,7 +74,7 @@ class WireTool:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
+class ModelRequest:
     """What an agent asked for, free of dialect."""
 
     messages: tuple[Message, ...]
@@ -168,7 +168,7 @@ class Dialect(Protocol):
 
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-    ) -> ModelCall:
+    ) -> ModelRequest:
         """The call in the body of a ``TURN`` or ``COUNT`` endpoint.
 
         ``before``: what the episode's earlier calls in this dialect were parsed into; it saves time and changes
@@ -179,9 +179,9 @@ class Dialect(Protocol):
         """The answer of a ``COUNT`` endpoint."""
         ...
 
-    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes: ...
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes: ...
 
-    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter: ...
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter: ...
 
     def error(self, error: TurnstileError) -> bytes: ...
 

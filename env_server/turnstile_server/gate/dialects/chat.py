@@ -24,7 +24,7 @@ from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
     FinishedReply,
-    ModelCall,
+    ModelRequest,
     Purpose,
     ReplyHead,
     StreamWriter,
@@ -66,13 +66,13 @@ class ChatDialect:
 
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-    ) -> ModelCall:
+    ) -> ModelRequest:
         return parse_chat(body, before)
 
     def count(self, tokens: int) -> bytes:
         raise NotImplementedError("Chat Completions has no endpoint that counts")
 
-    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
         message = reply.message
         written: dict[str, Any] = {
             "role": "assistant",
@@ -101,8 +101,8 @@ class ChatDialect:
             }
         )
 
-    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
-        return _ChatStream(head, call.stream_usage)
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
+        return _ChatStream(head, request.stream_usage)
 
     def error(self, error: TurnstileError) -> bytes:
         return error_body(error)
@@ -213,7 +213,7 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelCall:
+def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelRequest:
     """The call in a Chat Completions body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     _refuse_unsupported(source)
@@ -223,7 +223,7 @@ def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelCall:
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     options = source.get("stream_options")
-    return ModelCall(
+    return ModelRequest(
         messages=messages,
         tools=_tools(source),
         model=text(source, "model") or "",

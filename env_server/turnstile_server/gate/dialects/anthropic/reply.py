@@ -25,7 +25,7 @@ from turnstile_server.gate.dialects.base import (
     NO_PARAMS,
     Endpoint,
     FinishedReply,
-    ModelCall,
+    ModelRequest,
     Purpose,
     ReplyHead,
     StreamWriter,
@@ -60,18 +60,18 @@ class AnthropicDialect:
 
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-    ) -> ModelCall:
+    ) -> ModelRequest:
         return parse_anthropic(body, before, params)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"input_tokens": tokens})
 
-    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
-        content = content_value(reply.message, reply.head, call.show_reasoning)
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
+        content = content_value(reply.message, reply.head, request.show_reasoning)
         return orjson.dumps({**message_value(reply.head, content, reply.usage), **stop(reply)})
 
-    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
-        return AnthropicStream(head, call.show_reasoning)
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
+        return AnthropicStream(head, request.show_reasoning)
 
     def error(self, error: TurnstileError) -> bytes:
         return orjson.dumps(error_value(error))

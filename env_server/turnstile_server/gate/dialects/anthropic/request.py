@@ -1,4 +1,4 @@
-"""Anthropic Messages, inbound: a request body as a ``ModelCall``.
+"""Anthropic Messages, inbound: a request body as a ``ModelRequest``.
 
 (https://docs.anthropic.com/en/api/messages and …/messages-count-tokens)
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelCall
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -56,7 +56,7 @@ _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", 
 
 def parse_anthropic(
     body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-) -> ModelCall:
+) -> ModelRequest:
     """The call in a Messages body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     if source.get("thread") is not None:
@@ -69,7 +69,7 @@ def parse_anthropic(
         raise InvalidRequest("max_tokens is missing: it must be a whole number above 0")
     tools, hosted = _tools(source)
     asked = recorded(source, ASKED)
-    return ModelCall(
+    return ModelRequest(
         messages=(*parse_system(source.get("system")), *messages),
         tools=tools,
         model=text(source, "model") or "",

@@ -30,7 +30,7 @@ from turnstile_server.gate.dialects.base import (
     NO_PARAMS,
     Endpoint,
     FinishedReply,
-    ModelCall,
+    ModelRequest,
     Purpose,
     ReplyHead,
     StreamWriter,
@@ -86,18 +86,18 @@ class GeminiDialect:
 
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-    ) -> ModelCall:
+    ) -> ModelRequest:
         return parse_gemini(body, before, params)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"totalTokens": tokens})
 
-    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
-        return dumped(reply_json(reply, call.show_reasoning))
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
+        return dumped(reply_json(reply, request.show_reasoning))
 
-    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
-        framing = EventFraming() if call.wire.get("sse") else ArrayFraming()
-        return _GeminiStream(head, call.show_reasoning, framing)
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
+        framing = EventFraming() if request.wire.get("sse") else ArrayFraming()
+        return _GeminiStream(head, request.show_reasoning, framing)
 
     def error(self, error: TurnstileError) -> bytes:
         """Our stable type is the ``ErrorInfo``'s, in ``metadata.type``."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini.schema import camel, item, items, json_schema, may_call, read_tools
 from turnstile_server.gate.dialects.json import (
     dumped,
@@ -50,7 +50,7 @@ _WRAPPERS = ("output", "result", "content", "error")
 """Keys that clients wrap a tool's text in, because the wire wants an object."""
 
 
-def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ModelCall:
+def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ModelRequest:
     """The call in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
     Raises InvalidRequest, naming the field."""
@@ -63,7 +63,7 @@ def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, st
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str]) -> ModelCall:
+def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str]) -> ModelRequest:
     if source.get("cachedContent"):
         raise InvalidRequest("cachedContent names a context that is not stored here; send its contents instead")
     config = item(source, "generationConfig")
@@ -76,7 +76,7 @@ def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str])
     asked = {**recorded(config, ASKED, "generationConfig."), **recorded(source, ["toolConfig"])}
     if offer.hosted:
         asked["hosted_tools"] = list(offer.hosted)
-    return ModelCall(
+    return ModelRequest(
         messages=(*_system(source.get("systemInstruction")), *messages),
         tools=offer.tools,
         model=params.get("model", ""),

@@ -17,7 +17,7 @@ import orjson
 
 from turnstile.models import ToolCall
 from turnstile_server.errors import ContextOverflow, TurnstileError
-from turnstile_server.gate.dialects.base import FinishedReply, ModelCall, ReplyHead, Usage, WireTool
+from turnstile_server.gate.dialects.base import FinishedReply, ModelRequest, ReplyHead, Usage, WireTool
 from turnstile_server.gate.dialects.responses.tools import custom_input
 
 Item = dict[str, Any]
@@ -85,7 +85,7 @@ def summary_part(text: str) -> Item:
 
 def response_object(
     head: ReplyHead,
-    call: ModelCall,
+    request: ModelRequest,
     output: Sequence[Item],
     status: str = "in_progress",
     *,
@@ -104,7 +104,7 @@ def response_object(
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "usage": None if reply is None else _usage(reply.usage),
         **_DEFAULTS,
-        **{key: orjson.Fragment(value) for key, value in call.wire.items()},
+        **{key: orjson.Fragment(value) for key, value in request.wire.items()},
         "background": False,
         "previous_response_id": None,
         "store": False,

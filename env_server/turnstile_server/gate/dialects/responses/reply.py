@@ -26,7 +26,7 @@ from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
     FinishedReply,
-    ModelCall,
+    ModelRequest,
     Purpose,
     ReplyHead,
     StreamWriter,
@@ -59,17 +59,19 @@ class ResponsesDialect:
 
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
-    ) -> ModelCall:
+    ) -> ModelRequest:
         return parse_responses(body, before)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def reply(self, reply: FinishedReply, call: ModelCall) -> bytes:
-        return orjson.dumps(response_object(reply.head, call, _output(reply, call), status_of(reply), reply=reply))
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
+        return orjson.dumps(
+            response_object(reply.head, request, _output(reply, request), status_of(reply), reply=reply)
+        )
 
-    def stream(self, head: ReplyHead, call: ModelCall) -> StreamWriter:
-        return ResponsesStream(head, call)
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
+        return ResponsesStream(head, request)
 
     def error(self, error: TurnstileError) -> bytes:
         return error_body(error)
@@ -81,7 +83,7 @@ class ResponsesDialect:
         return model_body(name, context_length)
 
 
-def _output(reply: FinishedReply, call: ModelCall) -> list[Item]:
+def _output(reply: FinishedReply, request: ModelRequest) -> list[Item]:
     """Reasoning, then text, then calls. Without a call there always is a message, be it empty: agents send an
     empty answer back only if there is one."""
     head, message = reply.head, reply.message
@@ -92,7 +94,7 @@ def _output(reply: FinishedReply, call: ModelCall) -> list[Item]:
     if message.content or not message.tool_calls:
         output.append(message_item(head, len(output), message.content, last))
     for written in message.tool_calls:
-        wire_tool = call.wire_tools.get(written.name) or WireTool(written.name)
+        wire_tool = request.wire_tools.get(written.name) or WireTool(written.name)
         output.append(call_item(head, len(output), written, wire_tool, "completed"))
     return output
 
@@ -105,9 +107,9 @@ _DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_in
 class ResponsesStream:
     content_type = EVENT_STREAM
 
-    def __init__(self, head: ReplyHead, call: ModelCall) -> None:
+    def __init__(self, head: ReplyHead, request: ModelRequest) -> None:
         self._head = head
-        self._call = call
+        self._request = request
         self._sequence = 0
         self._done: list[Item] = []
         self._open: _Kind | None = None
@@ -117,7 +119,7 @@ class ResponsesStream:
         """A message or a call was written."""
 
     def start(self) -> bytes:
-        begun = response_object(self._head, self._call, [])
+        begun = response_object(self._head, self._request, [])
         return self._sse("response.created", response=begun) + self._sse("response.in_progress", response=begun)
 
     def delta(self, delta: Delta) -> bytes:
@@ -133,14 +135,14 @@ class ResponsesStream:
 
     def keepalive(self) -> bytes:
         """An event, because Codex's idle timer does not hear comments; one that every client passes over."""
-        return self._sse("response.in_progress", response=response_object(self._head, self._call, []))
+        return self._sse("response.in_progress", response=response_object(self._head, self._request, []))
 
     def end(self, reply: FinishedReply) -> bytes:
         status = status_of(reply)
         tail = self._close(status if self._open else "completed")
         if not self._answered:  # agents send an empty answer back only if there is one
             tail += self._text("message", "") + self._close(status)
-        whole = response_object(self._head, self._call, self._done, status, reply=reply)
+        whole = response_object(self._head, self._request, self._done, status, reply=reply)
         return tail + self._sse(f"response.{status}", response=whole)
 
     def error(self, error: TurnstileError) -> bytes:
@@ -149,7 +151,7 @@ class ResponsesStream:
         agent's history."""
         code = error_code(error)
         told = {"type": error.type, "code": code, "message": error.message, "param": None}
-        failed = response_object(self._head, self._call, self._done, "failed", error=error)
+        failed = response_object(self._head, self._request, self._done, "failed", error=error)
         return self._sse("response.failed", response=failed) + self._sse(
             "error", code=code, message=error.message, param=None, error=told
         )
@@ -190,7 +192,7 @@ class ResponsesStream:
         return closing + self._finish(item)
 
     def _called(self, call: ToolCall) -> bytes:
-        wire_tool = self._call.wire_tools.get(call.name) or WireTool(call.name)
+        wire_tool = self._request.wire_tools.get(call.name) or WireTool(call.name)
         index = len(self._done)
         begun = call_item(self._head, index, call, wire_tool, "in_progress")
         item = call_item(self._head, index, call, wire_tool, "completed")

@@ -14,7 +14,7 @@ from typing import Any
 
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelCall
+from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -88,7 +88,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelCall:
+def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelRequest:
     """The call in a Responses body. Raises InvalidRequest, naming the field."""
     source = read_object(body)
     _refuse_unsupported(source)
@@ -104,7 +104,7 @@ def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelCall:
     asked = recorded(source, ASKED)
     if offer.hosted:
         asked["hosted_tools"] = sorted(offer.hosted)
-    return ModelCall(
+    return ModelRequest(
         messages=messages,
         tools=tuple(offer.tools.values()),
         model=text(source, "model") or "",
