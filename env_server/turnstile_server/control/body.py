@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.errors import BodyTooLarge, InvalidRequest
-from turnstile_server.http.agent_request import header_count
+from turnstile_server.http.exchange import header_count
 
 JSON = "application/json"
 
