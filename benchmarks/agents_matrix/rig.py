@@ -31,9 +31,8 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import Settings
-from turnstile_server.testing.chat import chat_format
-from turnstile_server.testing.policy import ChatFormat
-from turnstile_server.testing.recording import RecordingProvider, Watch, counted
+from turnstile_server.testing.policy import ChatFormat, chat_format
+from turnstile_server.testing.recording import Recording, RecordingProvider, counted
 from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 CHUNK_PAUSE_S = 0.01
@@ -47,7 +46,7 @@ class Rig:
     control: httpx.AsyncClient
     stagehand: Stagehand
     microphone: Microphone
-    watch: Watch
+    watch: Recording
     agents: AgentRegistry
 
 
@@ -101,7 +100,7 @@ async def rigged(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncI
         stagehand = Stagehand()
         engine = OverheardEngine(stagehand, chat_format(load_vocabulary(model), renderer), renderer)
         work = build_backends(settings)
-        watch = Watch()
+        watch = Recording()
         microphones: list[Microphone] = []
 
         def observe(app: ASGIApp) -> ASGIApp:

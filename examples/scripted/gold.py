@@ -12,9 +12,9 @@ from scripted.script import Play, Script, ScriptError, Step
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
-from turnstile_server.testing.shell_policy import SUBMIT_COMMAND
-from turnstile_server.testing.solution import (
+from turnstile_server.testing.shell_policy import (
     CHARACTERS_PER_COMMAND,
+    SUBMIT_COMMAND,
     delete_commands,
     solution_files,
     text_of,

@@ -13,7 +13,7 @@ from turnstile.models import EpisodeStatus, Limits, TaskRef
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.settings import Settings
 from turnstile_server.testing.policy import PolicyInput, Step
-from turnstile_server.testing.server import Rehearsed, rehearsing
+from turnstile_server.testing.server import PlayedEpisode, scripted_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -69,7 +69,7 @@ def policy(scene: PolicyInput) -> Step:
 SHELLS = {"Bash", "exec_command", "run_shell_command", "shell"}
 
 
-async def played(agent: str, model: Path, image: str) -> tuple[Rehearsed, list[PolicyInput]]:
+async def played(agent: str, model: Path, image: str) -> tuple[PlayedEpisode, list[PolicyInput]]:
     scenes: list[PolicyInput] = []
 
     def watched(scene: PolicyInput) -> Step:
@@ -82,8 +82,8 @@ async def played(agent: str, model: Path, image: str) -> tuple[Rehearsed, list[P
         "answer": {"kind": "exact", "value": ANSWER},
     }
     settings = Settings(model=model, sandboxes={"kind": "docker", "docker_image": image})
-    async with rehearsing(settings, watched) as rehearsal:
-        told = await rehearsal.play(agent, TaskRef.model_validate(task), limits=Limits(wall_s=300, max_turns=10))
+    async with scripted_server(settings, watched) as server:
+        told = await server.play(agent, TaskRef.model_validate(task), limits=Limits(wall_s=300, max_turns=10))
     return told, scenes
 
 

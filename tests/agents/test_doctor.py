@@ -22,7 +22,8 @@ from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
 from turnstile_server.settings import Settings
-from turnstile_server.testing.doctor import Report, check_up
+from turnstile_server.testing.doctor import DoctorReport, check_agent
+from turnstile_server.testing.server import SHIPPED_MODEL
 
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
@@ -70,7 +71,7 @@ def specs(folder: Path, **commands: list[str]) -> Path:
     return folder
 
 
-def findings(report: Report, passed: bool | None) -> set[str]:
+def findings(report: DoctorReport, passed: bool | None) -> set[str]:
     return {finding.name for finding in report.findings if finding.passed is passed}
 
 
@@ -88,6 +89,22 @@ def test_an_agent_that_works_is_told_to_work_line_by_line(tiny_model: Path) -> N
     assert {line.split()[0] for line in lines[1:9]} == {"ok"}
     assert "chat 2" in done.stdout
     assert "exit code 0" in done.stdout
+
+
+def test_it_needs_no_model(tmp_path: Path) -> None:
+    """In an empty folder, with nothing but the installed package."""
+    command = [TURNSTILE, "agents", "doctor", "plain-loop", "--sandbox", "local"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "It works here."
+
+
+def test_the_shipped_tokenizer_and_template_are_those_of_the_tiny_model(tiny_model: Path) -> None:
+    assert json.loads((SHIPPED_MODEL / "tokenizer.json").read_text()) == json.loads(
+        (tiny_model / "tokenizer.json").read_text()
+    )
+    template = "chat_template.jinja"
+    assert (SHIPPED_MODEL / template).read_text() == (tiny_model / template).read_text()
 
 
 def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
@@ -113,7 +130,7 @@ def test_shell_is_checked_with_the_command_that_env_gives(tiny_model: Path) -> N
 
 @pytest.mark.anyio
 async def test_a_tasks_known_solution_is_played_by_shell_commands(tiny_model: Path) -> None:
-    report = await check_up(settings(tiny_model), "plain-loop", task_id="fix-cart-discount", wall_s=60)
+    report = await check_agent(settings(tiny_model), "plain-loop", task_id="fix-cart-discount", wall_s=60)
     assert report.passed
     assert (report.tool_calls, report.calls) == (2, {"chat": 3})
 
@@ -127,14 +144,14 @@ async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path
         sleeper=["sh", "-c", f"exec {LINE}"],
     )
     wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
-    silent = await check_up(wanted, "silent", wall_s=60)
+    silent = await check_agent(wanted, "silent", wall_s=60)
     assert not silent.passed
     assert findings(silent, False) == {"started", "model calls", "tool calls", "ended", "work"}
     assert "I would rather not" in silent.output
-    talker = await check_up(wanted, "talker", wall_s=60)
+    talker = await check_agent(wanted, "talker", wall_s=60)
     assert findings(talker, False) == {"tool calls", "work"}
     assert talker.refused == {"POST /v1/no-such 404": 1}
-    sleeper = await check_up(wanted, "sleeper", wall_s=2)
+    sleeper = await check_agent(wanted, "sleeper", wall_s=2)
     assert sleeper.status is EpisodeStatus.TIMED_OUT
     assert "ended" in findings(sleeper, False)
 
@@ -145,12 +162,12 @@ async def test_an_agent_without_tools_is_judged_by_the_rest_if_its_spec_says_tha
 ) -> None:
     folder = specs(tmp_path, talker=["python3", "-c", ASKS_ONCE])
     wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
-    supposed = await check_up(wanted, "talker", wall_s=60)
+    supposed = await check_agent(wanted, "talker", wall_s=60)
     assert "0; it offered the model no tools" in {finding.text for finding in supposed.findings}
     for says in (False, None):
         spec = json.loads((folder / "talker.yaml").read_text()) | {"offers_tools": says}
         (folder / "talker.yaml").write_text(json.dumps(spec))
-        report = await check_up(wanted, "talker", wall_s=60)
+        report = await check_agent(wanted, "talker", wall_s=60)
         assert report.passed
         assert {"tool calls", "work"} <= findings(report, None)
 
@@ -162,7 +179,7 @@ async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_
     )
     program = program.replace('os.environ["OPENAI_BASE_URL"]', 'os.environ["URL"] + "/v1"')
     folder = specs(tmp_path, short=["python3", "-c", program])
-    report = await check_up(
+    report = await check_agent(
         settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs"), "short", wall_s=60
     )
     assert findings(report, False) == {"tool calls", "work"}
@@ -186,7 +203,7 @@ def test_what_a_failed_agent_printed_is_cut_to_a_few_lines(tiny_model: Path, tmp
 async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("{name: x, version: '1', summary: s, command: [x], install: {pip: [./none]}}")
     wanted = settings(tiny_model, specs=(tmp_path,), install_dir=tmp_path / "installs")
-    report = await check_up(wanted, "x", wall_s=60)
+    report = await check_agent(wanted, "x", wall_s=60)
     assert findings(report, False) == {"installed"}
     assert "could not be installed" in report.findings[0].text
 
@@ -195,11 +212,11 @@ async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, 
 async def test_what_cannot_be_played_is_refused_by_name(tiny_model: Path) -> None:
     wanted = settings(tiny_model)
     with pytest.raises(Unprocessable, match="'nobody' is not known"):
-        await check_up(wanted, "nobody", wall_s=60)
+        await check_agent(wanted, "nobody", wall_s=60)
     with pytest.raises(NotFound, match="no-such-task"):
-        await check_up(wanted, "plain-loop", task_id="no-such-task", wall_s=60)
+        await check_agent(wanted, "plain-loop", task_id="no-such-task", wall_s=60)
     with pytest.raises(TaskFailed, match="wants an answer"):
-        await check_up(wanted, "plain-loop", task_id="count-errors", wall_s=60)
+        await check_agent(wanted, "plain-loop", task_id="count-errors", wall_s=60)
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_of_usage(tmp_path: Path) -> None:
@@ -213,7 +230,7 @@ def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anyth
     done = doctor(TINY, "x", "--agent-specs", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "<tools> tags" in done.stderr
-    assert "make_tiny_model.py" in done.stderr
+    assert "Leave out --model" in done.stderr
 
 
 def test_without_sandboxes_it_is_an_error_of_usage(tiny_model: Path) -> None:

@@ -24,10 +24,9 @@ from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.policy import Policy, PolicyInput, Step
-from turnstile_server.testing.recording import Watch
-from turnstile_server.testing.server import Rehearsed, rehearsing
-from turnstile_server.testing.shell_policy import ShellPolicy, door_texts
-from turnstile_server.testing.solution import solution_commands
+from turnstile_server.testing.recording import Recording
+from turnstile_server.testing.server import PlayedEpisode, scripted_server
+from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
 from turnstile_server.tools.toolbox import SUBMIT, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
@@ -43,7 +42,7 @@ REQUIRED = {"claude-code", "codex", "gemini-cli", "goose", "mini-swe-agent", "op
 class Seen:
     """One episode, and the witness of its sandbox."""
 
-    told: Rehearsed
+    told: PlayedEpisode
     witness: Witness = field(default_factory=Witness)
 
 
@@ -52,7 +51,7 @@ def in_docker(model: Path, image: str) -> Settings:
 
 
 def solving(task: Task, settings: Settings) -> Policy:
-    return ShellPolicy(solution_commands(task, settings.tasks), door=door_texts(settings.tools))
+    return ShellPolicy(solution_commands(task, settings.tasks), fallback=endpoint_texts(settings.tools))
 
 
 def answering(task: Task, settings: Settings) -> Policy:
@@ -81,8 +80,8 @@ async def played(
             pid = await to_thread.run_sync(process_of, sandbox.sandbox_id)
             witnesses.append(await stack.enter_async_context(witnessed(pid)))
 
-        async with rehearsing(settings, policy, watch=Watch(created)) as rehearsal:
-            told = await rehearsal.play(agent, task_id, limits=Limits(wall_s=600.0, max_turns=30))
+        async with scripted_server(settings, policy, recording=Recording(created)) as server:
+            told = await server.play(agent, task_id, limits=Limits(wall_s=600.0, max_turns=30))
     (witness,) = witnesses
     return Seen(told, witness)
 

@@ -13,7 +13,7 @@ from turnstile_server.testing.shell_policy import (
     SUBMIT_COMMAND,
     SUBMIT_MARK,
     ShellPolicy,
-    door_texts,
+    endpoint_texts,
     shell_tool,
 )
 from turnstile_server.tools.toolbox import Toolbox
@@ -89,7 +89,7 @@ def test_a_known_name_goes_before_a_description_and_an_editor_is_no_shell() -> N
 
 
 def test_the_tool_doors_shell_is_for_agents_that_have_none() -> None:
-    texts = door_texts(ToolSettings())
+    texts = endpoint_texts(ToolSettings())
     (said,) = (one.description for one in Toolbox(ToolSettings()).all_tools if one.name == "bash")
     door = tool("mcp__turnstile__bash", {"command": TEXT}, said=f"(MCP) {said}")
     own = tool("run_shell_command", {"command": TEXT})

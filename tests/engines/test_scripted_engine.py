@@ -19,8 +19,7 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
-from turnstile_server.testing.chat import chat_format
-from turnstile_server.testing.policy import FailedStep, Policy, PolicyInput, Step, ToolUse
+from turnstile_server.testing.policy import FailedStep, Policy, PolicyInput, Step, ToolUse, chat_format
 from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio

@@ -29,7 +29,7 @@ from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 from turnstile_server.settings import EngineSettings
 from turnstile_server.tasks.model import Task
-from turnstile_server.testing.solution import CHARACTERS_PER_COMMAND
+from turnstile_server.testing.shell_policy import CHARACTERS_PER_COMMAND
 
 pytestmark = pytest.mark.anyio
 

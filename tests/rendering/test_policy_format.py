@@ -15,8 +15,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
-from turnstile_server.testing.chat import chat_format
-from turnstile_server.testing.policy import Step
+from turnstile_server.testing.policy import Step, chat_format
 
 HISTORY = [
     Message(role="system", content="Be good."),
@@ -64,4 +63,4 @@ def test_a_template_that_shows_tools_by_name_only_is_refused_with_what_to_use_in
     with pytest.raises(StartupError, match="<tools> tags") as refused:
         chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
     assert str(folder) in refused.value.message
-    assert "make_tiny_model.py" in refused.value.message
+    assert "Leave out --model" in refused.value.message

@@ -20,7 +20,7 @@ from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import SandboxSettings, Settings
-from turnstile_server.testing.doctor import check_up
+from turnstile_server.testing.doctor import check_agent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -52,7 +52,7 @@ async def bare(bare_provider: DockerProvider) -> Sandbox:
 async def test_the_doctor_names_an_image_in_which_no_agent_can_run(tiny_model: Path, agent: str) -> None:
     settings = Settings(model=tiny_model, sandboxes={"kind": "docker", "docker_image": bare_image()})
     with pytest.raises(StartupError, match=f"image {bare_image()} cannot run the sandbox helper"):
-        await check_up(settings, agent, wall_s=60)
+        await check_agent(settings, agent, wall_s=60)
 
 
 async def sh(sandbox: Sandbox, script: str, *, user: User = User.AGENT) -> ExecResult:

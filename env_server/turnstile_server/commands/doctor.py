@@ -1,9 +1,10 @@
-"""``turnstile agents doctor``: whether an agent works here, before the first episode depends on it.
+"""``turnstile agents doctor``: checks whether an agent works on this machine, before an episode depends on it.
 
-The agent is installed and plays one small task (or one of the tasks there are) against a policy that writes what a
-model would sample; nothing of that is for training. Exit codes: 0; 1 where something is not as it must be; 2 where
-settings, specs, sandboxes or the model folder cannot be used; 130 and 143 after SIGINT and SIGTERM, with all that
-was started released.
+The agent is installed and plays one small task (or the task that ``--task`` names) with a scripted policy in place
+of a model. No model is needed, and nothing of it is for training.
+
+Exit codes: 0; 1 if a check failed; 2 if settings, specs, sandboxes or the model folder cannot be used; 130 and 143
+after SIGINT and SIGTERM, when everything was released.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import typer
 from turnstile.models.episode import parse_env
 from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
-from turnstile_server.testing.doctor import Report, check_up
+from turnstile_server.testing.doctor import DoctorReport, check_agent
 
 FAILED = 1
 USAGE = 2
@@ -34,10 +35,10 @@ def doctor(
     name: Annotated[str, typer.Argument(help="The agent.")],
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="Hugging Face folder: its tokenizer and chat template are used."),
+        typer.Option("--model", help="Hugging Face folder whose tokenizer and chat template are used."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="Id of a task whose known solution is played; else a small one.")
+        str | None, typer.Option("--task", help="A task whose known solution is played, instead of a small one.")
     ] = None,
     sandbox: Annotated[str | None, typer.Option("--sandbox", help="Where it is launched.")] = None,
     sandbox_image: Annotated[str | None, typer.Option("--sandbox-image", help="Docker image.")] = None,
@@ -56,7 +57,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
 ) -> None:
-    """Install an agent, let it make one tool call and close, and report whether all of it was recorded."""
+    """Install an agent, let it make one tool call and end, and check what was recorded. No model is needed."""
     flags = {
         "model": model,
         "sandboxes.kind": sandbox,
@@ -71,7 +72,7 @@ def doctor(
         typer.echo(f"turnstile: --env {error}", err=True)
         raise typer.Exit(USAGE) from None
     try:
-        check = partial(check_up, settings, name, task_id=task, wall_s=wall_s, env=variables)
+        check = partial(check_agent, settings, name, task_id=task, wall_s=wall_s, env=variables)
         report = anyio.run(_until_signalled, check)
     except (StartupError, Unprocessable, NotFound, TaskFailed) as error:
         typer.echo(f"turnstile: {error.message}", err=True)
@@ -83,9 +84,9 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-async def _until_signalled(check: Callable[[], Awaitable[Report]]) -> Report | int:
-    """What ``check`` gives, or the signal that came first, by number; all is released before this returns."""
-    outcome: Report | Exception | int | None = None
+async def _until_signalled(check: Callable[[], Awaitable[DoctorReport]]) -> DoctorReport | int:
+    """The report, or the number of a signal that came first. Everything is released before this returns."""
+    outcome: DoctorReport | Exception | int | None = None
     async with anyio.create_task_group() as tasks:
 
         async def stop() -> None:
@@ -98,7 +99,7 @@ async def _until_signalled(check: Callable[[], Awaitable[Report]]) -> Report | i
         tasks.start_soon(stop)
         try:
             outcome = await check()
-        except Exception as error:  # noqa: BLE001 - raised below, as it is: the task group would wrap it
+        except Exception as error:  # noqa: BLE001 - raised below as it is; the task group would wrap it
             outcome = error
         tasks.cancel_scope.cancel()
     if isinstance(outcome, Exception):
@@ -108,14 +109,14 @@ async def _until_signalled(check: Callable[[], Awaitable[Report]]) -> Report | i
 
 
 def _one_line(text: str) -> str:
-    """Some agents print kilobytes of JSON in a line; an error may quote them."""
+    """The first line of ``text``, cut: some agents print kilobytes of JSON in a line, and errors quote them."""
     first, _, rest = text.partition("\n")
     cut = first[:LINE_CHARS]
     return f"{cut} …" if rest or cut != first else cut
 
 
-def written(report: Report) -> str:
-    """The report as lines: a mark, what was looked at, what was seen."""
+def written(report: DoctorReport) -> str:
+    """The report as lines: a mark, what was checked, what was found."""
     marks = {True: "ok", False: "FAILED", None: ""}
     lines = [f"{report.agent} {report.version}"]
     lines += [

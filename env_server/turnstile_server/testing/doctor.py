@@ -1,6 +1,6 @@
-"""A check-up of one agent: one shell call, one closing text, and whether all about them is as it must be.
+"""Checks one agent: it is installed, plays one small task on a scripted server, and its records are judged.
 
-What was seen becomes a report by a pure function; only ``check_up`` does anything.
+``check_agent`` plays the episode; ``judge`` turns its records into a report and is pure.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, Start
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.policy import Policy
-from turnstile_server.testing.server import Rehearsal, RehearsalRefused, Rehearsed, rehearsing
-from turnstile_server.testing.shell_policy import ShellPolicy, door_texts
-from turnstile_server.testing.solution import solution_commands
+from turnstile_server.testing.server import PlayedEpisode, RequestRefused, ScriptedServer, scripted_server
+from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
 
-COMMAND = "printf rehearsed > rehearsal.txt"
+COMMAND = "printf works > doctor.txt"
 INSTRUCTION = (
-    "Write the word `rehearsed`, without a newline, into the file rehearsal.txt in this folder, by a shell "
+    "Write the word `works`, without a newline, into the file doctor.txt in this folder, by a shell "
     "command. Then say that you are done."
 )
 TASK: dict[str, Any] = {
     "instruction": INSTRUCTION,
-    "base": {"inline": {"README.md": "A folder to rehearse in.\n"}},
+    "base": {"inline": {"README.md": "A folder for the doctor's task.\n"}},
     "tests": {
-        "files": {"inline": {"check.sh": 'test "$(cat rehearsal.txt)" = rehearsed\n'}},
+        "files": {"inline": {"check.sh": 'test "$(cat doctor.txt)" = works\n'}},
         "runner": "command",
         "command": ["sh", "{tests}/check.sh"],
     },
 }
 MAX_TURNS = 40
-"""Well above what a solution needs: an agent that goes round in circles is stopped."""
+"""Well above what a solution needs; it stops an agent that loops."""
 
-NO_PLACE = (SandboxUnavailable.type, TaskFailed.type)
-"""Errors of an episode that say, before the first model call, that there is nowhere to run its agent."""
+NO_SANDBOX = (SandboxUnavailable.type, TaskFailed.type)
+"""Errors of an episode that mean, before the first model call, that its agent cannot be run anywhere."""
 
 
 class Finding(BaseModel):
-    """One line of a report. ``passed`` None: told, not judged."""
+    """One line of a report. ``passed`` None: information that is not judged."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,8 +52,12 @@ class Finding(BaseModel):
     text: str
 
 
-class Report(BaseModel):
-    """``install_s`` None: it was installed before. ``refused``: requests by status, e.g. ``POST /v1/x 404``."""
+class DoctorReport(BaseModel):
+    """What a check of one agent found.
+
+    ``install_s`` is None if the agent was installed before. ``refused`` counts refused requests, e.g.
+    ``POST /v1/x 404``. Times are in seconds, ``peak_mb`` in MiB.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -79,47 +82,50 @@ class Report(BaseModel):
     cosmetic: dict[str, int] = {}
     refused: dict[str, int] = {}
     output: str = ""
-    """The last of what the agent, or its installation, printed, where it did not pass."""
+    """The end of what the agent, or its installation, printed; empty if the agent passed."""
 
 
-async def check_up(
+async def check_agent(
     settings: Settings,
     agent: str,
     *,
     task_id: str | None = None,
     wall_s: float,
     env: Mapping[str, str] | None = None,
-) -> Report:
-    """``task_id`` None: the small built-in task. ``env``: the episode's.
+) -> DoctorReport:
+    """Installs ``agent``, plays one episode with it and judges the records.
 
-    Raises StartupError (settings or sandboxes cannot be used), Unprocessable (no such agent), NotFound (no such
-    task), TaskFailed (no solution that a shell could run)."""
+    ``task_id`` names a task whose known solution is played; None takes the small built-in task. ``wall_s`` is the
+    time limit of the episode, ``env`` is added to the agent's environment. Without ``settings.model`` the shipped
+    tokenizer and chat template are used. Raises StartupError (settings or sandboxes cannot be used), Unprocessable
+    (no such agent), NotFound (no such task) and TaskFailed (no solution that a shell could run).
+    """
     commands: Sequence[str] = [COMMAND]
     task = TaskRef.model_validate(TASK)
     if task_id is not None:
         found = (await anyio.to_thread.run_sync(load_tasks, settings.tasks.sources, settings.tasks)).get(task_id)
         commands, task = solution_commands(found, settings.tasks), TaskRef(id=task_id)
-    policy: Policy = ShellPolicy(commands, door=door_texts(settings.tools))
-    async with rehearsing(settings, policy) as rehearsal:
-        spec = rehearsal.work.agents.get(agent)
+    policy: Policy = ShellPolicy(commands, fallback=endpoint_texts(settings.tools))
+    async with scripted_server(settings, policy) as server:
+        spec = server.backends.agents.get(agent)
         try:
-            install_s = await _install(rehearsal, spec)
+            install_s = await _install(server, spec)
         except AgentNotInstalled as error:
             return _not_installed(spec, error.message)
         try:
             limits = Limits(wall_s=wall_s, max_turns=len(commands) + MAX_TURNS)
-            seen = await rehearsal.play(agent, task, limits=limits, env=dict(env or {}))
-        except RehearsalRefused as error:
+            played = await server.play(agent, task, limits=limits, env=dict(env or {}))
+        except RequestRefused as error:
             raise StartupError(str(error)) from error
-        unusable = seen.episode.error
-        if not seen.turns and unusable is not None and unusable.type in NO_PLACE:
-            raise StartupError(unusable.message)
-        return report(spec, seen, install_s=install_s, sandboxes=rehearsal.work.sandboxes.name)
+        failure = played.episode.error
+        if not played.turns and failure is not None and failure.type in NO_SANDBOX:
+            raise StartupError(failure.message)
+        return judge(spec, played, install_s=install_s, sandboxes=server.backends.sandboxes.name)
 
 
-async def _install(rehearsal: Rehearsal, spec: AgentSpec) -> float | None:
-    """Seconds; None where it was installed before. Raises AgentNotInstalled."""
-    installer = rehearsal.work.installer
+async def _install(server: ScriptedServer, spec: AgentSpec) -> float | None:
+    """Seconds it took; None if the agent was installed before. Raises AgentNotInstalled."""
+    installer = server.backends.installer
     if installer.installed(spec):
         return None
     began = time.monotonic()
@@ -127,24 +133,24 @@ async def _install(rehearsal: Rehearsal, spec: AgentSpec) -> float | None:
     return time.monotonic() - began
 
 
-def _not_installed(spec: AgentSpec, why: str) -> Report:
+def _not_installed(spec: AgentSpec, why: str) -> DoctorReport:
     finding = Finding(name="installed", passed=False, text=why)
-    return Report(agent=spec.name, version=spec.version, passed=False, findings=(finding,), output=why)
+    return DoctorReport(agent=spec.name, version=spec.version, passed=False, findings=(finding,), output=why)
 
 
-def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandboxes: str) -> Report:
-    """What an episode of ``spec`` says about it. Pure."""
-    episode, stats = seen.episode, seen.samples.stats
+def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sandboxes: str) -> DoctorReport:
+    """The report of the episode that ``spec``'s agent played. Pure."""
+    episode, stats = played.episode, played.samples.stats
     calls: dict[str, int] = {}
-    for turn in seen.turns:
+    for turn in played.turns:
         calls[turn.dialect] = calls.get(turn.dialect, 0) + 1
     refused = {
         f"{one.method} {one.path} {one.status}": count
-        for one, count in sorted(seen.requests.items(), key=lambda item: str(item[0]))
+        for one, count in sorted(played.requests.items(), key=lambda item: str(item[0]))
         if one.status >= 400
     }
     untrained = sum(stats.untrained.values())
-    checks = [check.name for check in seen.audit.invariants if not check.passed]
+    checks = [check.name for check in played.audit.invariants if not check.passed]
     over = episode.status is EpisodeStatus.COMPLETED and episode.error is None
     ended = [episode.status.value]
     if episode.agent_exit_code is not None:
@@ -152,48 +158,50 @@ def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandbox
     if episode.error is not None:
         ended.append(f"{episode.error.type}: {episode.error.message}")
     counted = f"{stats.sampled_tokens} sampled = {stats.trained_tokens} trained + {untrained} untrained"
-    cut = _cut(seen)
-    silent = "it offered the model no tools" if seen.turns and not seen.offered_tools else None
-    if silent is not None and spec.offers_tools is not True:
-        # Nothing that it could be asked to do would show more.
-        called = _finding("tool calls", None, f"not judged: {silent}")
-        work = _finding("work", None, f"not judged: {silent}")
+    cut = _cut(played)
+    no_tools = "it offered the model no tools" if played.turns and not played.offered_tools else None
+    if no_tools is not None and spec.offers_tools is not True:
+        # The policy has nothing to call, so these two lines would say nothing about the agent.
+        called = _finding("tool calls", None, f"not judged: {no_tools}")
+        work = _finding("work", None, f"not judged: {no_tools}")
     else:
         called = _finding(
             "tool calls",
-            seen.tool_calls > 0,
-            _told(str(seen.tool_calls), silent, None if seen.tool_calls else cut),
+            played.tool_calls > 0,
+            _joined(str(played.tool_calls), no_tools, None if played.tool_calls else cut),
         )
         done = episode.reward == 1.0
-        work = _finding("work", done, "done" if done else _told(f"reward {episode.reward}", cut))
+        work = _finding("work", done, "done" if done else _joined(f"reward {episode.reward}", cut))
     findings = (
         _finding("installed", True, "was installed before" if install_s is None else f"in {install_s:.1f} s"),
-        _finding("started", bool(seen.turns), f"in {sandboxes}; {seen.wall_s:.1f} s to its end{_memory(seen)}"),
+        _finding(
+            "started", bool(played.turns), f"in {sandboxes}; {played.wall_s:.1f} s to its end{_memory(played)}"
+        ),
         _finding("model calls", spec.dialect in calls, _counts(calls)),
         called,
         _finding("ended", over, ", ".join(ended)),
         work,
-        _finding("tokens", seen.accounted, f"{counted}{_reasons(stats.untrained)}"),
-        _finding("audit", seen.audit.passed, "every invariant holds" if not checks else ", ".join(checks)),
+        _finding("tokens", played.accounted, f"{counted}{_reasons(stats.untrained)}"),
+        _finding("audit", played.audit.passed, "every invariant holds" if not checks else ", ".join(checks)),
         _finding("breaks", None, _counts(stats.breaks)),
         _finding("cosmetic", None, _counts(stats.cosmetic)),
         _finding("refused", None, _counts(refused)),
     )
     passed = all(finding.passed is not False for finding in findings)
-    return Report(
+    return DoctorReport(
         agent=spec.name,
         version=spec.version,
         passed=passed,
         findings=findings,
         sandboxes=sandboxes,
         install_s=install_s,
-        wall_s=seen.wall_s,
-        peak_mb=None if seen.peak_bytes is None else seen.peak_bytes / (1 << 20),
+        wall_s=played.wall_s,
+        peak_mb=None if played.peak_bytes is None else played.peak_bytes / (1 << 20),
         status=episode.status,
         exit_code=episode.agent_exit_code,
         reward=episode.reward,
         calls=calls,
-        tool_calls=seen.tool_calls,
+        tool_calls=played.tool_calls,
         sampled=stats.sampled_tokens,
         trained=stats.trained_tokens,
         untrained=stats.untrained,
@@ -204,13 +212,14 @@ def report(spec: AgentSpec, seen: Rehearsed, *, install_s: float | None, sandbox
     )
 
 
-def _cut(seen: Rehearsed) -> str | None:
-    """The scripted replies are short: where one was cut, the agent asked for less, or its prompt left no room."""
-    cut = [turn.sampling.max_new_tokens for turn in seen.turns if turn.finish_reason == "length"]
+def _cut(played: PlayedEpisode) -> str | None:
+    """Why replies were cut, if any were. Scripted replies are short, so the agent asked for fewer tokens or its
+    prompt left no room."""
+    cut = [turn.sampling.max_new_tokens for turn in played.turns if turn.finish_reason == "length"]
     if not cut:
         return None
     return (
-        f"{len(cut)} of {len(seen.turns)} replies were cut at their length, at {min(cut)} tokens the shortest: "
+        f"{len(cut)} of {len(played.turns)} replies were cut at their length, at {min(cut)} tokens the shortest: "
         "the max_tokens that the agent asks for, or the end of the context"
     )
 
@@ -219,7 +228,7 @@ def _finding(name: str, passed: bool | None, text: str) -> Finding:
     return Finding(name=name, passed=passed, text=text)
 
 
-def _told(*parts: str | None) -> str:
+def _joined(*parts: str | None) -> str:
     return "; ".join(part for part in parts if part is not None)
 
 
@@ -231,5 +240,5 @@ def _reasons(untrained: dict[str, int]) -> str:
     return f" ({_counts(untrained)})" if untrained else ""
 
 
-def _memory(seen: Rehearsed) -> str:
-    return "" if seen.peak_bytes is None else f", {seen.peak_bytes / (1 << 20):.0f} MB at most"
+def _memory(played: PlayedEpisode) -> str:
+    return "" if played.peak_bytes is None else f", {played.peak_bytes / (1 << 20):.0f} MB at most"

@@ -1,5 +1,7 @@
-"""Sandboxes that are watched: who is told when one is made, what they asked of the agent door, how much memory
-each had at most. What is watched goes on as before; a figure that cannot be had is missing."""
+"""Records what agents do in their sandboxes: sandboxes made, requests to the server, peak memory.
+
+The sandboxes work as before. A figure that cannot be had is missing.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvide
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 
 MEMORY_FILES = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
-"""Of cgroups version 2 and 1, as a container sees its own."""
+"""Where a container sees its peak memory: cgroups version 2 and 1."""
 MEMORY_S = 5.0
+"""Time to read it."""
 
 _EPISODE = re.compile(r"/e/([^/]+)(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A request of an agent: ``path`` without its episode, the HTTP status that it got."""
+class AgentRequest:
+    """A request of an agent: ``path`` without its episode, and the HTTP status of the reply."""
 
     method: str
     path: str
@@ -35,31 +38,30 @@ class Request:
 
 
 @dataclass(slots=True)
-class Watch:
-    """What was seen. ``created``: called with every new sandbox, before anything of an agent is in it."""
+class Recording:
+    """What agents did, by episode id. ``created`` is called with every new sandbox before an agent is in it."""
 
     created: Callable[[Sandbox], Awaitable[None]] | None = None
-    requests: defaultdict[str, Counter[Request]] = field(default_factory=lambda: defaultdict(Counter))
-    """By episode id."""
+    requests: defaultdict[str, Counter[AgentRequest]] = field(default_factory=lambda: defaultdict(Counter))
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    """Most memory by episode id, the files that the sandbox holds in memory included."""
+    """Peak memory, including the files that the sandbox holds in memory."""
 
 
 class RecordingProvider(ProviderWrapper):
-    """A ``SandboxProvider``: ``inner``'s sandboxes, and what they do told to ``watch``."""
+    """A ``SandboxProvider`` that writes what its sandboxes do into ``recording``."""
 
-    def __init__(self, inner: SandboxProvider, watch: Watch) -> None:
+    def __init__(self, inner: SandboxProvider, recording: Recording) -> None:
         super().__init__(inner)
-        self._watch = watch
+        self._recording = recording
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         await self.inner.start(agents, tasks)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        sandbox = RecordingSandbox(await self.inner.create(spec), self._watch)
-        if self._watch.created is not None:
+        sandbox = RecordingSandbox(await self.inner.create(spec), self._recording)
+        if self._recording.created is not None:
             try:
-                await self._watch.created(sandbox)
+                await self._recording.created(sandbox)
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     await sandbox.destroy()
@@ -68,11 +70,11 @@ class RecordingProvider(ProviderWrapper):
 
 
 class RecordingSandbox(SandboxWrapper):
-    """A ``Sandbox`` whose memory is asked for before it is destroyed."""
+    """A ``Sandbox`` whose peak memory is read before it is destroyed."""
 
-    def __init__(self, inner: Sandbox, watch: Watch) -> None:
+    def __init__(self, inner: Sandbox, recording: Recording) -> None:
         super().__init__(inner)
-        self._watch = watch
+        self._recording = recording
         self._episode_id: str | None = None
 
     def admit(self, episode_id: str | None) -> None:
@@ -89,16 +91,15 @@ class RecordingSandbox(SandboxWrapper):
     async def _measure(self, episode_id: str) -> None:
         with anyio.move_on_after(MEMORY_S):
             try:
-                command = Command(argv=("cat", *MEMORY_FILES), timeout_s=MEMORY_S)
-                result = await self.inner.exec(command)
+                result = await self.inner.exec(Command(argv=("cat", *MEMORY_FILES), timeout_s=MEMORY_S))
             except SandboxFailed:  # it died, and its figures with it
                 return
             figures = [int(line) for line in result.stdout.split() if line.isdigit()]
             if figures:
-                self._watch.peak_bytes[episode_id] = max(figures)
+                self._recording.peak_bytes[episode_id] = max(figures)
 
 
-def counted(app: ASGIApp, requests: defaultdict[str, Counter[Request]]) -> ASGIApp:
+def counted(app: ASGIApp, requests: defaultdict[str, Counter[AgentRequest]]) -> ASGIApp:
     """``app``, with every request of an episode counted into ``requests``."""
 
     async def counting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,6 +115,6 @@ def counted(app: ASGIApp, requests: defaultdict[str, Counter[Request]]) -> ASGIA
             await app(scope, receive, sent)
         finally:
             if scope["type"] == "http" and (found := _EPISODE.fullmatch(scope["path"])) is not None:
-                requests[found[1]][Request(scope["method"], found[2], status)] += 1
+                requests[found[1]][AgentRequest(scope["method"], found[2], status)] += 1
 
     return counting

@@ -1,11 +1,10 @@
-"""An engine whose completions a policy writes: to rehearse agents without a model.
+"""An engine whose completions a scripted policy writes, to run agents without a model.
 
-The ids are real ones, the numbers are made up: every logprob is ``MADE_UP``. Nothing that it says may be trained
-on. Its turns are not marked as given, so that what is accounted for is what would be accounted for with a model;
-the weights' version says where they come from. There is no score to compare with, so audits check records only.
-No forward pass and no state of a conversation: a call costs the reading of its prompt.
+The ids are the tokenizer's; every logprob is ``MADE_UP``, so nothing it samples may be trained on. Its weight
+version says so (``scripted``). Its turns are not marked as given, so that tokens are counted as they would be with
+a model. It cannot score, so an audit checks the records only. It runs no model and keeps no state between calls.
 
-Owns the calls in flight: each ends by its last token, its policy's error, or an abort.
+Owns the calls in flight. Each ends by its last token, its policy's error, or an abort.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ CONTEXT_LENGTH = 1 << 20
 CHUNK_TOKENS = 8
 
 
-class _Call:
-    """One call in flight: whoever aborts it or resumes the engine wakes it."""
+class _ScriptedCall:
+    """One call in flight. ``abort`` and the engine's ``resume`` wake it."""
 
     def __init__(self) -> None:
         self.aborted = False
@@ -53,12 +52,12 @@ class _Call:
         self._news = anyio.Event()
 
     async def news(self) -> None:
-        """Returns when something happened since the call began to wait."""
+        """Returns at the next ``wake``."""
         await self._news.wait()
 
 
 class ScriptedEngine:
-    """``chunk_tokens`` and ``chunk_pause_s``: how a streamed completion is cut, and how fast it comes."""
+    """An ``Engine``. A streamed completion comes in chunks of ``chunk_tokens``, ``chunk_pause_s`` apart."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class ScriptedEngine:
         self._chunk_tokens = chunk_tokens
         self._chunk_pause_s = chunk_pause_s
         self._capabilities = EngineCapabilities(context_length, vocab_size, WEIGHTS, scores=False)
-        self._live: dict[str, _Call] = {}
+        self._live: dict[str, _ScriptedCall] = {}
         self._paused = False
         self._version = WEIGHTS
         self._closed = False
@@ -94,19 +93,19 @@ class ScriptedEngine:
     async def generate(
         self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, routing_key: str, stream: bool
     ) -> AsyncGenerator[EngineChunk, None]:
-        """Raises whatever the policy's ``Broken`` says; EngineUnavailable after close."""
+        """Also raises the error of a ``FailedStep``."""
         self._check(input_ids, sampling)
         with self._call(rid) as call:
             prompt = input_ids.tolist()
-            scene = await anyio.to_thread.run_sync(
+            given = await anyio.to_thread.run_sync(
                 lambda: self._chat.read(prompt, episode_id=routing_key, call_id=rid)
             )
-            says = self._policy(scene)
-            broken = says if isinstance(says, FailedStep) else None
-            step = says if isinstance(says, Step) else says.step
-            ids, finish = self._until_finish(self._chat.write(step, scene), sampling)
-            if broken is not None:
-                ids = ids[: broken.after]
+            answer = self._policy(given)
+            failed = answer if isinstance(answer, FailedStep) else None
+            step = answer if isinstance(answer, Step) else answer.step
+            ids, finish = self._until_finish(self._chat.write(step, given), sampling)
+            if failed is not None:
+                ids = ids[: failed.after]
             sent = 0
             while True:
                 while self._paused and not call.aborted:
@@ -115,7 +114,7 @@ class ScriptedEngine:
                     yield self._chunk([] if stream else ids[:sent], sent, ("abort", None))
                     return
                 upto = min(sent + self._chunk_tokens, len(ids))
-                if upto == len(ids) and broken is None:
+                if upto == len(ids) and failed is None:
                     yield self._chunk(ids[sent:] if stream else ids, upto, finish)
                     return
                 if stream and upto > sent:
@@ -124,15 +123,15 @@ class ScriptedEngine:
                 if sent < len(ids):
                     with anyio.move_on_after(self._chunk_pause_s):
                         await call.news()
-                elif broken is not None and broken.error is not None:
-                    raise broken.error
+                elif failed is not None and failed.error is not None:
+                    raise failed.error
                 else:
                     await call.news()
 
     def _until_finish(
         self, ids: list[int], sampling: EngineSampling
     ) -> tuple[list[int], tuple[Literal["stop", "length"], int | str | None]]:
-        """The ids up to where the call's own rules end it, and how."""
+        """The ids up to where the call's stop rules end it, and its finish reason with what matched."""
         stops = frozenset([*sampling.stop_token_ids, ids[-1]])
         rule = StopRule(max_new_tokens=sampling.max_new_tokens, stop_ids=stops, strings=sampling.stop)
         for end in range(1, len(ids) + 1):
@@ -158,10 +157,10 @@ class ScriptedEngine:
         return EngineChunk(np.array(ids, np.int32), np.full(len(ids), MADE_UP, np.float32), end, self._version)
 
     @contextmanager
-    def _call(self, rid: str) -> Iterator[_Call]:
+    def _call(self, rid: str) -> Iterator[_ScriptedCall]:
         if rid in self._live:
             raise EngineRefused(f"The call {rid} is in flight already.")
-        call = self._live[rid] = _Call()
+        call = self._live[rid] = _ScriptedCall()
         try:
             yield call
         finally:
@@ -191,7 +190,7 @@ class ScriptedEngine:
         raise EngineRefused("The scripted engine has no model to score with.")
 
     async def state(self) -> EngineState:
-        detail = "a policy writes what is said: nothing to train on"
+        detail = "a scripted policy writes the completions; do not train on them"
         return EngineState(not self._closed, self._version, self._paused, detail)
 
     async def pause(self, mode: PauseMode) -> None:

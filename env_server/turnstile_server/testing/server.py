@@ -1,21 +1,21 @@
-"""A whole server around a policy: real gate, renderer, journal, sandboxes, agents and grading; no model, no port
-but the agent door's.
+"""A whole server around a scripted policy: real gate, renderer, journal, sandboxes, agents and grading; no model.
 
-Owns everything that it starts, on a temporary data folder, and releases it however the block is left: episodes,
-sandboxes, the listener, the folder. Several rehearsals may run at once, in one process too.
+Built by the app's own assembly, with another engine and recording sandboxes. It opens one port, for agents; its
+control API is called in this process. It owns everything that it starts, on a temporary data folder, and releases
+all of it however the block is left. Several may run at once, in one process too.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import anyio
-import anyio.to_thread
 import httpx
 
 from turnstile.models import (
@@ -29,31 +29,32 @@ from turnstile.models import (
     Turn,
 )
 from turnstile.models.wire import decode_samples
-from turnstile_server.app import Parts, assemble, model_folder
+from turnstile_server.app import open_apps
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.capture.keys import tools_key
-from turnstile_server.data_dir import load_secret
-from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of
-from turnstile_server.journal.journal import FileJournal
-from turnstile_server.observability.metrics import Metrics
-from turnstile_server.rendering.factory import create_renderer
-from turnstile_server.rendering.vocabulary import load_vocabulary
+from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import Settings
-from turnstile_server.testing.chat import chat_format
-from turnstile_server.testing.policy import Policy
-from turnstile_server.testing.recording import RecordingProvider, Request, Watch, counted
+from turnstile_server.testing.policy import Policy, chat_format
+from turnstile_server.testing.recording import AgentRequest, Recording, RecordingProvider, counted
 from turnstile_server.testing.scripted_engine import CHUNK_TOKENS, ScriptedEngine
 
-POLL_S = 30.0
-"""One look at an episode that goes on."""
+SHIPPED_MODEL: Final = Path(__file__).parent / "model"
+"""Tokenizer and chat template of ``examples/make_tiny_model.py``, without weights."""
+
+POLL_S: Final = 30.0
+"""Longest wait of one request for the end of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """An episode that ended. ``wall_s``: from its creation, the agent's installation included. ``peak_bytes``:
-    most memory of its sandbox, None where that cannot tell. ``requests``: to the agent door, with how often."""
+class PlayedEpisode:
+    """An episode that ended, and all that the server recorded of it.
+
+    ``wall_s`` counts from its creation and includes the agent's installation. ``peak_bytes`` is the peak memory
+    of its sandbox, None where the sandbox cannot tell. ``requests`` counts the agent's requests by kind.
+    """
 
     episode: Episode
     turns: tuple[Turn, ...]
@@ -61,11 +62,11 @@ class Rehearsed:
     audit: AuditReport
     wall_s: float
     peak_bytes: int | None
-    requests: dict[Request, int]
+    requests: dict[AgentRequest, int]
 
     @property
     def accounted(self) -> bool:
-        """Every sampled token is trained in one sample, or listed with a reason."""
+        """Every sampled token is trained in one sample, or listed as untrained with a reason."""
         masked = sum(int(sample.loss_mask.sum()) for sample in self.samples.samples)
         listed = sum(entry.tokens for entry in self.samples.untrained)
         sampled = sum(len(turn.completion_ids) for turn in self.turns)
@@ -74,163 +75,162 @@ class Rehearsed:
 
     @property
     def offered_tools(self) -> bool:
-        """Whether a call offered the model any."""
+        """Whether a call offered the model any tools."""
         return any(turn.tools_key != tools_key((), turn.template_hash) for turn in self.turns)
 
     @property
     def tool_calls(self) -> int:
-        """Calls that the agent took up: their results came back to the model."""
+        """Tool calls that the agent ran: their results came back to the model."""
         given = {call.id for turn in self.turns for call in turn.reply.tool_calls}
         back = {message.tool_call_id for turn in self.turns for message in turn.new_messages}
         return len(given & back - {None})
 
 
-class Rehearsal:
-    """A server that is up. ``control``: its control door, without authentication."""
+class ScriptedServer:
+    """A running server. ``control`` calls its control API, without authentication."""
 
     def __init__(
-        self, control: httpx.AsyncClient, agent_url: str, engine: ScriptedEngine, work: Backends, watch: Watch
+        self, control: httpx.AsyncClient, agent_url: str, backends: Backends, recording: Recording
     ) -> None:
         self.control = control
         self.agent_url = agent_url
-        self.engine = engine
-        self.work = work
-        self._watch = watch
+        self.backends = backends
+        self._recording = recording
 
     async def create(self, request: EpisodeRequest) -> EpisodeCreated:
-        """Raises RehearsalRefused."""
-        answer = await self.control.post("/episodes", json=request.model_dump(mode="json", exclude_unset=True))
-        return EpisodeCreated.model_validate_json(_checked(answer).content)
+        """Starts an episode. Raises RequestRefused."""
+        reply = await self.control.post("/episodes", json=request.model_dump(mode="json", exclude_unset=True))
+        return EpisodeCreated.model_validate_json(_checked(reply).content)
 
     async def play(
         self, agent: str, task: str | TaskRef, *, limits: Limits | None = None, env: dict[str, str] | None = None
-    ) -> Rehearsed:
-        """One episode from its creation to its end. ``task``: an id, or one brought along. An episode that is not
-        seen to its end is cancelled. Raises RehearsalRefused for what no episode can be made of."""
+    ) -> PlayedEpisode:
+        """Runs one episode from its creation to its end. ``task``: an id, or an inline task.
+
+        An episode whose end is not awaited (a cancellation, an error) is cancelled. Raises RequestRefused.
+        """
         ref = TaskRef(id=task) if isinstance(task, str) else task
         began = time.monotonic()
-        made = await self.create(EpisodeRequest(task=ref, agent=agent, limits=limits or Limits(), env=env or {}))
+        created = await self.create(
+            EpisodeRequest(task=ref, agent=agent, limits=limits or Limits(), env=env or {})
+        )
         try:
-            episode = await self.ended(made.episode_id)
+            episode = await self.wait_for_end(created.episode_id)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.control.post(f"/episodes/{made.episode_id}/cancel")
+                await self.control.post(f"/episodes/{created.episode_id}/cancel")
             raise
-        return await self.told(episode, time.monotonic() - began)
+        return await self.records_of(episode, time.monotonic() - began)
 
-    async def ended(self, episode_id: str) -> Episode:
+    async def wait_for_end(self, episode_id: str) -> Episode:
+        """Returns the episode when it has ended. Raises RequestRefused."""
         while True:
-            answer = await self.control.get(f"/episodes/{episode_id}", params={"wait": POLL_S})
-            episode = Episode.model_validate_json(_checked(answer).content)
+            reply = await self.control.get(f"/episodes/{episode_id}", params={"wait": POLL_S})
+            episode = Episode.model_validate_json(_checked(reply).content)
             if episode.status.ended:
                 return episode
 
-    async def told(self, episode: Episode, wall_s: float) -> Rehearsed:
-        """All that the server recorded of an episode."""
+    async def records_of(self, episode: Episode, wall_s: float) -> PlayedEpisode:
+        """All that the server recorded of an episode. Raises RequestRefused."""
         at = f"/episodes/{episode.episode_id}"
         turns = _checked(await self.control.get(f"{at}/turns")).json()["turns"]
         samples = _checked(await self.control.get(f"{at}/samples"))
         audit = _checked(await self.control.post(f"{at}/audit"))
-        return Rehearsed(
+        return PlayedEpisode(
             episode,
             tuple(Turn.model_validate(turn) for turn in turns),
             decode_samples(samples.content),
             AuditReport.model_validate_json(audit.content),
             wall_s,
-            self._watch.peak_bytes.get(episode.episode_id),
-            dict(self._watch.requests[episode.episode_id]),
+            self._recording.peak_bytes.get(episode.episode_id),
+            dict(self._recording.requests[episode.episode_id]),
         )
 
 
-class RehearsalRefused(Exception):
-    """The server's answer to a request that it refused: its sentence."""
+class RequestRefused(Exception):
+    """The server refused a request; the message is the server's."""
 
 
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.is_error:
-        raise RehearsalRefused(answer.json()["error"]["message"])
-    return answer
+def _checked(reply: httpx.Response) -> httpx.Response:
+    if reply.is_error:
+        raise RequestRefused(reply.json()["error"]["message"])
+    return reply
 
 
 @asynccontextmanager
-async def rehearsing(
+async def scripted_server(
     settings: Settings,
     policy: Policy,
     *,
-    watch: Watch | None = None,
+    recording: Recording | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
     chunk_pause_s: float = 0.0,
-) -> AsyncIterator[Rehearsal]:
-    """``settings``: the data folder and the doors' ports of them are not used. Raises StartupError."""
-    model = model_folder(settings)
-    if model is None:
-        raise StartupError("--engine none has no tokenizer; a rehearsal needs a model folder for it (--model)")
-    watch = watch or Watch()
-    failure: Exception | None = None
-    async with AsyncExitStack() as stack:
-        wanted = _placed(settings, stack)
-        agent_socket = bind("agent", "127.0.0.1", 0)
-        stack.callback(agent_socket.close)
-        journal = await FileJournal.open(wanted.data_dir / "journal", wanted.journal)
-        stack.push_async_callback(_shielded, journal.close)
-        vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model)
-        renderer = await anyio.to_thread.run_sync(create_renderer, model, wanted.rendering)
+) -> AsyncIterator[ScriptedServer]:
+    """Runs a server whose completions ``policy`` writes.
+
+    Tokenizer and chat template are those of ``settings.model`` or, without one, of the shipped model. The engine,
+    ports, data folder and authentication of ``settings`` are not used. Raises StartupError.
+    """
+    recording = recording or Recording()
+
+    def make_engine(vocabulary: Vocabulary, renderer: Renderer) -> ScriptedEngine:
         chat = chat_format(vocabulary, renderer)
-        engine = ScriptedEngine(
+        return ScriptedEngine(
             policy, chat, vocab_size=vocabulary.size, chunk_tokens=chunk_tokens, chunk_pause_s=chunk_pause_s
         )
-        stack.push_async_callback(_shielded, engine.close)
-        work = build_backends(wanted)
-        work = replace(work, sandboxes=RecordingProvider(work.sandboxes, watch))
-        keys = EpisodeKeys(load_secret(wanted.data_dir))
-        parts = Parts(
-            wanted,
-            journal,
-            renderer,
-            engine,
-            keys,
-            Metrics(),
-            work,
-            observe=lambda app: counted(app, watch.requests),
+
+    failure: Exception | None = None
+    async with AsyncExitStack() as stack:
+        own = _own_settings(settings, stack)
+        agent_socket = bind("agent", "127.0.0.1", 0)
+        stack.callback(agent_socket.close)
+        agent_url = url_of(agent_socket)
+        backends = build_backends(own)
+        backends = replace(backends, sandboxes=RecordingProvider(backends.sandboxes, recording))
+        model = own.model or SHIPPED_MODEL
+        apps = await open_apps(
+            own,
+            model,
+            agent_url,
+            stack,
+            make_engine=make_engine,
+            backends=backends,
+            observe=lambda app: counted(app, recording.requests),
         )
-        doors = await assemble(parts, url_of(agent_socket), None, stack)
-        idle_s, grace_s = wanted.gate.idle_connection_s, wanted.shutdown_grace_s
-        listener = Listener(doors.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        idle_s, grace_s = own.gate.idle_connection_s, own.shutdown_grace_s
+        listener = Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False)
         control = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=doors.control), base_url="http://rehearsal", timeout=None
+            transport=httpx.ASGITransport(app=apps.control), base_url="http://control", timeout=None
         )
         await stack.enter_async_context(control)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve)
             try:
-                yield Rehearsal(control, url_of(agent_socket), engine, work, watch)
-            except Exception as error:  # noqa: BLE001 - raised below, as it is: task groups would wrap it
+                yield ScriptedServer(control, agent_url, backends, recording)
+            except Exception as error:  # noqa: BLE001 - raised below as it is; the task group would wrap it
                 failure = error
             finally:
-                doors.closing.set()
+                apps.closing.set()
                 listener.stop()
     if failure is not None:
         raise failure
 
 
-def _placed(settings: Settings, stack: AsyncExitStack) -> Settings:
-    """The settings with folders of this rehearsal's own. Raises StartupError."""
+def _own_settings(settings: Settings, stack: AsyncExitStack) -> Settings:
+    """The settings with temporary folders, without keys. Raises StartupError."""
     parent = settings.sandboxes.run_dir
     try:
         if parent is not None:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Short: the sandboxes' sockets lie below it.
+        # A short name: the sandboxes' sockets are below it, and a socket's path is at most 107 bytes.
         made = tempfile.TemporaryDirectory(prefix="turnstile-r-", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
-        raise StartupError(f"no folder can be made for a rehearsal: {error}") from error
+        raise StartupError(f"no temporary folder can be made for the server: {error}") from error
     folder = Path(stack.enter_context(made)).absolute()
-    sandboxes = settings.sandboxes.model_copy(update={"run_dir": folder / "run"})
-    journal = settings.journal.model_copy(update={"durability": "process"})
-    update = {"data_dir": folder / "data", "sandboxes": sandboxes, "journal": journal}
+    update = {
+        "data_dir": folder / "data",
+        "control": settings.control.model_copy(update={"auth": False}),
+        "sandboxes": settings.sandboxes.model_copy(update={"run_dir": folder / "run"}),
+        "journal": settings.journal.model_copy(update={"durability": "process"}),
+    }
     return settings.model_copy(update=update)
-
-
-async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
-    """Releases also when the block was cut off."""
-    with anyio.CancelScope(shield=True):
-        await close()

@@ -1,17 +1,23 @@
-"""A policy for any agent that can run shell commands: it finds the tool by its schema and runs given commands.
+"""A policy for any agent that can run shell commands, and a task's known solution as such commands. Pure.
 
-No agent is known here. It keeps no state: what is due is read off the prompt, so a retry gets the same completion
-and a sub-agent or a title request is told apart by the tools that it offers.
+The policy finds the shell tool by its schema, so it knows no agent by name. It keeps no state: it reads from the
+prompt which command is next. So a retry gets the same completion, and a request that offers no shell (a title, a
+summary) gets a short text.
 """
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile_server.settings import ToolSettings
+from turnstile_server.errors import TaskFailed
+from turnstile_server.settings import TaskSettings, ToolSettings
+from turnstile_server.tasks.archive import FilesProblem, read_files
+from turnstile_server.tasks.model import Task
 from turnstile_server.testing.policy import PolicyInput, Step
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -30,65 +36,71 @@ SHELL_NAMES = (
     "execute_command",
     "run_terminal_cmd",
 )
-"""Names of the tool, without what stands before a `__`, `.`, `/` or `:`."""
+"""Names of the tool, without a prefix that ends in `__`, `.`, `/` or `:`."""
 
 SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SUBMIT_COMMAND = f"echo {SUBMIT_MARK}"
-"""Some agents have no end but this command, alone; they say so in their prompt."""
+"""Some agents end only by this command, alone; their prompt says so."""
 
 DONE = "Done."
 ASIDE = "A short task"
-"""Said in calls that offer no shell: titles, summaries."""
+"""The reply to calls that offer no shell: titles, summaries."""
+
+CHARACTERS_PER_COMMAND = 6000
+"""A longer file is written by several commands, so that no completion comes near a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellTool:
-    """``listed``: the parameter is a list of words, as in argv."""
+    """A tool that runs a command. ``listed``: its parameter is a list of words, as in argv."""
 
     name: str
     parameter: str
     listed: bool
     others: Mapping[str, Any]
-    """What the other required parameters are given."""
+    """Values for the other required parameters."""
 
     def run(self, command: str) -> dict[str, Any]:
+        """The arguments of a call that runs ``command``."""
         return {self.parameter: ["bash", "-c", command] if self.listed else command, **self.others}
 
 
 class ShellPolicy:
-    """Runs ``commands``, one per turn, in the order given, then says ``closing``. ``door``: descriptions of tools
-    that are used only by an agent that has no shell of its own (``door_texts``)."""
+    """Runs ``commands`` in order, one per turn, then says ``closing``.
 
-    def __init__(self, commands: Sequence[str], *, closing: str = DONE, door: Collection[str] = ()) -> None:
+    ``fallback``: descriptions of tools that are used only if the agent has no other shell (``endpoint_texts``).
+    """
+
+    def __init__(self, commands: Sequence[str], *, closing: str = DONE, fallback: Collection[str] = ()) -> None:
         self._commands = tuple(commands)
         self._closing = closing
-        self._door = tuple(door)
+        self._fallback = tuple(fallback)
 
-    def __call__(self, scene: PolicyInput) -> Step:
-        tool = shell_tool(scene.tools, self._door)
+    def __call__(self, call: PolicyInput) -> Step:
+        tool = shell_tool(call.tools, self._fallback)
         if tool is None:
             return Step(text=ASIDE)
-        made, due = scene.calls_made, list(self._commands)
-        if any(SUBMIT_MARK in message.text for message in scene.messages if message.role != scene.own_role):
+        made, due = call.calls_made, list(self._commands)
+        if any(SUBMIT_MARK in message.text for message in call.messages if message.role != call.own_role):
             due.append(SUBMIT_COMMAND)
         if made >= len(due):
             return Step(text=self._closing)
         return Step(text=f"Step {made + 1}.", tool=tool.name, arguments=tool.run(due[made]))
 
 
-def door_texts(settings: ToolSettings) -> frozenset[str]:
-    """How the tool door's tools describe themselves: agents that offer them change their names, not this."""
+def endpoint_texts(settings: ToolSettings) -> frozenset[str]:
+    """Descriptions of the MCP endpoint's tools. Agents that offer these tools rename them but keep the texts."""
     return frozenset(tool.description for tool in Toolbox(settings).all_tools)
 
 
-def shell_tool(tools: Mapping[str, Mapping[str, Any]], door: Collection[str] = ()) -> ShellTool | None:
+def shell_tool(tools: Mapping[str, Mapping[str, Any]], fallback: Collection[str] = ()) -> ShellTool | None:
     """The one of ``tools`` (by name, each with its JSON schema ``parameters``) that runs shell commands."""
     found: list[tuple[bool, int, ShellTool]] = []
     for spec in tools.values():
-        tool, said = _as_shell(spec), str(spec.get("description", ""))
-        rank = None if tool is None else _rank(tool.name, said)
+        tool, description = _as_shell(spec), str(spec.get("description", ""))
+        rank = None if tool is None else _rank(tool.name, description)
         if tool is not None and rank is not None:
-            found.append((any(text in said for text in door), rank, tool))
+            found.append((any(text in description for text in fallback), rank, tool))
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
@@ -117,12 +129,12 @@ def _takes_command(schema: Any) -> bool | None:
     return True if kind == "array" and isinstance(items, Mapping) and _type(items) == "string" else None
 
 
-def _rank(name: str, said: str) -> int | None:
-    """None where neither name nor description speaks of a shell."""
+def _rank(name: str, description: str) -> int | None:
+    """Lower is likelier; None if neither name nor description mentions a shell."""
     last = re.split(r"__|[./:]", name)[-1].lower()
     if last in SHELL_NAMES:
         return SHELL_NAMES.index(last)
-    return len(SHELL_NAMES) if re.search(r"\b(shell|bash|terminal)\b", said, re.IGNORECASE) else None
+    return len(SHELL_NAMES) if re.search(r"\b(shell|bash|terminal)\b", description, re.IGNORECASE) else None
 
 
 def fitting(name: str, schema: Any) -> Any:
@@ -164,3 +176,76 @@ def _type(schema: Mapping[str, Any]) -> str | None:
             if isinstance(kind, str) and kind.lower() != "null":
                 return kind.lower()
     return None
+
+
+def solution_files(task: Task, settings: TaskSettings) -> dict[str, bytes]:
+    """The files of a task's known solution by path. Raises TaskFailed if it has none."""
+    if task.gold is None:
+        raise TaskFailed(f"the task {task.id} has no known solution (gold)")
+    try:
+        return {} if task.gold.files is None else read_files(task.gold.files, settings)
+    except FilesProblem as error:
+        raise TaskFailed(f"the known solution of {task.id} cannot be read: {error}") from error
+
+
+def solution_commands(task: Task, settings: TaskSettings) -> list[str]:
+    """The known solution as commands for `/bin/sh` in the work folder.
+
+    Raises TaskFailed if there is none, or if it is an answer, which no shell can give.
+    """
+    if task.answer is not None:
+        raise TaskFailed(f"the task {task.id} wants an answer through the tool `submit`; a shell cannot give it")
+    commands = [
+        command for path, data in solution_files(task, settings).items() for command in write_commands(path, data)
+    ]
+    return [*commands, *delete_commands(task)]
+
+
+def delete_commands(task: Task) -> list[str]:
+    """Commands that remove what the known solution removes."""
+    paths = task.gold.delete if task.gold is not None else ()
+    return [f"rm -rf -- {shlex.join(paths)}"] if paths else []
+
+
+def write_commands(path: str, data: bytes) -> Iterator[str]:
+    """Commands that write ``data`` to ``path``.
+
+    The file is written as text if a here-document reproduces it exactly and nothing in it looks like a command
+    substitution, else in base64: some agents refuse such a command by sight, even where a shell would substitute
+    nothing.
+    """
+    target = shlex.quote(path)
+    folder = path.rpartition("/")[0]
+    prepare = f"mkdir -p {shlex.quote(folder)} && " if folder else ""
+    text = text_of(data)
+    if text is None or not text.endswith("\n") or any(mark in text for mark in ("\r", "`", "$(")):
+        encoded = base64.b64encode(data).decode()
+        size = CHARACTERS_PER_COMMAND
+        cuts = [encoded[i : i + size] for i in range(0, len(encoded), size)] or [""]
+        pieces = [f"base64 -d {{arrow}} {target} <<'END'\n{piece}\nEND" for piece in cuts]
+    else:
+        end = "END"
+        while end in text:
+            end += "_"
+        pieces = [f"cat {{arrow}} {target} <<'{end}'\n{piece}{end}" for piece in _pieces(text)]
+    for index, piece in enumerate(pieces):
+        arrow = ">>" if index else ">"
+        yield (prepare if index == 0 else "") + piece.replace("{arrow}", arrow, 1)
+
+
+def text_of(data: bytes) -> str | None:
+    """None if the bytes are not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _pieces(text: str) -> list[str]:
+    """``text`` in pieces of whole lines, each at most CHARACTERS_PER_COMMAND unless one line is longer."""
+    pieces = [""]
+    for line in [f"{one}\n" for one in text.split("\n")[:-1]]:
+        if pieces[-1] and len(pieces[-1]) + len(line) > CHARACTERS_PER_COMMAND:
+            pieces.append("")
+        pieces[-1] += line
+    return pieces
