@@ -12,6 +12,8 @@ import pytest
 from conversation import Held, body, ended_once, raw, reply_ids, turns, url
 from gate_support import Prompted, Said, Stage, fails, says, staged, until_aborted
 
+from turnstile.models import EpisodeRequest, TaskRef
+from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import EngineUnavailable, JournalUnavailable
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.journal.protocol import Record, RecordType
@@ -370,6 +372,25 @@ async def test_a_creation_that_cannot_be_stored_is_no_episode(
     disk.broken = False
     again = await stage.control.post("/episodes", json={**INLINE, "episode_id": "mine", "idempotency_key": "k"})
     assert again.status_code == 201
+
+
+async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never one that only the journal knows, and that appears as failed after the next start."""
+    append = stage.journal.append
+
+    async def slow(record: Record) -> None:
+        await append(record)
+        await anyio.sleep(0.2)
+
+    monkeypatch.setattr(stage.journal, "append", slow)
+    episodes = stage.doors.tools
+    assert isinstance(episodes, Episodes)
+    with anyio.move_on_after(0.1):
+        await episodes.create(EpisodeRequest(task=TaskRef(instruction="t"), episode_id="mine"))
+    assert [record.episode_id async for record in stage.journal.episodes()] == ["mine"]
+    assert (await stage.get({"episode_id": "mine"}))["status"] == "running"
 
 
 # What is given out

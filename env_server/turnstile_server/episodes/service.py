@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -142,15 +142,20 @@ class Episodes:
                 return self._created(replace(earlier, episode=episode)), False
             plan = plan_episode(request, self._parts.backends, self._parts.settings.sandboxes)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
-            await self._journal.append(stored.record())
-            self._archive.created(stored)
-            key = self._keys.key(stored.episode.episode_id, stored.key_nonce)
-            run = EpisodeRun(stored, plan, key, request.env, self._run_parts)
-            self._running[run.episode_id] = run
+            with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
+                await self._journal.append(stored.record())
+            self._start(stored, plan, request.env)
+        return self._created(stored), True
+
+    def _start(self, stored: Stored, plan: Plan, env: Mapping[str, str]) -> None:
+        """Makes a stored episode visible and starts its owner task."""
+        self._archive.created(stored)
+        key = self._keys.key(stored.episode.episode_id, stored.key_nonce)
+        run = EpisodeRun(stored, plan, key, env, self._run_parts)
+        self._running[run.episode_id] = run
         self._metrics.episode_moved(None, run.episode.status)
         self._broadcast.publish(run.episode)
         self._tasks.start_soon(run.run_to_end)
-        return self._created(stored), True
 
     def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
         if len(self._running) >= self._settings.max_open:
