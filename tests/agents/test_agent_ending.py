@@ -135,17 +135,20 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     told = outcome_of_exit(failed, agent, turns=1, last_refusal=None)
     assert told.status is EpisodeStatus.FAILED
     assert told.error is not None
-    assert told.error.message.endswith("failed; it wrote at last: words")
+    assert told.error.message.endswith("failed; its last output: words")
     assert (
         outcome_of_exit(AgentEnd(9, "", DONE), agent, turns=1, last_refusal=None).status is EpisodeStatus.COMPLETED
     )
     unheard = outcome_of_exit(failed, agent, turns=0, last_refusal=overflow)
     assert unheard.status is EpisodeStatus.FAILED
     assert unheard.error is not None
-    assert unheard.error.message == f"every model call of the agent was refused, at last with: {overflow.message}"
+    assert (
+        unheard.error.message
+        == f"every model call of the agent was refused, the last one with: {overflow.message}"
+    )
     silent = outcome_of_exit(AgentEnd(127, "", DONE), agent, turns=0, last_refusal=None)
     assert silent.error is not None
-    assert "of an image it needs git, libstdc++6" in silent.error.message
+    assert "its image must have git, libstdc++6" in silent.error.message
     mute = outcome_of_exit(AgentEnd(1, "noise", LoggedEnding(True, "no key")), spec(), turns=0, last_refusal=None)
     assert mute.error is not None
     assert mute.error.message == "the agent ended with exit code 1 without a model call: no key"

@@ -1,1 +1,16 @@
-"""Episodes: their keys, their life, what is stored of them, what is given out."""
+"""Episodes: created, run to their end by one owner task each, stored, listed and exported.
+
+In reading order:
+
+- ``service``: ``Episodes``, the register behind the control API, the gate and the MCP endpoint.
+- ``plan``: what a request needs (task, agent, sandbox, limits), and the first record of its episode.
+- ``run``: ``EpisodeRun``, the owner task of an episode: prepare → run → drain → grade → store.
+- ``lifecycle``: the decisions of that task as a pure state machine: transitions, stop requests, limits of time.
+- ``sandbox``: the episode's sandbox, and the agent's process in it.
+- ``outcome``: how an episode ended, and what an agent's exit means.
+- ``keys``: the key with which an agent opens its episode.
+- ``store``: the journal records of an episode, and its token forest rebuilt from them.
+- ``archive``: ended episodes, pages of all episodes, and the restore at the start of the server.
+- ``broadcast``: changes of status for the readers of ``GET /events``.
+- ``auditor``: re-scores the recorded tokens of an episode and checks the invariants.
+"""

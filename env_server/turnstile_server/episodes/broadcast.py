@@ -1,4 +1,4 @@
-"""Changes of status to any number of readers, none of whom can hold the server up."""
+"""Sends changes of status to the readers of ``GET /events``. A slow reader never delays the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile_server.errors import TooManyCalls
 
 
 class Broadcast:
-    """A reader that lags ``queue`` changes behind is cut off: its iterator ends."""
+    """At most ``readers`` at once. A reader that lags ``queue`` changes behind is cut off: its iterator ends."""
 
     def __init__(self, readers: int, queue: int) -> None:
         self._readers = readers
@@ -27,9 +27,11 @@ class Broadcast:
                 self._drop(stream)
 
     def subscribe(self) -> AsyncIterator[Episode]:
-        """Every change from now on. Raises TooManyCalls when all places are taken."""
+        """Gives every change from now on. Raises TooManyCalls when there are ``readers`` already."""
         if len(self._streams) >= self._readers:
-            raise TooManyCalls(f"{self._readers} readers follow the events already (episodes.max_subscribers)")
+            raise TooManyCalls(
+                f"{self._readers} readers follow the events already, the limit (episodes.max_subscribers)"
+            )
         send, receive = anyio.create_memory_object_stream[Episode](self._queue)
         self._streams.add(send)
 

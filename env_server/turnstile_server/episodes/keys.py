@@ -1,4 +1,7 @@
-"""Episode keys: derived, never stored. A key dies with its episode and opens no later one of the same id."""
+"""Episode keys: derived from the server's secret, never stored.
+
+A key opens one episode. It dies with the episode, and opens no later episode of the same id.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ _NONCE_BYTES = 8
 
 
 def new_nonce() -> str:
-    """What tells apart two episodes of one id: 16 hex digits."""
+    """Distinguishes episodes that use one id after each other: 16 hex digits."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 class EpisodeKeys:
-    """``key = tsk-{nonce}-{HMAC-SHA256(server secret, episode id and nonce)}``: a restart keeps the keys, a lost
-    secret ends them all, and a key of an episode that is gone can still be told from one that never was."""
+    """Makes and checks keys: ``tsk-{nonce}-{HMAC-SHA256(server secret, episode id and nonce)}``.
+
+    Keys stay valid over a restart. A lost secret makes all of them invalid. The key of a deleted episode is still
+    recognised, so its agent gets 410 instead of 401.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

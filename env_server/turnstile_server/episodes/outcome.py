@@ -1,4 +1,7 @@
-"""How an episode ended: decided once, then written into its record."""
+"""The outcome of an episode: its status, its error, the agent's exit and the grade, as its record shows them.
+
+Also the rules that turn an agent's exit into an outcome, and so decide whose fault a failure is.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,32 @@ from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
 
 TAIL = 2000
+"""Characters of an agent's output, or of its own reason, that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent's process ended. ``output``: the last of what it wrote, bounded. ``reported``: what its own log
-    says, where its spec knows how to read it."""
+    """How an agent's process ended."""
 
     exit_code: int
     output: str
+    """Standard output, then standard error; bounded by ``agents.max_output_bytes``."""
     reported: LoggedEnding | None = None
+    """What its own log says, where its spec has rules for reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """How an episode ends, or is to end: the argument of a stop request, later with its grade."""
+
     status: EpisodeStatus
     error: TurnstileError | None = None
     agent: AgentEnd | None = None
+    """None for an external agent, and for one that was stopped."""
     grade: Grade | None = None
 
     def applied_to(self, episode: Episode, ended_s: float) -> Episode:
-        """The ended episode."""
+        """The record of the ended episode. ``ended_s``: seconds from its creation."""
         update: dict[str, Any] = {
             "status": self.status,
             "error": self._error_info(),
@@ -58,31 +66,37 @@ class Outcome:
 def outcome_of_exit(
     end: AgentEnd, agent: AgentSpec, *, turns: int, last_refusal: TurnstileError | None
 ) -> Outcome:
-    """What an agent's exit means. Many agents exit 0 after a refusal that they could not get over, so that comes
-    first: of the infrastructure, or the end of the context. Then what its own log tells; last its exit code."""
+    """Turns the exit of an agent into an outcome. ``turns``: its model calls that succeeded. ``last_refusal``: why
+    its latest model call was refused, None where it was answered.
+
+    The refusal is looked at first, because many agents exit with 0 after a refusal that stopped them. Then comes
+    what the agent's own log says, and last its exit code.
+    """
     if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
-    said = _last_words(end)
+    why = _reason(end)
     if turns == 0 and last_refusal is not None:
-        error = AgentFailed(f"every model call of the agent was refused, at last with: {last_refusal.message}")
+        error = AgentFailed(
+            f"every model call of the agent was refused, the last one with: {last_refusal.message}"
+        )
         return Outcome(EpisodeStatus.FAILED, error, end)
     if turns == 0:
-        needs = f" (of an image it needs {', '.join(agent.needs)})" if agent.needs else ""
-        error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{said}")
+        needs = f" (its image must have {', '.join(agent.needs)})" if agent.needs else ""
+        error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{why}")
         return Outcome(EpisodeStatus.FAILED, error, end)
     if isinstance(last_refusal, ContextOverflow):
         return Outcome(EpisodeStatus.TRUNCATED, last_refusal, end)
     if end.reported is not None and end.reported.failed:
-        return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{said}"), end)
+        return Outcome(EpisodeStatus.FAILED, AgentFailed(f"the agent says that it failed{why}"), end)
     if end.reported is None and end.exit_code not in agent.success:
         return Outcome(
-            EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{said}"), end
+            EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{why}"), end
         )
     return Outcome(EpisodeStatus.COMPLETED, None, end)
 
 
-def _last_words(end: AgentEnd) -> str:
-    """Why it failed in its own words, else the last of what it wrote: the tail of a sentence."""
+def _reason(end: AgentEnd) -> str:
+    """Why the agent failed, to be added to a sentence: its own reason, else the last of its output."""
     if end.reported is not None and end.reported.failed and end.reported.reason:
         return f": {end.reported.reason[-TAIL:]}"
-    return f"; it wrote at last: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
+    return f"; its last output: {end.output[-TAIL:].strip()}" if end.output.strip() else ""
