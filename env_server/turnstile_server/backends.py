@@ -11,9 +11,10 @@ from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry, load_registry
 from turnstile_server.data_dir import owner_of
-from turnstile_server.errors import TaskFailed
+from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
+from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
@@ -47,8 +48,15 @@ def build_backends(settings: Settings) -> Backends:
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
     tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
 
+    for task in tasks:
+        if (problem := unknown_graders(task)) is not None:
+            raise StartupError(f"The task {task.id} cannot be used: {problem}")
+
     def task_of(ref: TaskRef) -> Task:
-        return find_task(ref, tasks, allow_inline=settings.tasks.inline)
+        task = find_task(ref, tasks, allow_inline=settings.tasks.inline)
+        if (problem := unknown_graders(task)) is not None:
+            raise Unprocessable(f"task.{problem}")
+        return task
 
     def archive_of(files: Files) -> bytes:
         try:

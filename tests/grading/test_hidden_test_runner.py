@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.grading.grader import INSIDE, PYTHON
+from turnstile_server.grading.hidden_tests import INSIDE, PYTHON
 from turnstile_server.grading.inside.run_tests import FAULTY, opened
 
 NONCE = b"n" * 32

@@ -9,7 +9,7 @@ from grading_support import spec_of
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
-from turnstile_server.grading.validation import Validator, Verdict
+from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.sandboxes.registry import NoSandboxes
 from turnstile_server.tasks.archive import pack
 from turnstile_server.tasks.model import Task
@@ -38,21 +38,21 @@ class Fickle:
 @pytest.mark.parametrize(
     ("gold", "empty", "verdict", "said"),
     [
-        ([1.0, 1.0], [0.0, 0.0], Verdict.PROVEN, ""),
-        ([1.0, 0.0], [0.0, 0.0], Verdict.WRONG, "the gold solution scores 1, then 0"),
-        ([1.0, 1.0], [0.0, 1.0], Verdict.WRONG, "the empty work scores 0, then 1"),
-        ([0.0, 0.0], [0.0, 0.0], Verdict.WRONG, "the gold solution scores 0"),
-        ([1.0, 1.0], [1.0, 1.0], Verdict.WRONG, "the empty work scores 1, too"),
-        ([TaskFailed("cannot run")], [], Verdict.WRONG, "cannot run"),
-        ([SandboxUnavailable("no room")], [], Verdict.NOT_TRIED, "no room"),
+        ([1.0, 1.0], [0.0, 0.0], ProofVerdict.PROVEN, ""),
+        ([1.0, 0.0], [0.0, 0.0], ProofVerdict.WRONG, "the gold solution scores 1, then 0"),
+        ([1.0, 1.0], [0.0, 1.0], ProofVerdict.WRONG, "the empty work scores 0, then 1"),
+        ([0.0, 0.0], [0.0, 0.0], ProofVerdict.WRONG, "the gold solution scores 0"),
+        ([1.0, 1.0], [1.0, 1.0], ProofVerdict.WRONG, "the empty work scores 1, too"),
+        ([TaskFailed("cannot run")], [], ProofVerdict.WRONG, "cannot run"),
+        ([SandboxUnavailable("no room")], [], ProofVerdict.NOT_TRIED, "no room"),
     ],
 )
 async def test_a_proof_needs_1_and_not_1_twice(
-    gold: list[float | Exception], empty: list[float | Exception], verdict: Verdict, said: str
+    gold: list[float | Exception], empty: list[float | Exception], verdict: ProofVerdict, said: str
 ) -> None:
     nobody = NoSandboxes("none here")
     validator = Validator(Fickle(gold, empty), nobody, spec_of, pack, max_work_bytes=1 << 20)  # type: ignore[arg-type]
     proof = await validator.prove(TASK)
     assert proof.verdict is verdict
     assert said in "".join(proof.problems)
-    assert bool(proof.problems) is (verdict is not Verdict.PROVEN)
+    assert bool(proof.problems) is (verdict is not ProofVerdict.PROVEN)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnstile_server.grading.inside.run_tests import Told, judge, outcome, signed
-from turnstile_server.grading.verdict import read_tests
+from turnstile_server.grading.verdict import MAX_LINE, DiffVerdict, HiddenTestsVerdict, read_tests
 from turnstile_server.sandboxes.protocol import ExecResult
 
 NONCE = b"n" * 32
@@ -61,3 +61,25 @@ def test_a_files_tests_count_when_it_said_that_it_was_done_and_exited_0(
     told = Told()
     judge(b"\n".join(signed(key, words[line]) for line in lines), key, exit_status, told)
     assert (outcome("t", told)[0] == "passed") is counted
+
+
+def test_failed_tests_are_one_line_each_whatever_their_messages_hold() -> None:
+    failed = [
+        {"id": "a.B.c", "status": "failed", "message": "AssertionError: 3 != 4\n\nDiff is long"},
+        {"id": "a.B.d", "status": "error", "message": "\n\x1b[31mboom\r\n" + "x" * 1000},
+        {"id": "a.B.e", "status": "not run", "message": ""},
+    ]
+    lines = HiddenTestsVerdict(False, detail={"failed": failed}).summary
+    assert lines[0] == "a.B.c failed: AssertionError: 3 != 4"
+    assert lines[2] == "a.B.e not run:"
+    assert all(line.isprintable() and len(line) <= MAX_LINE for line in lines)
+
+
+def test_a_verdict_without_failed_tests_still_says_why() -> None:
+    assert HiddenTestsVerdict(False, detail={"note": "the tests ran out of time"}).summary == (
+        "tests: the tests ran out of time",
+    )
+    assert HiddenTestsVerdict(False, detail={"exit_code": 3}).summary == ("tests: exit status 3",)
+    assert HiddenTestsVerdict(True, detail={"exit_code": 0}).summary == ()
+    diff = DiffVerdict(True, detail={"left_out": [["a\nb", "a link that leads out"]]})
+    assert diff.summary == ("a b is left out: a link that leads out",)

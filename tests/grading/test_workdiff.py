@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.grading.grader import INSIDE, PYTHON
+from turnstile_server.grading.hidden_tests import INSIDE, PYTHON
 from turnstile_server.grading.inside.workdiff import REFUSED, stays_inside
 
 BASE = {"a.txt": "a", "sub/b.txt": "b", "sub/deep/c.txt": "c", "run.sh": "true", "conftest.py": "base's own"}

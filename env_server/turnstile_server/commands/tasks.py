@@ -47,7 +47,7 @@ def list_tasks(sources: Sources = None) -> None:
     found = _load(sources, _settings({}))
     made = _table("id", "difficulty", "graded by", "tags", "instruction")
     for task in found:
-        graded = " and ".join(name for name, part in (("tests", task.tests), ("answer", task.answer)) if part)
+        graded = " and ".join(sorted(task.graders, reverse=True))
         first = task.instruction.strip().splitlines()[0]
         made.add_row(task.id, task.difficulty or "", graded or "nothing", ", ".join(task.tags), first)
     Console().print(made)
@@ -66,7 +66,7 @@ def show_task(
         task = source.get(task_id)
     except NotFound as error:
         _fail(error.message, FAILED)
-    hidden = set() if solution else {"tests", "answer", "gold"}
+    hidden = set() if solution else {"tests", "answer", "grading", "gold"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110), nl=False)
 

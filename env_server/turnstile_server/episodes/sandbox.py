@@ -117,7 +117,7 @@ class EpisodeSandbox:
         an answer. Raises SandboxFailed, and FileProblem above ``sandboxes.max_archive_bytes``."""
         self._usable = False
         sandbox = self._sandbox
-        if sandbox is None or self._plan.task.tests is None:
+        if sandbox is None or not self._plan.task.grades_files:
             return None
         await sandbox.stop_all()
         return await sandbox.download(sandbox.workdir, self._max_work_bytes)

@@ -1,1 +1,7 @@
-"""Reward: computed on the host, from work judged in a fresh sandbox, never visible to the agent."""
+"""Grading: rewards, computed on the host from work that is judged in a fresh sandbox, and never shown to the
+agent.
+
+Read ``protocol`` first (work, grade, and the seam for graders), then ``registry`` (the graders), ``grader`` (one
+reward from all components), ``hidden_tests`` with ``verdict`` and the programs in ``inside``, ``answers``, and
+``validation`` (the proof that a task can be solved).
+"""

@@ -1,7 +1,7 @@
-"""Whether a submitted answer is the wanted one.
+"""Grades by a submitted answer: exact text, a number, or a pattern.
 
-What must hold: an answer is only text; a number is one number and finite; matching a pattern, which an answer can
-make arbitrarily slow, is done in a process of its own that is ended in time.
+What must hold: an answer is only text; a number is one number and finite; a pattern, which an answer can make
+arbitrarily slow to match, is matched in a process of its own that is killed in time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from subprocess import DEVNULL, CalledProcessError
 
 import anyio
 
-from turnstile_server.tasks.model import Answer
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.tasks.model import Answer, Task
 
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,3})?")
 MAX_NUMBER_CHARS = 100
@@ -29,16 +30,33 @@ _MATCHED, _NOT_MATCHED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerVerdict:
+    """Whether an answer is right."""
+
     right: bool
     note: str
     """Why it is not, for the trainer."""
 
 
-async def judge_answer(wanted: Answer, given: str | None, regex_timeout_s: float) -> Verdict:
-    """``given`` None: nothing was submitted, which is wrong whatever was wanted."""
+class AnswerGrader:
+    """The component ``answer``: 1 when the submitted answer is the wanted one, else 0."""
+
+    def __init__(self, tools: GradingTools) -> None:
+        self._regex_timeout_s = tools.settings.regex_timeout_s
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        """See ``ComponentGrader``."""
+        if task.answer is None:
+            return Component(0.0)
+        verdict = await judge_answer(task.answer, work.answer, self._regex_timeout_s)
+        detail = {"answer": {"right": verdict.right, "note": verdict.note}}
+        return Component(float(verdict.right), detail, () if verdict.right else (f"answer: {verdict.note}",))
+
+
+async def judge_answer(wanted: Answer, given: str | None, regex_timeout_s: float) -> AnswerVerdict:
+    """Whether ``given`` is ``wanted``. ``given`` None: nothing was submitted, which is always wrong."""
     if given is None:
-        return Verdict(False, "nothing was submitted")
+        return AnswerVerdict(False, "nothing was submitted")
     text = given.strip()
     match wanted.kind:
         case "exact":
@@ -46,7 +64,7 @@ async def judge_answer(wanted: Answer, given: str | None, regex_timeout_s: float
         case "numeric":
             number = parse_number(text)
             if number is None:
-                return Verdict(False, "not one finite number")
+                return AnswerVerdict(False, "not one finite number")
             distance = abs(number - Decimal(str(wanted.value)))
             return _verdict(distance <= Decimal(str(wanted.tolerance)), "another number")
         case "regex":
@@ -66,11 +84,11 @@ def _same_text(wanted: str, given: str, ignore_case: bool) -> bool:
     return wanted.casefold() == given.casefold() if ignore_case else wanted == given
 
 
-def _verdict(right: bool, note: str) -> Verdict:
-    return Verdict(right, "" if right else note)
+def _verdict(right: bool, note: str) -> AnswerVerdict:
+    return AnswerVerdict(right, "" if right else note)
 
 
-async def _match(pattern: str, text: str, ignore_case: bool, timeout_s: float) -> Verdict:
+async def _match(pattern: str, text: str, ignore_case: bool, timeout_s: float) -> AnswerVerdict:
     question = json.dumps([pattern, text, ignore_case]).encode()
     with anyio.move_on_after(timeout_s):
         done = await anyio.run_process(
@@ -79,4 +97,4 @@ async def _match(pattern: str, text: str, ignore_case: bool, timeout_s: float) -
         if done.returncode not in (_MATCHED, _NOT_MATCHED):
             raise CalledProcessError(done.returncode, "match")
         return _verdict(done.returncode == _MATCHED, "does not match")
-    return Verdict(False, f"not matched within {timeout_s:g} s")
+    return AnswerVerdict(False, f"not matched within {timeout_s:g} s")

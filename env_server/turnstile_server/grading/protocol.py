@@ -1,11 +1,13 @@
-"""What grading takes and gives."""
+"""What grading takes and gives, and the seam for graders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
+from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
 
 
@@ -16,20 +18,56 @@ class Work:
     archive: bytes | None = None
     """Tar of the work folder, as ``Sandbox.download`` gave it; never opened on the host. None: no sandbox."""
     answer: str | None = None
-    """What was last submitted."""
+    """The last answer that was submitted; None: none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component of a reward."""
+
+    value: float
+    """In [0, 1]."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Joins the grade's detail: JSON values."""
+    summary: tuple[str, ...] = ()
+    """Why the value is not 1, for a person: each item is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
+    """The judgement of one work."""
+
     reward: float | None
     """In [0, 1]; None: the task has nothing to grade by."""
     components: Mapping[str, float] = field(default_factory=dict)
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """For the trainer only: which tests failed, what the diff touched, …"""
+    """For the trainer only: which tests failed, what the diff changed, …; ``summary`` has it as lines to show."""
 
 
 class Grader(Protocol):
+    """Gives a work its reward."""
+
     async def grade(self, task: Task, work: Work) -> Grade:
-        """Raises SandboxUnavailable / SandboxFailed (infrastructure: try again), TaskFailed (the hidden tests
-        cannot run at all, whatever the work). Work that breaks the tests is reward 0, not an error."""
+        """Raises SandboxUnavailable and SandboxFailed (infrastructure: worth another try) and TaskFailed (the task
+        cannot be graded at all, whatever the work). Work that breaks the tests is reward 0, not an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GradingTools:
+    """What graders are built from."""
+
+    sandboxes: SandboxProvider | None
+    """None: this server has no sandboxes."""
+    spec_of: Callable[[Task], SandboxSpec]
+    """The sandbox that a task is graded in."""
+    settings: GradingSettings
+    tasks: TaskSettings
+
+
+class ComponentGrader(Protocol):
+    """Grades one component. Which tasks ask for it: see ``Task.graders``."""
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        """Raises as ``Grader.grade`` does."""
         ...

@@ -1,7 +1,7 @@
-"""Proves a task: its gold solution scores 1, doing nothing does not, and both score the same again.
+"""Proves a task: its gold solution scores 1, doing nothing does not, and both score the same a second time.
 
-The proof goes the way of an episode: the task's sandbox, the files changed in it, the work folder fetched, graded
-as any agent's work. What it says of a task is for its author.
+The proof takes the path of an episode: the task's sandbox, files changed in it, the work folder fetched, and
+graded like any agent's work. Its findings are for the task's author.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ from turnstile_server.tasks.workspace import prepare_workspace
 DELETE_TIMEOUT_S = 30.0
 
 
-class Verdict(StrEnum):
+class ProofVerdict(StrEnum):
+    """Whether a task is sound."""
+
     PROVEN = "ok"
     NOT_GRADED = "not graded"
-    """It has neither tests nor an answer: nothing to prove, nothing wrong."""
+    """It asks for no grader: there is nothing to prove, and nothing wrong."""
     WRONG = "failed"
     """The task is wrong."""
     NOT_TRIED = "error"
-    """The machine, not the task, was in the way."""
+    """The machine, not the task, prevented the proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
+    """What was found out about one task."""
+
     task_id: str
-    verdict: Verdict
+    verdict: ProofVerdict
     problems: tuple[str, ...]
     seconds: float
 
 
 class Validator:
-    """``provider`` is started; ``archive_of`` packs a task's files as a tar."""
+    """Proves tasks. ``provider`` is started; ``archive_of`` packs a task's files as a tar."""
 
     def __init__(
         self,
@@ -60,21 +64,21 @@ class Validator:
         self._max_work_bytes = max_work_bytes
 
     async def prove(self, task: Task) -> Proof:
-        """Never raises for what is wrong with a task or with the sandboxes: that is the proof's verdict."""
+        """Does not raise for a task that is wrong or sandboxes that fail: that is the proof's verdict."""
         began = time.monotonic()
         try:
             verdict, problems = await self._prove(task)
         except TurnstileError as error:
             infrastructure = error.fault is Fault.INFRASTRUCTURE
-            verdict = Verdict.NOT_TRIED if infrastructure else Verdict.WRONG
+            verdict = ProofVerdict.NOT_TRIED if infrastructure else ProofVerdict.WRONG
             problems = [error.message]
         return Proof(task.id, verdict, tuple(problems), time.monotonic() - began)
 
-    async def _prove(self, task: Task) -> tuple[Verdict, list[str]]:
+    async def _prove(self, task: Task) -> tuple[ProofVerdict, list[str]]:
         if not task.graded:
-            return Verdict.NOT_GRADED, []
+            return ProofVerdict.NOT_GRADED, []
         if task.gold is None:
-            return Verdict.WRONG, ["it has no gold solution, so nothing shows that it can be solved"]
+            return ProofVerdict.WRONG, ["it has no gold solution, so nothing shows that it can be solved"]
         empty, gold = await self._works(task, task.gold)
         problems = []
         for name, work, right in (("the gold solution", gold, True), ("the empty work", empty, False)):
@@ -84,11 +88,11 @@ class Validator:
                 problems.append(f"{name} scores {first.reward:g}{_why(first) if right else ', too'}")
             elif outcome(first) != outcome(second):
                 problems.append(f"{name} scores {first.reward:g}, then {second.reward:g}{_why(second)}")
-        return (Verdict.WRONG if problems else Verdict.PROVEN), problems
+        return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
 
     async def _works(self, task: Task, gold: Gold) -> tuple[Work, Work]:
-        """What an agent leaves that does nothing, and one that does what the gold solution says."""
-        if task.tests is None:
+        """The work of an agent that does nothing, and of one that does what the gold solution says."""
+        if not task.grades_files:
             return Work(), Work(answer=gold.answer)
         sandbox = await self._provider.create(self._spec_of(task))
         try:
@@ -113,7 +117,7 @@ class Validator:
 
 
 def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]:
-    """What must be the same for the same work: reward, components, which tests failed."""
+    """The part of a grade that must be the same for the same work: reward, components, failed tests."""
     return grade.reward, grade.components, failed_tests(grade)
 
 
@@ -122,11 +126,11 @@ def failed_tests(grade: Grade) -> list[str]:
 
 
 def _why(grade: Grade) -> str:
-    """What a grade's detail says against the work, as the rest of a sentence."""
+    """Why a work did not score 1, in full, as the rest of a sentence."""
     tests: Mapping[str, Any] = grade.detail.get("tests", {})
     diff: Mapping[str, Any] = grade.detail.get("diff", {})
     answer: Mapping[str, Any] = grade.detail.get("answer", {})
-    reasons = [f"{one['id']} {one['status']}: {one['message'].strip()}" for one in tests.get("failed", ())]
+    reasons = [f"{one['id']} {one['status']}: {one['message']}" for one in tests.get("failed", ())]
     if not reasons and grade.components.get("tests") == 0.0:
         said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"
         reasons.append(f"{said}. {tests.get('output', '')}".strip())

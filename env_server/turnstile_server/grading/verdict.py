@@ -1,9 +1,9 @@
-"""What the grading sandbox's answers mean: pure functions from a command's result to a decision.
+"""Reads the results of the programs in the grading sandbox: pure functions from a command's result to a verdict.
 
 What must hold: tests passed only when the runner's own line, keyed with the nonce of this run, names every
 expected id as passed and nothing else, and the helper saw exit status 0. A fault of the hidden tests is believed
-only in such a line. Everything else is work that does not pass. What is shown of work can be stored: it is text
-that UTF-8 can encode, whatever the work called its files and put into its errors.
+only in such a line. Everything else is work that does not pass. Text that is taken from work can be stored: UTF-8
+can encode it, whatever the work called its files and wrote into its errors.
 """
 
 from __future__ import annotations
@@ -20,24 +20,49 @@ from turnstile_server.sandboxes.protocol import ExecResult
 CANNOT_RUN = (126, 127)
 """Of a shell, and of the helper: found but not to be run, not found."""
 MAX_TEXT = 4000
+MAX_LINE = 300
+"""Of a line of a summary."""
 
 
 @dataclass(frozen=True, slots=True)
-class TestsVerdict:
+class HiddenTestsVerdict:
+    """What a run of the hidden tests showed."""
+
     passed: bool
     fault: str | None = None
     """Why the hidden tests cannot run, whatever the work."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Why they did not pass, as lines: one for each failed test."""
+        if self.passed:
+            return ()
+        lines = [
+            one_line(f"{one['id']} {one['status']}: {one['message']}") for one in self.detail.get("failed", ())
+        ]
+        if not lines and "note" not in self.detail:
+            lines.append(f"tests: exit status {self.detail.get('exit_code')}")
+        return tuple([f"tests: {self.detail['note']}", *lines] if "note" in self.detail else lines)
+
 
 @dataclass(frozen=True, slots=True)
 class DiffVerdict:
+    """What taking over the work's changes showed."""
+
     applied: bool
     fault: str | None = None
     """Why no work can be judged in this sandbox."""
     broken: str | None = None
-    """Why our own program failed: nobody's fault that this task or work could be blamed for."""
+    """Why our own program failed, by fault of neither the task nor the work."""
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What was not taken over, as lines."""
+        refused = [printable(f"work: {self.detail['refused']}")] if "refused" in self.detail else []
+        left_out = [printable(f"{path} is left out: {why}") for path, why in self.detail.get("left_out", ())]
+        return tuple(refused + left_out)
 
 
 def read_diff(result: ExecResult) -> DiffVerdict:
@@ -52,31 +77,46 @@ def read_diff(result: ExecResult) -> DiffVerdict:
     return DiffVerdict(result.exit_code == 0, detail=_storable(json.loads(result.stdout)))
 
 
-def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> TestsVerdict:
+def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> HiddenTestsVerdict:
     detail: dict[str, Any] = {"expected": len(expected), "exit_code": result.exit_code}
     if result.timed_out:
-        return TestsVerdict(False, detail={**detail, "passed": 0, "note": "the tests ran out of time"})
+        return HiddenTestsVerdict(False, detail={**detail, "passed": 0, "note": "the tests ran out of time"})
     try:
         said = _storable(opened(nonce, result.stdout.rstrip(b"\n")))
     except ValueError:
-        return TestsVerdict(False, detail={**detail, "passed": 0, "note": "the runner ended without a result"})
+        return HiddenTestsVerdict(
+            False, detail={**detail, "passed": 0, "note": "the runner ended without a result"}
+        )
     if said["faults"] and result.exit_code == FAULTY:
-        return TestsVerdict(False, fault="; ".join(said["faults"])[:MAX_TEXT])
+        return HiddenTestsVerdict(False, fault="; ".join(said["faults"])[:MAX_TEXT])
     clean = not said["faults"] and not said["failed"] and result.exit_code == 0
     passed = clean and set(said["passed"]) == set(expected)
-    failed = [{"id": test, "status": status, "message": message} for test, status, message in said["failed"]]
+    failed = [
+        {"id": test, "status": status, "message": message.strip()} for test, status, message in said["failed"]
+    ]
     output = said["output"][-MAX_TEXT:]
-    return TestsVerdict(
+    return HiddenTestsVerdict(
         passed, detail={**detail, "passed": len(said["passed"]), "failed": failed, "output": output}
     )
 
 
-def read_command(result: ExecResult) -> TestsVerdict:
+def read_command(result: ExecResult) -> HiddenTestsVerdict:
     """Of a runner ``command``: its exit status is all."""
     detail: dict[str, Any] = {"exit_code": result.exit_code, "output": _tail(result)}
     if result.timed_out:
         detail["note"] = "the tests ran out of time"
-    return TestsVerdict(result.exit_code == 0 and not result.timed_out, detail=detail)
+    return HiddenTestsVerdict(result.exit_code == 0 and not result.timed_out, detail=detail)
+
+
+def one_line(text: str) -> str:
+    """The first line of ``text`` that is not blank, as ``printable`` gives it."""
+    return printable(next((line.strip() for line in text.splitlines() if line.strip()), ""))
+
+
+def printable(text: str) -> str:
+    """``text`` as one line: control characters become spaces, and it is cut at ``MAX_LINE``."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 1]}…"
 
 
 def _storable(value: Any) -> Any:

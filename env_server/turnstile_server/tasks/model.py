@@ -32,11 +32,13 @@ InnerPath = Annotated[str, AfterValidator(inner_path)]
 """A path inside a folder."""
 
 
-class Part(BaseModel):
+class TaskPart(BaseModel):
+    """A part of a task; unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Files(Part):
+class Files(TaskPart):
     """Files by path, relative and inside: from a folder beside the task file, or written out."""
 
     folder: Path | None = Field(
@@ -60,7 +62,7 @@ UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
 PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
 
 
-class HiddenTests(Part):
+class HiddenTests(TaskPart):
     """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
 
     files: Files
@@ -109,7 +111,7 @@ class HiddenTests(Part):
         return self
 
 
-class Answer(Part):
+class Answer(TaskPart):
     """An answer given through the tool ``submit``. Reward component ``answer``: 1 or 0."""
 
     kind: Literal["exact", "numeric", "regex"] = "exact"
@@ -132,7 +134,7 @@ class Answer(Part):
         return self
 
 
-class Gold(Part):
+class Gold(TaskPart):
     """A known solution, for `turnstile tasks validate` and scripted policies."""
 
     files: Files | None = Field(None, description="Files that replace those of the work folder.")
@@ -140,15 +142,17 @@ class Gold(Part):
     answer: str | None = Field(None, description="What to submit.")
 
 
-class SandboxWish(Part):
-    """None takes the server's default; more than the server's ceiling is refused."""
+class SandboxWish(TaskPart):
+    """Resources that a task asks for. None takes the server's default; more than its ceiling is refused."""
 
     memory_mb: int | None = Field(None, ge=16)
     cpus: float | None = Field(None, gt=0)
     pids: int | None = Field(None, ge=8)
 
 
-class Task(Part):
+class Task(TaskPart):
+    """What an agent is asked, what it is given, and how its work is graded."""
+
     id: ClientId
     instruction: str = Field(min_length=1, description="What the agent is told.")
     image: str | None = Field(None, description="Docker image; None takes the server's (sandboxes.docker_image).")
@@ -159,6 +163,9 @@ class Task(Part):
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
     answer: Answer | None = None
+    grading: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
+    )
     gold: Gold | None = None
     limits: Limits = Limits()
     sandbox: SandboxWish = SandboxWish()
@@ -166,11 +173,31 @@ class Task(Part):
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("grading")
+    @classmethod
+    def _names_no_field(cls, grading: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name in ("answer", "tests"):
+            if name in grading:
+                raise ValueError(f"`{name}` is a field of the task, not of `grading`")
+        return grading
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
+        own = (("answer", self.answer), ("tests", self.tests))
+        return (*(name for name, part in own if part is not None), *self.grading)
+
     @property
     def graded(self) -> bool:
-        return self.tests is not None or self.answer is not None
+        """Whether an episode of the task has a reward."""
+        return bool(self.graders)
+
+    @property
+    def grades_files(self) -> bool:
+        """Whether the work folder is fetched for the graders; an answer alone needs none."""
+        return self.tests is not None or bool(self.grading)
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether the agent is given a place to work in. Without one an agent can only submit an answer."""
+        """Whether the agent gets a place to work in. Without one an agent can only submit an answer."""
         return self.base is not None or self.image is not None or bool(self.setup) or self.tests is not None

@@ -1,0 +1,74 @@
+"""The seam for graders: a grader is one module and one registered line, and a task asks for it by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from grading_support import grader
+
+from turnstile.models import TaskRef
+from turnstile_server.backends import build_backends
+from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.registry import GRADERS
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.model import Task
+
+pytestmark = pytest.mark.anyio
+
+
+class BriefAnswer:
+    """Component ``brief``: 1 for an answer of at most ``max_words`` words."""
+
+    def __init__(self, tools: GradingTools) -> None:
+        self._default = 10
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        most = int(task.grading["brief"].get("max_words", self._default))
+        words = len((work.answer or "").split())
+        if words <= most:
+            return Component(1.0, {"words": words})
+        return Component(0.0, {"words": words}, (f"brief: {words} words, at most {most}",))
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRADERS, "brief", BriefAnswer)
+
+
+TASK = Task.model_validate(
+    {"id": "t", "instruction": "x", "answer": {"value": "yes"}, "grading": {"brief": {"max_words": 2}}}
+)
+
+
+async def test_a_registered_grader_gives_one_factor_of_the_reward(brief: None) -> None:
+    assert TASK.graded
+    grade = await grader(None).grade(TASK, Work(answer="yes"))
+    assert (grade.reward, grade.components) == (1.0, {"answer": 1.0, "brief": 1.0})
+    assert grade.detail == {"answer": {"right": True, "note": ""}, "words": 1}
+    grade = await grader(None).grade(TASK, Work(answer="oh yes, indeed"))
+    assert (grade.reward, grade.components) == (0.0, {"answer": 0.0, "brief": 0.0})
+    assert grade.detail["summary"] == ["answer: another text", "brief: 3 words, at most 2"]
+
+
+async def test_a_grader_that_is_not_registered_fails_the_task() -> None:
+    with pytest.raises(TaskFailed, match=r"no grader 'brief'; there are answer, tests"):
+        await grader(None).grade(TASK, Work(answer="yes"))
+
+
+def test_a_server_refuses_tasks_whose_grader_is_not_registered(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(TASK.model_dump_json(exclude_defaults=True) + "\n")
+    settings = Settings.model_validate({"data_dir": tmp_path / "data", "tasks": {"sources": [file]}})
+    with pytest.raises(StartupError, match=r"task t cannot be used: grading: there is no grader 'brief'"):
+        build_backends(settings)
+    backends = build_backends(Settings(data_dir=tmp_path / "data"))
+    inline = TaskRef.model_validate({"instruction": "x", "grading": {"brief": {}}})
+    with pytest.raises(Unprocessable, match=r"task\.grading: there is no grader 'brief'"):
+        backends.task_of(inline)
+
+
+def test_answer_and_tests_are_not_named_twice() -> None:
+    with pytest.raises(ValueError, match="is a field of the task"):
+        Task.model_validate({"id": "t", "instruction": "x", "grading": {"tests": {}}})
