@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnstile._settings import ClientSettings
+    from turnstile._retry import ClientSettings
     from turnstile.client import AsyncClient, AsyncEpisodeHandle, AsyncNewEpisodeHandle
     from turnstile.errors import (
         AuthError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
 
 _HOMES = {
-    "turnstile._settings": ("ClientSettings",),
+    "turnstile._retry": ("ClientSettings",),
     "turnstile.client": ("AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"),
     "turnstile.groups": ("advantages", "by_group", "has_signal"),
     "turnstile.rollout": ("Rollout", "RolloutProgress"),

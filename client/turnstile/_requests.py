@@ -1,6 +1,6 @@
 """Requests and answers of the control door as data: no socket, no clock, no retry.
 
-A Call says everything a transport needs to send it and how its answer is read. Both clients use these; the
+An ApiCall says everything a transport needs to send it and how its answer is read. Both clients use these; the
 routes and bodies are written here once.
 """
 
@@ -47,7 +47,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ApiReply:
     """What came back: the status, headers in lower case, the whole body."""
 
     status: int
@@ -56,7 +56,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T_co]):
+class ApiCall(Generic[T_co]):
     """One request. ``parse`` reads the body of a success.
 
     ``repeatable``: sending it twice is the same as once, so it may be sent again after any failure; others
@@ -81,8 +81,8 @@ def request_of(fields: Mapping[str, Any]) -> EpisodeRequest:
         raise _invalid(error) from error
 
 
-def create_episode(request: EpisodeRequest) -> Call[EpisodeCreated]:
-    return Call(
+def create_episode(request: EpisodeRequest) -> ApiCall[EpisodeCreated]:
+    return ApiCall(
         "POST",
         "/episodes",
         EpisodeCreated.model_validate_json,
@@ -91,97 +91,97 @@ def create_episode(request: EpisodeRequest) -> Call[EpisodeCreated]:
     )
 
 
-def get_episode(episode_id: str, wait_s: float = 0.0) -> Call[Episode]:
+def get_episode(episode_id: str, wait_s: float = 0.0) -> ApiCall[Episode]:
     params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
     path = _episode(episode_id)
-    return Call("GET", path, Episode.model_validate_json, params, repeatable=True, extra_s=wait_s)
+    return ApiCall("GET", path, Episode.model_validate_json, params, repeatable=True, extra_s=wait_s)
 
 
 def page(
     status: EpisodeStatus | str | None, group_id: str | None, cursor: str | None, limit: int | None
-) -> Call[EpisodePage]:
+) -> ApiCall[EpisodePage]:
     params = _given(status=status, group_id=group_id, cursor=cursor, limit=limit)
-    return Call("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
+    return ApiCall("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
 
 
-def task_page(cursor: str | None, limit: int | None) -> Call[TaskPage]:
+def task_page(cursor: str | None, limit: int | None) -> ApiCall[TaskPage]:
     params = _given(cursor=cursor, limit=limit)
-    return Call("GET", "/tasks", TaskPage.model_validate_json, params, repeatable=True)
+    return ApiCall("GET", "/tasks", TaskPage.model_validate_json, params, repeatable=True)
 
 
-def agents() -> Call[AgentList]:
-    return Call("GET", "/agents", AgentList.model_validate_json, repeatable=True)
+def agents() -> ApiCall[AgentList]:
+    return ApiCall("GET", "/agents", AgentList.model_validate_json, repeatable=True)
 
 
-def finish(episode_id: str, extra_s: float) -> Call[Episode]:
+def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:
     path = f"{_episode(episode_id)}/finish"
-    return Call("POST", path, Episode.model_validate_json, extra_s=extra_s)
+    return ApiCall("POST", path, Episode.model_validate_json, extra_s=extra_s)
 
 
-def cancel(episode_id: str) -> Call[Episode]:
-    return Call("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
+def cancel(episode_id: str) -> ApiCall[Episode]:
+    return ApiCall("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
 
 
-def delete(episode_id: str) -> Call[None]:
-    return Call("DELETE", _episode(episode_id), _nothing)
+def delete(episode_id: str) -> ApiCall[None]:
+    return ApiCall("DELETE", _episode(episode_id), _nothing)
 
 
-def turns(episode_id: str) -> Call[tuple[Turn, ...]]:
-    return Call("GET", f"{_episode(episode_id)}/turns", _turns, repeatable=True)
+def turns(episode_id: str) -> ApiCall[tuple[Turn, ...]]:
+    return ApiCall("GET", f"{_episode(episode_id)}/turns", _turns, repeatable=True)
 
 
-def samples(episode_id: str, include_untrained: bool = False) -> Call[SampleSet]:
+def samples(episode_id: str, include_untrained: bool = False) -> ApiCall[SampleSet]:
     params = {"include_untrained": "true"} if include_untrained else {}
     path = f"{_episode(episode_id)}/samples"
-    return Call("GET", path, decode_samples, params, accept=MEDIA_TYPE, repeatable=True)
+    return ApiCall("GET", path, decode_samples, params, accept=MEDIA_TYPE, repeatable=True)
 
 
-def tree(episode_id: str, include_untrained: bool = False) -> Call[TokenForest]:
+def tree(episode_id: str, include_untrained: bool = False) -> ApiCall[TokenForest]:
     params = {"include_untrained": "true"} if include_untrained else {}
     path = f"{_episode(episode_id)}/tree"
-    return Call("GET", path, decode_forest, params, accept=MEDIA_TYPE, repeatable=True)
+    return ApiCall("GET", path, decode_forest, params, accept=MEDIA_TYPE, repeatable=True)
 
 
-def pending(episode_id: str, wait_s: float = 0.0) -> Call[PendingCalls]:
+def pending(episode_id: str, wait_s: float = 0.0) -> ApiCall[PendingCalls]:
     params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
     path = f"{_episode(episode_id)}/pending"
-    return Call("GET", path, PendingCalls.model_validate_json, params, repeatable=True, extra_s=wait_s)
+    return ApiCall("GET", path, PendingCalls.model_validate_json, params, repeatable=True, extra_s=wait_s)
 
 
-def complete(episode_id: str, fields: Mapping[str, Any]) -> Call[CompletionAccepted]:
+def complete(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[CompletionAccepted]:
     """The server knows a completion that it has taken, so it may be sent again."""
     _check_finite(fields.get("logprobs"))
     body = _body(CompletionRequest, **fields)
     path = f"{_episode(episode_id)}/completions"
-    return Call("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
+    return ApiCall("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
 
 
-def audit(episode_id: str, extra_s: float) -> Call[AuditReport]:
+def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:
     path = f"{_episode(episode_id)}/audit"
-    return Call("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
+    return ApiCall("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
 
 
-def engine() -> Call[EngineInfo]:
-    return Call("GET", "/engine", EngineInfo.model_validate_json, repeatable=True)
+def engine() -> ApiCall[EngineInfo]:
+    return ApiCall("GET", "/engine", EngineInfo.model_validate_json, repeatable=True)
 
 
-def pause(mode: PauseMode, extra_s: float) -> Call[EngineInfo]:
+def pause(mode: PauseMode, extra_s: float) -> ApiCall[EngineInfo]:
     return _engine_call("pause", _body(PauseRequest, mode=mode), extra_s)
 
 
-def resume(extra_s: float) -> Call[EngineInfo]:
+def resume(extra_s: float) -> ApiCall[EngineInfo]:
     return _engine_call("resume", None, extra_s)
 
 
-def update_weights(path: str, version: str, extra_s: float) -> Call[EngineInfo]:
+def update_weights(path: str, version: str, extra_s: float) -> ApiCall[EngineInfo]:
     return _engine_call("weights", _body(WeightsRequest, path=path, version=version), extra_s)
 
 
-def health() -> Call[None]:
-    return Call("GET", "/health", _nothing, repeatable=True)
+def health() -> ApiCall[None]:
+    return ApiCall("GET", "/health", _nothing, repeatable=True)
 
 
-def headers_of(call: Call[Any], key: str | None) -> dict[str, str]:
+def headers_of(call: ApiCall[Any], key: str | None) -> dict[str, str]:
     headers = {"accept": call.accept}
     if call.body is not None:
         headers["content-type"] = JSON
@@ -190,7 +190,7 @@ def headers_of(call: Call[Any], key: str | None) -> dict[str, str]:
     return headers
 
 
-def read(call: Call[T_co], reply: Reply, server: str) -> T_co:
+def read(call: ApiCall[T_co], reply: ApiReply, server: str) -> T_co:
     """The answer of a success; raises the typed error of anything else."""
     if not 200 <= reply.status < 300:
         raise error_of(reply, server)
@@ -219,7 +219,7 @@ _BY_STATUS: dict[int, type[errors.TurnstileError]] = {
 }
 
 
-def error_of(reply: Reply, server: str) -> errors.TurnstileError:
+def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
     """The typed error of an answer that is no success."""
     try:
         body = json.loads(reply.body)["error"]
@@ -254,8 +254,8 @@ def _episode(episode_id: str) -> str:
     return f"/episodes/{quote(episode_id, safe='')}"
 
 
-def _engine_call(action: str, body: bytes | None, extra_s: float) -> Call[EngineInfo]:
-    return Call("POST", f"/engine/{action}", EngineInfo.model_validate_json, body=body, extra_s=extra_s)
+def _engine_call(action: str, body: bytes | None, extra_s: float) -> ApiCall[EngineInfo]:
+    return ApiCall("POST", f"/engine/{action}", EngineInfo.model_validate_json, body=body, extra_s=extra_s)
 
 
 def _body(model: type[ModelT], **fields: Any) -> bytes:

@@ -1,8 +1,11 @@
 """The life of one rollout: attempts at an episode, until one ends for good.
 
-Holds: a creation whose answer was lost is only ever repeated at the same server with the same idempotency key,
-so it never makes two episodes; an episode that was started and has not ended is cancelled when the rollout is
-(unless ``keep_open``); a failure is never turned into a reward. Every wait is decided by ``_patience``.
+What must hold: a creation whose answer was lost is only ever repeated at the same server with the same idempotency
+key, so it never makes two episodes; an episode that was started and has not ended is cancelled when the rollout is
+(unless ``keep_open``); a failure is never turned into a reward. ``turnstile._retry`` decides every wait.
+
+asyncio rather than anyio, for one reason: trainers cancel a rollout natively (``task.cancel()``), and a creation
+that is under way must outlive that until its episode is known, which needs a task of its own.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from turnstile import _patience as patience
+import anyio
+
+from turnstile import _retry as retry
 from turnstile import errors
-from turnstile._flows import Flow, Flows
-from turnstile._settings import ClientSettings
+from turnstile._retry import ClientSettings
 from turnstile.models import Episode, EpisodeCreated, ErrorInfo, Fault, SampleSet, TaskRef
 from turnstile.rollout import Rollout, RolloutOptions, RunAgent
 
@@ -28,21 +32,30 @@ _TASK_FAILED = "task_failed"
 
 
 class RolloutBackend(Protocol):
-    """The servers, as a rollout sees them."""
+    """The servers, as a rollout uses them. Each method raises the errors of ``turnstile.errors``."""
 
-    @property
-    def flows(self) -> Flows: ...
-
-    async def run(self, flow: Flow[T]) -> T: ...
-
-    def handle_of(self, created: EpisodeCreated) -> Any:
-        """What the caller's own agent is given."""
+    async def create(self, fields: Mapping[str, Any], server: str | None) -> EpisodeCreated:
+        """Makes an episode, at ``server`` or at any. Harmless to repeat: ``fields`` has an idempotency key."""
         ...
+
+    async def episode(self, episode_id: str, wait_s: float = 0.0) -> Episode:
+        """The episode at its next change of status, after ``wait_s`` seconds at the latest."""
+        ...
+
+    async def finish(self, episode_id: str) -> Episode:
+        """Ends an external agent's episode and has it graded. An ended one stays as it is."""
+        ...
+
+    async def cancel(self, episode_id: str) -> Episode:
+        """Ends the episode now. An ended one stays as it is."""
+        ...
+
+    async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One rollout to be made. ``ordinal``: its place among all of the run."""
+class RolloutPlan:
+    """One rollout to be made. ``index``: its number in its group; ``ordinal``: its number in the whole run."""
 
     task: TaskRef
     group_id: str
@@ -52,9 +65,12 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Watchers:
-    """Told what a rollout is up to: ``retried`` before a further attempt, ``waiting`` (+1, then -1) around a
-    wait for a server, ``accepted`` when an episode was created; ``any_accepted``: whether one ever was."""
+class RolloutHooks:
+    """What a rollout reports while it runs, and one question that it asks.
+
+    ``retried``: before a further attempt. ``waiting``: +1, then -1, around a wait for a server. ``accepted``: a
+    server has taken an episode. ``any_accepted``: whether one ever has, for this or another rollout of the run.
+    """
 
     retried: Callable[[], None]
     waiting: Callable[[int], None]
@@ -73,21 +89,24 @@ class _Attempt:
 
 
 class RolloutRun:
-    """One rollout. ``run`` raises the errors that no other attempt would mend: the request itself is wrong."""
+    """One rollout. ``run`` raises the errors that no other attempt would mend: the request itself is wrong.
+
+    ``options.agent``, where it is a function, is given the EpisodeCreated.
+    """
 
     def __init__(
         self,
-        door: RolloutBackend,
+        backend: RolloutBackend,
         settings: ClientSettings,
         options: RolloutOptions,
-        plan: Plan,
-        watchers: Watchers,
+        plan: RolloutPlan,
+        hooks: RolloutHooks,
     ) -> None:
-        self._door = door
+        self._backend = backend
         self._settings = settings
         self._options = options
         self._plan = plan
-        self._watchers = watchers
+        self._hooks = hooks
 
     async def run(self) -> Rollout:
         started = time.monotonic()
@@ -97,8 +116,8 @@ class RolloutRun:
             number += 1
             if not attempt.again or number > self._options.retries:
                 break
-            self._watchers.retried()
-            await asyncio.sleep(patience.backoff_s(number, self._settings, random.random))
+            self._hooks.retried()
+            await anyio.sleep(retry.backoff_s(number, self._settings, random.random))
         plan = self._plan
         return Rollout(
             task=plan.task,
@@ -113,11 +132,11 @@ class RolloutRun:
         )
 
     async def _attempt(self, number: int) -> _Attempt:
-        creation = _Creation(self._door, self._fields(number))
+        creation = _Creation(self._backend, self._fields(number))
         episode: Episode | None = None
         try:
             try:
-                created = await self._patiently(creation.ask)
+                created = await self._repeated(creation.ask)
             except errors.TurnstileError as error:
                 if error.type == _TASK_FAILED:
                     failed = ErrorInfo(
@@ -125,16 +144,16 @@ class RolloutRun:
                     )
                     return _Attempt(None, None, failed, again=False)
                 return _Attempt(None, None, self._outage(error), again=False)
-            self._watchers.accepted()
+            self._hooks.accepted()
             try:
-                episode, own = await self._ended(created)
-                error_of = own or patience.failure_of(episode)
+                episode, agent_error = await self._ended(created)
+                error_of = agent_error or retry.failure_of(episode)
                 if error_of is not None and error_of.fault is Fault.INFRASTRUCTURE:
                     return _Attempt(episode, None, error_of, again=True)
                 samples = await self._samples(created.episode_id)
                 return _Attempt(episode, samples, error_of or episode.error, again=False)
             except (errors.NotFound, errors.Gone) as error:
-                lost = patience.infrastructure(patience.LOST, f"the server no longer has it: {error.message}")
+                lost = retry.infrastructure_error(retry.LOST, f"the server no longer has it: {error.message}")
                 return _Attempt(episode, None, lost, again=True)
             except errors.TurnstileError as error:
                 return _Attempt(episode, None, self._outage(error), again=True)
@@ -144,80 +163,79 @@ class RolloutRun:
             creation.abandon()
 
     async def _ended(self, created: EpisodeCreated) -> tuple[Episode, ErrorInfo | None]:
-        """The ended episode; the error of the caller's own agent beside it."""
-        run = self._options.agent
-        if isinstance(run, str):
+        """The ended episode, and the error of the caller's own agent."""
+        agent = self._options.agent
+        if isinstance(agent, str):
             return await self._polled(created.episode_id), None
-        return await self._driven(run, created)
+        return await self._run_agent(agent, created)
 
-    async def _driven(self, run: RunAgent, created: EpisodeCreated) -> tuple[Episode, ErrorInfo | None]:
-        episode_id, flows = created.episode_id, self._door.flows
+    async def _run_agent(self, agent: RunAgent, created: EpisodeCreated) -> tuple[Episode, ErrorInfo | None]:
+        episode_id = created.episode_id
         try:
-            await run(self._door.handle_of(created))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the agent's failure, and is told as such
-            now = await self._patiently(lambda: self._door.run(flows.episode(episode_id)))
+            await agent(created)
+        except Exception as error:  # noqa: BLE001 - any error is the agent's failure, and becomes the rollout's
+            now = await self._repeated(lambda: self._backend.episode(episode_id))
             if now.status.ended:
-                return now, None  # that is why the agent failed, or it no longer matters
-            now = await self._patiently(lambda: self._door.run(flows.cancel(episode_id)))
+                return now, None  # the end is why the agent failed, or the failure no longer matters
+            now = await self._repeated(lambda: self._backend.cancel(episode_id))
             message = f"{type(error).__name__}: {error}"
-            return now, ErrorInfo(type=patience.AGENT_FAILED, message=message, fault=Fault.AGENT)
-        # An ended episode stays as it is, so finish may be asked again.
-        now = await self._patiently(lambda: self._door.run(flows.finish(episode_id)))
+            return now, ErrorInfo(type=retry.AGENT_FAILED, message=message, fault=Fault.AGENT)
+        # An ended episode stays as it is, so finish may be repeated.
+        now = await self._repeated(lambda: self._backend.finish(episode_id))
         return (now if now.status.ended else await self._polled(episode_id)), None
 
     async def _polled(self, episode_id: str) -> Episode:
-        """One long poll at a time, so that patience with a server starts anew after each answer."""
-        flows, poll_s = self._door.flows, self._settings.poll_s
+        """The ended episode. One long poll at a time, so that the time for an outage starts anew after each."""
         while True:
-            now = await self._patiently(lambda: self._door.run(flows.episode(episode_id, poll_s)))
+            now = await self._repeated(lambda: self._backend.episode(episode_id, self._settings.poll_s))
             if now.status.ended:
                 return now
 
     async def _samples(self, episode_id: str) -> SampleSet | None:
         if not self._options.samples:
             return None
-        flows, untrained = self._door.flows, self._options.include_untrained
-        return await self._patiently(lambda: self._door.run(flows.samples(episode_id, untrained)))
+        return await self._repeated(lambda: self._backend.samples(episode_id, self._options.include_untrained))
 
     async def _cancel(self, creation: _Creation) -> None:
-        """Ends what this attempt may have left open; the server's own limits end what cannot be reached."""
-        try:
-            async with asyncio.timeout(self._settings.cancel_s):
+        """Ends what this attempt may have left open. The server's own limits end what cannot be reached."""
+        with anyio.move_on_after(self._settings.cancel_s, shield=True):
+            try:
                 created = await creation.settled()
                 if created is not None:
-                    await self._door.run(self._door.flows.cancel(created.episode_id))
-        except (errors.TurnstileError, TimeoutError):
-            return
+                    await self._backend.cancel(created.episode_id)
+            except errors.TurnstileError:
+                return
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        patient = patience.Patience(self._settings, time.monotonic, random.random)
+    async def _repeated(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What ``ask`` gives, asked again as long as the retry rules allow."""
+        state = retry.RetryState(self._settings, time.monotonic, random.random)
         while True:
             try:
                 return await ask()
             except errors.TurnstileError as error:
-                pause = patient.pause(error)
-                if pause is None or self._hopeless(error):
+                pause_s = state.pause_s(error)
+                if pause_s is None or self._hopeless(error):
                     raise
             with self._counted_as_waiting():
-                await asyncio.sleep(pause)
+                await anyio.sleep(pause_s)
 
     def _outage(self, error: errors.TurnstileError) -> ErrorInfo:
-        """An outage that was waited for in vain, as this rollout's failure; any other error is raised."""
-        if self._hopeless(error) or not patience.is_outage(error):
+        """An outage that lasted too long, as this rollout's failure; any other error is raised."""
+        if self._hopeless(error) or not retry.is_outage(error):
             raise error
-        return patience.infrastructure(patience.UNREACHABLE, error.message)
+        return retry.infrastructure_error(retry.UNREACHABLE, error.message)
 
     def _hopeless(self, error: errors.TurnstileError) -> bool:
-        """Before anything was accepted, an outage is as likely a wrong address: it is told at once."""
-        return patience.is_outage(error) and not self._watchers.any_accepted()
+        """Whether the address may be wrong: an outage before any server has accepted anything. Raised at once."""
+        return retry.is_outage(error) and not self._hooks.any_accepted()
 
     @contextmanager
     def _counted_as_waiting(self) -> Generator[None, None, None]:
-        self._watchers.waiting(1)
+        self._hooks.waiting(1)
         try:
             yield
         finally:
-            self._watchers.waiting(-1)
+            self._hooks.waiting(-1)
 
     def _fields(self, number: int) -> dict[str, Any]:
         options, plan = self._options, self._plan
@@ -237,29 +255,29 @@ class RolloutRun:
 
 
 class _Creation:
-    """A creation under way. It outlives the cancellation of whoever asked, until it is known what it made."""
+    """A creation under way. It outlives the cancellation of its rollout, until its episode is known."""
 
-    def __init__(self, door: RolloutBackend, fields: dict[str, Any]) -> None:
-        self._door = door
+    def __init__(self, backend: RolloutBackend, fields: dict[str, Any]) -> None:
+        self._backend = backend
         self._fields = fields
         self._server: str | None = None
         self._task: asyncio.Task[EpisodeCreated] | None = None
 
     async def ask(self) -> EpisodeCreated:
-        """Once a server may have made the episode, only that server is asked."""
-        flow = self._door.flows.create(self._fields, server=self._server)
-        self._task = asyncio.ensure_future(self._door.run(flow))
+        """The created episode. Once a server may have made it, only that server is asked again."""
+        self._task = asyncio.ensure_future(self._backend.create(self._fields, self._server))
         try:
             return await asyncio.shield(self._task)
         except errors.TurnstileError as error:
-            if patience.may_have_happened(error):
+            if retry.may_have_happened(error):
                 self._server = error.server
             raise
 
     async def settled(self) -> EpisodeCreated | None:
-        """What was made, None where nothing was. Raises the error of a creation that failed."""
+        """The episode that was made; None where none was asked for. Raises the error of a failed creation."""
         return await self._task if self._task is not None else None
 
     def abandon(self) -> None:
+        """Stops waiting for the server's answer."""
         if self._task is not None:
             self._task.cancel()

@@ -1,12 +1,12 @@
 """Many rollouts at once: tasks in, ended rollouts out.
 
-Holds: every rollout that was started is given exactly once, or the stream ends with an error or is closed, and
-then its episode was asked to end. At most ``max_concurrent`` run; at most twice as many run or wait to be taken,
-so a slow reader slows the pulling of tasks. A task is pulled only when it can be started. What ended before an
-error is given before it.
+What must hold: every rollout that was started is given exactly once, or the stream ends with an error or is
+closed, and then its episode was asked to end. At most ``max_concurrent`` run; at most twice as many run or wait to
+be read, so a slow reader slows the reading of tasks. A task is read only when it can be started. Rollouts that
+ended before an error are given before it.
 
-Built of plain tasks, not of a task group: an async generator that is left half-read is closed in another task
-than the one that read it, which no task group allows.
+asyncio's plain tasks rather than an anyio task group: an async generator that is left half-read is closed in
+another task than the one that read it, which no task group allows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
 
-from turnstile._rollout_run import Plan, RolloutBackend, RolloutRun, Watchers
-from turnstile._settings import ClientSettings
+from turnstile._retry import ClientSettings
+from turnstile._rollout_run import RolloutBackend, RolloutHooks, RolloutPlan, RolloutRun
 from turnstile.models import TaskRef, new_id
 from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks, task_ref
 
@@ -24,12 +24,15 @@ _END = object()
 
 
 class RolloutStream:
-    """``next`` and ``close`` may be called from different tasks of one loop; nothing runs before the first."""
+    """A run of rollouts. Nothing runs before the first ``next``.
+
+    ``next`` and ``close`` may be called from different tasks of one loop.
+    """
 
     def __init__(
-        self, door: RolloutBackend, settings: ClientSettings, tasks: Tasks, options: RolloutOptions
+        self, backend: RolloutBackend, settings: ClientSettings, tasks: Tasks, options: RolloutOptions
     ) -> None:
-        self._door = door
+        self._backend = backend
         self._settings = settings
         self._source = tasks
         self._options = options
@@ -63,18 +66,18 @@ class RolloutStream:
         self._closed = True
         self._ready.put_nowait(None)  # for a reader in another task
         self._stop()
-        mine = self._tasks_of_ours()
-        if mine:
-            await asyncio.wait(mine)
+        own = self._own_tasks()
+        if own:
+            await asyncio.wait(own)
 
     def _stop(self) -> None:
         """Cancels what runs, once: a second cancellation would cut off the first one's request to the server."""
         if not self._stopped:
             self._stopped = True
-            for task in self._tasks_of_ours() - {asyncio.current_task()}:
+            for task in self._own_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
-    def _tasks_of_ours(self) -> set[asyncio.Task[None]]:
+    def _own_tasks(self) -> set[asyncio.Task[None]]:
         return {*self._running, *((self._feeder,) if self._feeder is not None else ())}
 
     async def _feed(self) -> None:
@@ -82,16 +85,16 @@ class RolloutStream:
         tasks = _iterated(self._source)
         try:
             while True:
-                await self._place()
-                wanted = await anext(tasks, _END)
-                if wanted is _END:
+                await self._take_place()
+                following = await anext(tasks, _END)
+                if following is _END:
                     break
-                task = task_ref(wanted)  # type: ignore[arg-type]
+                task = task_ref(following)  # type: ignore[arg-type]
                 group_id = self._group_id(task)
                 for index in range(self._options.n):
                     if index:
-                        await self._place()
-                    self._start(Plan(task, group_id, index, new_id("rollout"), ordinal))
+                        await self._take_place()
+                    self._start(RolloutPlan(task, group_id, index, new_id("rollout"), ordinal))
                     ordinal += 1
         except Exception as error:  # noqa: BLE001 - the caller's iterator may raise anything; the reader gets it
             self._fail(error)
@@ -100,7 +103,8 @@ class RolloutStream:
             await asyncio.wait(self._running)
         self._ready.put_nowait(None)
 
-    async def _place(self) -> None:
+    async def _take_place(self) -> None:
+        """Waits until a rollout may start, and until there is room for it once it has ended."""
         await self._room.acquire()
         await self._slots.acquire()
 
@@ -110,21 +114,21 @@ class RolloutStream:
             return new_id("group")
         return given if isinstance(given, str) else given(task)
 
-    def _start(self, plan: Plan) -> None:
+    def _start(self, plan: RolloutPlan) -> None:
         self._count(started=1, running=1)
         task = asyncio.create_task(self._run(plan))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _run(self, plan: Plan) -> None:
-        watchers = Watchers(
+    async def _run(self, plan: RolloutPlan) -> None:
+        hooks = RolloutHooks(
             retried=lambda: self._count(retried=1),
             waiting=lambda change: self._count(waiting=change),
             accepted=self._accepted,
             any_accepted=lambda: self._any_accepted,
         )
         try:
-            rollout = await RolloutRun(self._door, self._settings, self._options, plan, watchers).run()
+            rollout = await RolloutRun(self._backend, self._settings, self._options, plan, hooks).run()
             graded = rollout.reward is not None
             self._count(running=-1, done=1, failed=rollout.failed, graded=graded, reward_sum=rollout.reward or 0.0)
         except Exception as error:  # noqa: BLE001 - the reader gets it

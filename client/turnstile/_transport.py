@@ -1,20 +1,30 @@
-"""What both clients tell httpx, and how they read its failures."""
+"""How a call reaches a server: httpx's settings, its failures, and the retries that are always safe.
+
+A call is sent again when no byte of it had left, or when it may be repeated (reads, and creations, which always
+carry an idempotency key). Every other failure is raised at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import httpx
 
 from turnstile import errors
-from turnstile._flows import Exchange, Failure
-from turnstile._requests import Reply, headers_of
-from turnstile._settings import ClientSettings
+from turnstile._placement import ServerPool
+from turnstile._requests import ApiCall, ApiReply, headers_of, read
+from turnstile._retry import ClientSettings
+
+T = TypeVar("T")
+
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+"""Failures before a byte of the request had left."""
 
 
 def checked_urls(urls: str | Sequence[str]) -> list[str]:
-    """The servers' URLs without trailing slashes, each once, in order."""
+    """The servers' URLs without trailing slashes, each once, in order. Raises InvalidRequest."""
     asked = [urls] if isinstance(urls, str) else list(urls)
     if not asked:
         raise errors.InvalidRequest("no server URL given")
@@ -29,13 +39,14 @@ def checked_urls(urls: str | Sequence[str]) -> list[str]:
 
 
 def checked_key(key: str | None) -> str | None:
+    """The control key as given. Raises InvalidRequest for one that no HTTP header can carry."""
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         raise errors.InvalidRequest("the control key has characters that no header can carry")
     return key
 
 
 def client_arguments(settings: ClientSettings) -> dict[str, Any]:
-    """Keyword arguments of ``httpx.Client``."""
+    """Keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
     limits = httpx.Limits(
         max_connections=settings.max_connections,
         max_keepalive_connections=settings.max_connections,
@@ -44,29 +55,60 @@ def client_arguments(settings: ClientSettings) -> dict[str, Any]:
     return {"limits": limits, "trust_env": settings.trust_env}
 
 
-def request_arguments(exchange: Exchange, key: str | None, settings: ClientSettings) -> dict[str, Any]:
-    """Keyword arguments of ``httpx.Client.request``."""
-    call = exchange.call
-    return {
-        "method": call.method,
-        "url": exchange.server + call.path,
-        "params": call.params,
-        "content": call.body,
-        "headers": headers_of(call, key),
-        "timeout": httpx.Timeout(settings.answer_s + call.extra_s, connect=settings.connect_s),
-    }
+class Transport:
+    """The connections of one client. Belongs to the event loop that first uses it."""
 
+    def __init__(self, pool: ServerPool, key: str | None, settings: ClientSettings) -> None:
+        self._pool = pool
+        self._key = key
+        self._settings = settings
+        self._http = httpx.AsyncClient(**client_arguments(settings))
 
-def reply_of(response: httpx.Response) -> Reply:
-    return Reply(response.status_code, dict(response.headers), response.content)
+    async def close(self) -> None:
+        await self._http.aclose()
 
+    async def send(self, server: str, call: ApiCall[T], *, retry_unsent: bool = True) -> T:
+        """What ``server`` answers to ``call``. ``retry_unsent``: try again where no connection came about.
 
-_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+        Raises the typed error of a refusal, Timeout, ServerUnavailable, ProtocolError; InvalidRequest on a closed
+        client.
+        """
+        if self._http.is_closed:
+            raise errors.InvalidRequest("the client is closed")
+        for delay in self.delays():
+            if delay:
+                await anyio.sleep(delay)
+            try:
+                response = await self._http.request(**self._arguments(server, call))
+            except httpx.RequestError as error:
+                failure, sent = error, not isinstance(error, _UNSENT)
+            except RuntimeError as error:  # the interpreter is ending: asyncio resolves no more names
+                raise errors.ServerUnavailable(f"{server} could not be asked: {error}", server=server) from error
+            else:
+                self._pool.reached(server)
+                reply = ApiReply(response.status_code, dict(response.headers), response.content)
+                return read(call, reply, server)
+            if not sent:
+                self._pool.unreachable(server)
+            if not (call.repeatable if sent else retry_unsent):
+                break
+        if sent and isinstance(failure, httpx.TimeoutException):
+            raise errors.Timeout(f"{server} did not answer {call.method} {call.path} in time", server=server)
+        message = str(failure) or type(failure).__name__
+        raise errors.ServerUnavailable(
+            f"{server} could not be asked: {message}", server=server, may_have_happened=sent
+        )
 
+    def delays(self) -> list[float]:
+        """The pause before each attempt, in seconds; the first has none."""
+        return [0.0, *(self._settings.retry_delay_s * 2**n for n in range(self._settings.retries))]
 
-def failure_of(error: httpx.RequestError) -> Failure:
-    return Failure(
-        message=str(error) or type(error).__name__,
-        sent=not isinstance(error, _UNSENT),
-        timed_out=isinstance(error, httpx.TimeoutException),
-    )
+    def _arguments(self, server: str, call: ApiCall[Any]) -> dict[str, Any]:
+        return {
+            "method": call.method,
+            "url": server + call.path,
+            "params": call.params,
+            "content": call.body,
+            "headers": headers_of(call, self._key),
+            "timeout": httpx.Timeout(self._settings.answer_s + call.extra_s, connect=self._settings.connect_s),
+        }

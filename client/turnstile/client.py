@@ -6,34 +6,27 @@
             await episode.finish()
         rows = (await episode.samples()).samples
 
-It only performs the effects that ``turnstile._flows`` asks for; ``turnstile.sync`` is its blocking twin. Every
-method raises the errors of ``turnstile.errors`` and nothing else. One client may be shared by many tasks.
+Every method raises the errors of ``turnstile.errors`` and nothing else. One client may be shared by many tasks of
+one event loop. ``turnstile.sync`` is the same for blocking callers.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, Unpack
+from weakref import WeakSet
 
 import anyio
-import httpx
 
 from turnstile import _requests as requests
 from turnstile import errors
-from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
-from turnstile._rollout_run import Plan, RolloutRun, Watchers
+from turnstile._operations import ListingPosition, Operations
+from turnstile._retry import ClientSettings
+from turnstile._rollout_run import RolloutHooks, RolloutPlan, RolloutRun
 from turnstile._rollout_stream import RolloutStream
-from turnstile._settings import ClientSettings
-from turnstile._transport import (
-    checked_key,
-    checked_urls,
-    client_arguments,
-    failure_of,
-    reply_of,
-    request_arguments,
-)
+from turnstile._transport import checked_key, checked_urls
 from turnstile.models import (
     AgentList,
     AuditReport,
@@ -55,11 +48,9 @@ from turnstile.models import (
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
 
-T = TypeVar("T")
-
 
 class AsyncClient:
-    """Talks to the control doors of Turnstile servers.
+    """A client of the control API of one or several Turnstile servers.
 
     ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
     that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
@@ -73,11 +64,9 @@ class AsyncClient:
         key: str | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
-        self._key = checked_key(key)
         self._settings = settings or ClientSettings()
-        self._flows = Flows(checked_urls(urls), self._settings, time.monotonic)
-        self._streams: set[RolloutStream] = set()
-        self._http = httpx.AsyncClient(**client_arguments(self._settings))
+        self._operations = Operations(checked_urls(urls), checked_key(key), self._settings)
+        self._streams: WeakSet[RolloutStream] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,11 +75,12 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections, and loops over ``rollouts`` that were left; other episodes go on."""
+        """Ends loops over ``rollouts`` that were left half-read, cancelling their episodes, and closes the
+        connections. Other episodes go on."""
         with anyio.CancelScope(shield=True):
             for stream in list(self._streams):
                 await stream.close()
-        await self._http.aclose()
+        await self._operations.close()
 
     async def create_episode(
         self,
@@ -128,7 +118,7 @@ class AsyncClient:
             "metadata": metadata,
             "idempotency_key": idempotency_key,
         }
-        return AsyncNewEpisodeHandle(self, await self._run(self._flows.create(fields)))
+        return AsyncNewEpisodeHandle(self, await self._operations.create(fields))
 
     def episode(self, episode_id: str) -> AsyncEpisodeHandle:
         """A handle of an existing episode; nothing is asked until it is used."""
@@ -142,9 +132,9 @@ class AsyncClient:
         page_size: int | None = None,
     ) -> AsyncIterator[Episode]:
         """All episodes, newest first per server, fetched a page at a time."""
-        at: Position | None = Position()
+        at: ListingPosition | None = ListingPosition()
         while at is not None:
-            page, at = await self._run(self._flows.page(at, status, group_id, page_size))
+            page, at = await self._operations.page(at, status, group_id, page_size)
             for episode in page.episodes:
                 yield episode
 
@@ -168,27 +158,34 @@ class AsyncClient:
         """
         return self._rollouts(self._stream(tasks, RolloutOptions(agent, **options)))
 
-    def _stream(self, tasks: Tasks, options: RolloutOptions) -> RolloutStream:
-        return RolloutStream(_Door(self), self._settings, tasks, options)
-
-    def _rollout(self, options: RolloutOptions, plan: Plan, watchers: Watchers) -> RolloutRun:
-        return RolloutRun(_Door(self), self._settings, options, plan, watchers)
-
     async def _rollouts(self, stream: RolloutStream) -> AsyncGenerator[Rollout, None]:
-        self._streams.add(stream)
         try:
             while (rollout := await stream.next()) is not None:
                 yield rollout
         finally:
             with anyio.CancelScope(shield=True):
                 await stream.close()
-            self._streams.discard(stream)
+
+    def _stream(self, tasks: Tasks, options: RolloutOptions) -> RolloutStream:
+        stream = RolloutStream(self._operations, self._settings, tasks, self._with_handles(options))
+        self._streams.add(stream)
+        return stream
+
+    def _rollout(self, options: RolloutOptions, plan: RolloutPlan, hooks: RolloutHooks) -> RolloutRun:
+        return RolloutRun(self._operations, self._settings, self._with_handles(options), plan, hooks)
+
+    def _with_handles(self, options: RolloutOptions) -> RolloutOptions:
+        """The options with an agent function that takes what a rollout gives it, in place of a handle."""
+        agent = options.agent
+        if isinstance(agent, str):
+            return options
+        return replace(options, agent=lambda created: agent(AsyncNewEpisodeHandle(self, created)))
 
     async def tasks(self, *, server: str | None = None, page_size: int | None = None) -> AsyncIterator[TaskInfo]:
         """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
         cursor: str | None = None
         while True:
-            page, server = await self._run(self._flows.tasks(server, cursor, page_size))
+            page, server = await self._operations.tasks(server, cursor, page_size)
             for task in page.tasks:
                 yield task
             cursor = page.cursor
@@ -197,67 +194,31 @@ class AsyncClient:
 
     async def agents(self, server: str | None = None) -> dict[str, AgentList]:
         """The agents that ``server``, or every server, can launch, by URL."""
-        return await self._run(self._flows.on_servers(requests.agents(), server))
+        return await self._operations.on_servers(requests.agents(), server)
 
     async def audit(self, episode_id: str) -> AuditReport:
         """Has the server re-score the episode's tokens on its engine and check every invariant."""
-        return await self._run(self._flows.audit(episode_id))
+        return await self._operations.audit(episode_id)
 
     async def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
         """The engine of ``server``, or of every server, by URL."""
-        return await self._run(self._flows.on_servers(requests.engine(), server))
+        return await self._operations.on_servers(requests.engine(), server)
 
     async def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
         """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
         them with what they have."""
-        return await self._run(self._flows.pause(mode, server))
+        return await self._operations.pause(mode, server)
 
     async def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
-        return await self._run(self._flows.resume(server))
+        return await self._operations.resume(server)
 
     async def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
         """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
-        return await self._run(self._flows.update_weights(path, version, server))
+        return await self._operations.update_weights(path, version, server)
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:
         """By URL: None for a server that answers, else the error."""
-        return await self._run(self._flows.health())
-
-    async def _run(self, flow: Flow[T]) -> T:
-        outcome: Outcome = None
-        try:
-            while True:
-                effect = flow.send(outcome)
-                if isinstance(effect, Exchange):
-                    outcome = await self._exchange(effect)
-                else:
-                    outcome = None
-                    await anyio.sleep(effect.seconds)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        finally:
-            flow.close()
-
-    async def _exchange(self, exchange: Exchange) -> Outcome:
-        try:
-            return reply_of(await self._http.request(**request_arguments(exchange, self._key, self._settings)))
-        except httpx.RequestError as error:
-            return failure_of(error)
-
-
-class _Door:
-    """The client as its rollouts see it."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self.flows = client._flows
-
-    async def run(self, flow: Flow[T]) -> T:
-        return await self._client._run(flow)
-
-    def handle_of(self, created: EpisodeCreated) -> AsyncNewEpisodeHandle:
-        return AsyncNewEpisodeHandle(self._client, created)
+        return await self._operations.health()
 
 
 class AsyncEpisodeHandle:
@@ -269,41 +230,41 @@ class AsyncEpisodeHandle:
 
     async def status(self) -> Episode:
         """The episode as it is now."""
-        return await self._client._run(self._client._flows.episode(self.episode_id))
+        return await self._client._operations.episode(self.episode_id)
 
     async def wait(self, timeout: float | None = None) -> Episode:  # noqa: ASYNC109 - the time-out is the point
         """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
-        return await self._client._run(self._client._flows.wait(self.episode_id, timeout))
+        return await self._client._operations.wait(self.episode_id, timeout)
 
     async def finish(self) -> Episode:
         """Says that the external agent is done. Gives the episode once it is graded and has ended."""
-        return await self._client._run(self._client._flows.finish(self.episode_id))
+        return await self._client._operations.finish(self.episode_id)
 
     async def cancel(self) -> Episode:
         """Ends the episode now. An ended one stays as it is."""
-        return await self._client._run(self._client._flows.cancel(self.episode_id))
+        return await self._client._operations.cancel(self.episode_id)
 
     async def delete(self) -> None:
         """Removes the episode and all its turns for good."""
-        await self._client._run(self._client._flows.delete(self.episode_id))
+        await self._client._operations.delete(self.episode_id)
 
     async def turns(self) -> tuple[Turn, ...]:
         """Every recorded model call, in commit order."""
-        return await self._client._run(self._client._flows.turns(self.episode_id))
+        return await self._client._operations.turns(self.episode_id)
 
     async def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
         whose mask is 0 throughout."""
-        return await self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+        return await self._client._operations.samples(self.episode_id, include_untrained)
 
     async def tree(self, *, include_untrained: bool = False) -> TokenForest:
         """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
-        return await self._client._run(self._client._flows.tree(self.episode_id, include_untrained))
+        return await self._client._operations.tree(self.episode_id, include_untrained)
 
     async def pending(self, timeout: float | None = None) -> PendingCalls:  # noqa: ASYNC109 - the time-out is the point
         """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
         is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
-        return await self._client._run(self._client._flows.pending(self.episode_id, timeout))
+        return await self._client._operations.pending(self.episode_id, timeout)
 
     async def complete(
         self,
@@ -329,7 +290,7 @@ class AsyncEpisodeHandle:
             "weight_version": weight_version,
             "finish_reason": finish_reason,
         }
-        return await self._client._run(self._client._flows.complete(self.episode_id, fields))
+        return await self._client._operations.complete(self.episode_id, fields)
 
     async def audit(self) -> AuditReport:
         return await self._client.audit(self.episode_id)

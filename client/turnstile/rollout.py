@@ -1,4 +1,4 @@
-"""What ``rollouts()`` is asked for and what it gives. Data only."""
+"""The options of ``rollouts()`` and its results. Data only."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ TaskLike: TypeAlias = TaskRef | TaskInfo | Mapping[str, Any] | str
 
 Tasks: TypeAlias = Iterable[TaskLike] | AsyncIterable[TaskLike]
 RunAgent: TypeAlias = Callable[[Any], Awaitable[object]]
+"""Runs an agent of the caller's on an episode's handle."""
 GroupIds: TypeAlias = str | Callable[[TaskRef], str] | None
 OnProgress: TypeAlias = "Callable[[RolloutProgress], object]"
 
@@ -38,7 +39,7 @@ class Rollout:
     """One rollout: an episode of its own, once it has ended, or why there is none.
 
     ``index``: 0 … n-1 within its group. ``episode``: of the last attempt; None where no server took it.
-    ``samples``: None where they were not wanted or where the infrastructure failed. ``error``: why it failed.
+    ``samples``: None with ``samples=False`` and where the infrastructure failed. ``error``: why it failed.
     ``attempts``: episodes tried. ``seconds``: from its start to its end, waiting and retries included.
     """
 
@@ -58,8 +59,8 @@ class Rollout:
 
     @property
     def failed(self) -> bool:
-        """Whether there is nothing to judge: the infrastructure, the agent or the task failed, or somebody
-        cancelled it. A rollout that ran into a limit (``timed_out``, ``truncated``) has not failed."""
+        """Whether there is no result: the infrastructure, the agent or the task failed, or it was cancelled. A
+        rollout that ran into a limit (``timed_out``, ``truncated``) has not failed."""
         return self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED)
 
     @property
@@ -129,7 +130,7 @@ class RolloutArguments(TypedDict, total=False):
     include_untrained: bool
     """Rows whose mask is 0 throughout, too. False."""
     keep_open: bool
-    """Leaving the loop leaves the episodes that run alone. False: it cancels them."""
+    """Keep running episodes open when the loop exits. False: cancel them."""
     group_id: GroupIds
     """Of every group, or a function of the task; None, the default: a fresh one per task."""
     seed: int | None
@@ -148,7 +149,7 @@ def _ignore(_: RolloutProgress) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOptions:
-    """The same, checked and complete. Raises InvalidRequest."""
+    """The options of ``rollouts()``, checked and complete. Raises InvalidRequest."""
 
     agent: str | RunAgent
     n: int = 1
@@ -175,13 +176,13 @@ class RolloutOptions:
                 raise errors.InvalidRequest(f"{name} must be at least {least}, not {value}")
         if self.agent == "external":
             raise errors.InvalidRequest(
-                "agent='external' leaves nobody to run the agent: name one that the server launches, or pass a "
-                "function that runs yours on an episode's handle"
+                "agent='external' means that the caller runs the agent: pass a function that runs it on an "
+                "episode's handle, or name an agent that the server launches"
             )
 
 
 def task_ref(task: TaskLike) -> TaskRef:
-    """What the server is asked for. Raises InvalidRequest for what is no task."""
+    """The task as a TaskRef. Raises InvalidRequest for anything that cannot be one."""
     if isinstance(task, TaskRef):
         return task
     if isinstance(task, TaskInfo):

@@ -6,34 +6,27 @@
             episode.finish()
         rows = episode.samples().samples
 
-It only performs the effects that ``turnstile._flows`` asks for. One client may be shared by threads.
+A facade: each method runs the async client's method of the same name on an event loop in a thread of its own
+(``turnstile._loop_thread``). One client may be shared by threads. It works in a forked process too: there it makes
+a loop and connections of its own. Where an event loop runs already (Jupyter) it works, and blocks that loop.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack
 
-import httpx
-
-from turnstile import _requests as requests
 from turnstile import errors
-from turnstile._flows import Exchange, Flow, Flows, Outcome, Position
-from turnstile._rollout_threads import BlockingStream, in_thread
-from turnstile._settings import ClientSettings
-from turnstile._transport import (
-    checked_key,
-    checked_urls,
-    client_arguments,
-    failure_of,
-    reply_of,
-    request_arguments,
-)
-from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
+from turnstile._loop_thread import BlockingStream, LoopThread, in_thread, pulled_in_threads
+from turnstile._operations import ListingPosition
+from turnstile._retry import ClientSettings
+from turnstile._rollout_stream import RolloutStream
+from turnstile._transport import checked_key, checked_urls
+from turnstile.client import AsyncClient, AsyncEpisodeHandle
 from turnstile.models import (
     AgentList,
     AuditReport,
@@ -41,6 +34,7 @@ from turnstile.models import (
     EngineInfo,
     Episode,
     EpisodeCreated,
+    EpisodePage,
     EpisodeStatus,
     Limits,
     PauseMode,
@@ -48,6 +42,7 @@ from turnstile.models import (
     SampleSet,
     Sampling,
     TaskInfo,
+    TaskPage,
     TaskRef,
     TokenForest,
     Turn,
@@ -55,15 +50,16 @@ from turnstile.models import (
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Client:
-    """Talks to the control doors of Turnstile servers.
+    """A client of the control API of one or several Turnstile servers.
 
     ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
     that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
-    URL).
+    URL). Nothing runs before the first call.
     """
 
     def __init__(
@@ -73,13 +69,13 @@ class Client:
         key: str | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
-        self._key = checked_key(key)
-        self._settings = settings or ClientSettings()
-        self._urls = checked_urls(urls)
-        self._flows = Flows(self._urls, self._settings, time.monotonic)
-        self._bookkeeping = threading.Lock()  # held while a flow decides, never while it waits
-        self._streams: set[BlockingStream] = set()
-        self._http = httpx.Client(**client_arguments(self._settings))
+        settings = settings or ClientSettings()
+        make = partial(AsyncClient, checked_urls(urls), key=checked_key(key), settings=settings)
+        self._make_loop = partial(LoopThread, make, settings.cancel_s)
+        self._loops = {os.getpid(): self._make_loop()}
+        """By process id: a forked child finds its parent's here, and leaves it alone."""
+        self._closed = False
+        weakref.finalize(self, _close_own, self._loops)  # at the end of the interpreter, too
 
     def __enter__(self) -> Self:
         return self
@@ -88,10 +84,15 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections, and loops over ``rollouts`` that were left; other episodes go on."""
-        for stream in list(self._streams):
-            stream.close()
-        self._http.close()
+        """Ends loops over ``rollouts`` that were left half-read, cancelling their episodes, and closes the
+        connections. Other episodes go on. Calls that wait in other threads end with ServerUnavailable."""
+        self._closed = True
+        _close_own(self._loops)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled client is a new client of the same servers: for processes that are spawned, not forked."""
+        make = self._make_loop.args[0]
+        return _unpickled, (make.args[0], make.keywords)
 
     def create_episode(
         self,
@@ -129,7 +130,7 @@ class Client:
             "metadata": metadata,
             "idempotency_key": idempotency_key,
         }
-        return NewEpisodeHandle(self, self._run(self._flows.create(fields)))
+        return NewEpisodeHandle(self, self._run(lambda client: client._operations.create(fields)))
 
     def episode(self, episode_id: str) -> EpisodeHandle:
         """A handle of an existing episode; nothing is asked until it is used."""
@@ -143,9 +144,9 @@ class Client:
         page_size: int | None = None,
     ) -> Iterator[Episode]:
         """All episodes, newest first per server, fetched a page at a time."""
-        at: Position | None = Position()
+        at: ListingPosition | None = ListingPosition()
         while at is not None:
-            page, at = self._run(self._flows.page(at, status, group_id, page_size))
+            page, at = self._run(_episode_page, at, status, group_id, page_size)
             yield from page.episodes
 
     def rollouts(
@@ -158,8 +159,8 @@ class Client:
         """Makes rollouts of every task, several at once, and gives each as it ends.
 
         ``tasks``: ids, TaskRefs, entries of ``tasks()``, inline dicts or instructions, in any iterable; an
-        endless one is taken from as there is room. ``agent``: one that the server launches, or a function
-        that runs yours on the handle of an external episode, which is finished when it returns. ``options``:
+        endless one is read as there is room. ``agent``: one that the server launches, or a function that
+        runs yours on the handle of an external episode, which is finished when it returns. ``options``:
         see RolloutArguments. Only failures of the infrastructure are tried again; a full server is waited for.
         Leaving the loop cancels the episodes that run.
 
@@ -168,21 +169,26 @@ class Client:
         Raises, after what ended before: InvalidRequest, NotFound and the like for a task, agent or option that
         the server refuses; ServerUnavailable where no server has accepted anything yet; what ``tasks`` raises.
         """
+        if not isinstance(tasks, Iterable):
+            raise errors.InvalidRequest("tasks must be an iterable; async ones are for AsyncClient")
         run = agent if isinstance(agent, str) else self._in_thread(agent)
-        make = partial(AsyncClient, self._urls, key=self._key, settings=self._settings)
-        return self._rollouts(BlockingStream(make, tasks, RolloutOptions(run, **options)))
+        checked = RolloutOptions(run, **options)
 
-    def _rollouts(self, stream: BlockingStream) -> Generator[Rollout, None, None]:
-        self._streams.add(stream)
+        def open_stream(client: AsyncClient) -> RolloutStream:
+            return client._stream(pulled_in_threads(iter(tasks)), checked)
+
+        return self._rollouts(open_stream)
+
+    def _rollouts(self, open_stream: Callable[[AsyncClient], RolloutStream]) -> Generator[Rollout, None, None]:
+        stream = BlockingStream(self._loop(), open_stream)
         try:
             while (rollout := stream.next()) is not None:
                 yield rollout
         finally:
             stream.close()
-            self._streams.discard(stream)
 
     def _in_thread(self, agent: Callable[[NewEpisodeHandle], object]) -> RunAgent:
-        async def run(handle: AsyncNewEpisodeHandle) -> object:
+        async def run(handle: Any) -> object:
             return await in_thread(agent, NewEpisodeHandle(self, handle.created))
 
         return run
@@ -191,7 +197,7 @@ class Client:
         """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
         cursor: str | None = None
         while True:
-            page, server = self._run(self._flows.tasks(server, cursor, page_size))
+            page, server = self._run(_task_page, server, cursor, page_size)
             yield from page.tasks
             cursor = page.cursor
             if cursor is None:
@@ -199,55 +205,69 @@ class Client:
 
     def agents(self, server: str | None = None) -> dict[str, AgentList]:
         """The agents that ``server``, or every server, can launch, by URL."""
-        return self._run(self._flows.on_servers(requests.agents(), server))
+        return self._run(AsyncClient.agents, server)
 
     def audit(self, episode_id: str) -> AuditReport:
         """Has the server re-score the episode's tokens on its engine and check every invariant."""
-        return self._run(self._flows.audit(episode_id))
+        return self._run(AsyncClient.audit, episode_id)
 
     def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
         """The engine of ``server``, or of every server, by URL."""
-        return self._run(self._flows.on_servers(requests.engine(), server))
+        return self._run(AsyncClient.engine, server)
 
     def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
         """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
         them with what they have."""
-        return self._run(self._flows.pause(mode, server))
+        return self._run(AsyncClient.pause, mode, server=server)
 
     def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
-        return self._run(self._flows.resume(server))
+        return self._run(AsyncClient.resume, server=server)
 
     def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
         """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
-        return self._run(self._flows.update_weights(path, version, server))
+        return self._run(AsyncClient.update_weights, path, version, server=server)
 
     def health(self) -> dict[str, errors.TurnstileError | None]:
         """By URL: None for a server that answers, else the error."""
-        return self._run(self._flows.health())
+        return self._run(AsyncClient.health)
 
-    def _run(self, flow: Flow[T]) -> T:
-        outcome: Outcome = None
-        try:
-            while True:
-                with self._bookkeeping:
-                    effect = flow.send(outcome)
-                if isinstance(effect, Exchange):
-                    outcome = self._exchange(effect)
-                else:
-                    outcome = None
-                    time.sleep(effect.seconds)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        finally:
-            with self._bookkeeping:
-                flow.close()
+    def _run(
+        self, method: Callable[Concatenate[AsyncClient, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return self._loop().call(lambda client: method(client, *args, **kwargs))
 
-    def _exchange(self, exchange: Exchange) -> Outcome:
-        try:
-            return reply_of(self._http.request(**request_arguments(exchange, self._key, self._settings)))
-        except httpx.RequestError as error:
-            return failure_of(error)
+    def _loop(self) -> LoopThread:
+        """This process's loop. ``setdefault`` is atomic: no lock here, which a fork could find held."""
+        if self._closed:
+            raise errors.InvalidRequest("the client is closed")
+        process = os.getpid()
+        return self._loops.get(process) or self._loops.setdefault(process, self._make_loop())
+
+
+def _close_own(loops: Mapping[int, LoopThread]) -> None:
+    loop = loops.get(os.getpid())
+    if loop is not None:
+        loop.close()
+
+
+async def _episode_page(
+    client: AsyncClient,
+    at: ListingPosition,
+    status: EpisodeStatus | str | None,
+    group_id: str | None,
+    limit: int | None,
+) -> tuple[EpisodePage, ListingPosition | None]:
+    return await client._operations.page(at, status, group_id, limit)
+
+
+async def _task_page(
+    client: AsyncClient, server: str | None, cursor: str | None, limit: int | None
+) -> tuple[TaskPage, str]:
+    return await client._operations.tasks(server, cursor, limit)
+
+
+def _unpickled(urls: Sequence[str], arguments: Mapping[str, Any]) -> Client:
+    return Client(urls, **arguments)
 
 
 class EpisodeHandle:
@@ -259,41 +279,41 @@ class EpisodeHandle:
 
     def status(self) -> Episode:
         """The episode as it is now."""
-        return self._client._run(self._client._flows.episode(self.episode_id))
+        return self._run(AsyncEpisodeHandle.status)
 
     def wait(self, timeout: float | None = None) -> Episode:
         """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
-        return self._client._run(self._client._flows.wait(self.episode_id, timeout))
+        return self._run(AsyncEpisodeHandle.wait, timeout)
 
     def finish(self) -> Episode:
         """Says that the external agent is done. Gives the episode once it is graded and has ended."""
-        return self._client._run(self._client._flows.finish(self.episode_id))
+        return self._run(AsyncEpisodeHandle.finish)
 
     def cancel(self) -> Episode:
         """Ends the episode now. An ended one stays as it is."""
-        return self._client._run(self._client._flows.cancel(self.episode_id))
+        return self._run(AsyncEpisodeHandle.cancel)
 
     def delete(self) -> None:
         """Removes the episode and all its turns for good."""
-        self._client._run(self._client._flows.delete(self.episode_id))
+        self._run(AsyncEpisodeHandle.delete)
 
     def turns(self) -> tuple[Turn, ...]:
         """Every recorded model call, in commit order."""
-        return self._client._run(self._client._flows.turns(self.episode_id))
+        return self._run(AsyncEpisodeHandle.turns)
 
     def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
         whose mask is 0 throughout."""
-        return self._client._run(self._client._flows.samples(self.episode_id, include_untrained))
+        return self._run(AsyncEpisodeHandle.samples, include_untrained=include_untrained)
 
     def tree(self, *, include_untrained: bool = False) -> TokenForest:
         """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
-        return self._client._run(self._client._flows.tree(self.episode_id, include_untrained))
+        return self._run(AsyncEpisodeHandle.tree, include_untrained=include_untrained)
 
     def pending(self, timeout: float | None = None) -> PendingCalls:
         """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
         is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
-        return self._client._run(self._client._flows.pending(self.episode_id, timeout))
+        return self._run(AsyncEpisodeHandle.pending, timeout)
 
     def complete(
         self,
@@ -311,15 +331,15 @@ class EpisodeHandle:
         Raises InvalidRequest for what cannot be a turn (the call goes on waiting), Conflict for a call that was
         answered otherwise, Gone for one that nobody waits for any more.
         """
-        fields = {
-            "call_id": call_id,
-            "completion_ids": completion_ids,
-            "logprobs": logprobs,
-            "text": text,
-            "weight_version": weight_version,
-            "finish_reason": finish_reason,
-        }
-        return self._client._run(self._client._flows.complete(self.episode_id, fields))
+        return self._run(
+            AsyncEpisodeHandle.complete,
+            call_id,
+            completion_ids,
+            logprobs,
+            text=text,
+            weight_version=weight_version,
+            finish_reason=finish_reason,
+        )
 
     def audit(self) -> AuditReport:
         return self._client.audit(self.episode_id)
@@ -336,6 +356,11 @@ class EpisodeHandle:
             self.cancel()
         except errors.TurnstileError as failure:
             error.add_note(f"{self.episode_id} could not be cancelled: {failure}")
+
+    def _run(
+        self, method: Callable[Concatenate[AsyncEpisodeHandle, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return self._client._run(lambda client: method(client.episode(self.episode_id), *args, **kwargs))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.episode_id!r})"

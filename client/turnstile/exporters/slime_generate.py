@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnstile import errors
-from turnstile._rollout_run import Plan, Watchers
+from turnstile._rollout_run import RolloutHooks, RolloutPlan
 from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
 from turnstile.exporters.slime import rows_of
 from turnstile.models import Limits, Sampling, new_id
@@ -71,7 +71,7 @@ class Generate:
         self._options = RolloutOptions(agent, limits=limits, retries=retries, env=env)
         self._accepted = False
         self._numbers = itertools.count()
-        self._watchers = Watchers(
+        self._hooks = RolloutHooks(
             retried=lambda: None,
             waiting=lambda _: None,
             accepted=self._note_accepted,
@@ -89,8 +89,8 @@ class Generate:
             metadata={"index": sample.index, "group_index": sample.group_index, "evaluation": evaluation},
         )
         group_id = new_id("group") if sample.group_index is None else f"group_{sample.group_index}"
-        plan = Plan(task_ref(self._task(sample)), group_id, 0, new_id("rollout"), next(self._numbers))
-        rollout = await self._client._rollout(options, plan, self._watchers).run()
+        plan = RolloutPlan(task_ref(self._task(sample)), group_id, 0, new_id("rollout"), next(self._numbers))
+        rollout = await self._client._rollout(options, plan, self._hooks).run()
         key = args.eval_reward_key if evaluation else args.reward_key
         return rows_of(rollout, sample, evaluation=evaluation, as_components=bool(key))
 

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 
 from turnstile import errors
-from turnstile._settings import ClientSettings
+from turnstile._retry import ClientSettings
 from turnstile.gym.spaces import ActionKind, Observation, Spaces, completion_of
 from turnstile.models import Episode, EpisodeStatus, Fault, PendingCall, TaskRef
 from turnstile.sync import Client, NewEpisodeHandle

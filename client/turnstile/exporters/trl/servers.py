@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turnstile._settings import ClientSettings
+from turnstile._retry import ClientSettings
 from turnstile.client import AsyncClient
 from turnstile.sync import Client
 

@@ -1,7 +1,7 @@
-"""Which server an episode goes to and which one has it. Pure bookkeeping: no I/O, the clock is handed in.
+"""Which server a new episode goes to, and which server has an episode. Pure bookkeeping, without I/O.
 
-Holds: a new episode goes to the reachable server with the fewest of this client's open episodes, in turn among
-equals; a server that refused a connection is asked last until ``down_s`` have passed; an episode stays where
+What must hold: a new episode goes to the reachable server with the fewest of this client's open episodes, in turn
+among equals; a server that refused a connection is asked last until ``down_s`` have passed; an episode stays where
 it was created.
 """
 
@@ -16,7 +16,7 @@ MAX_LOCATIONS = 100_000
 
 
 @dataclass(slots=True)
-class _Server:
+class _PooledServer:
     url: str
     open: set[str] = field(default_factory=set)
     creating: int = 0
@@ -28,11 +28,11 @@ class _Server:
         return len(self.open) + self.creating
 
 
-class Pool:
+class ServerPool:
     """The servers of one client. ``clock``: monotonic seconds."""
 
     def __init__(self, urls: Sequence[str], *, down_s: float, clock: Callable[[], float]) -> None:
-        self._servers = {url: _Server(url) for url in urls}
+        self._servers = {url: _PooledServer(url) for url in urls}
         self._down_s = down_s
         self._clock = clock
         self._turn = 0
@@ -49,18 +49,18 @@ class Pool:
         return [server.url for server in ranked]
 
     def reserve(self, url: str) -> None:
-        """A creation is on its way: it counts as open, so that concurrent creations spread."""
+        """Counts a creation that is under way as open, so that concurrent creations spread."""
         self._turn += 1
         server = self._servers[url]
         server.creating += 1
         server.last_used = self._turn
 
     def release(self, url: str) -> None:
-        """The creation has ended, either way."""
+        """Ends what ``reserve`` began, whether the creation succeeded or not."""
         self._servers[url].creating -= 1
 
     def placed(self, episode_id: str, url: str, *, is_open: bool) -> None:
-        """The episode is at ``url``."""
+        """Records that the episode is at ``url``. ``is_open``: it has not ended, and counts as load there."""
         self._locations[episode_id] = url
         self._locations.move_to_end(episode_id)
         while len(self._locations) > MAX_LOCATIONS:
@@ -71,7 +71,7 @@ class Pool:
             self._servers[url].open.discard(episode_id)
 
     def forget(self, episode_id: str) -> None:
-        """The episode is deleted."""
+        """Removes an episode that was deleted."""
         url = self._locations.pop(episode_id, None)
         if url is not None:
             self._servers[url].open.discard(episode_id)
@@ -83,7 +83,9 @@ class Pool:
         return self._locations.get(episode_id)
 
     def reached(self, url: str) -> None:
+        """Records that the server answered."""
         self._servers[url].down_until = float("-inf")
 
     def unreachable(self, url: str) -> None:
+        """Records that no connection came about: the server is asked last for ``down_s`` seconds."""
         self._servers[url].down_until = self._clock() + self._down_s

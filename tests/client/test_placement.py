@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from turnstile import _pool
-from turnstile._pool import Pool
+from turnstile import _placement
+from turnstile._placement import ServerPool
 
 
 class Clock:
@@ -21,11 +21,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pool(clock: Clock) -> Pool:
-    return Pool(["a", "b", "c"], down_s=5.0, clock=clock)
+def pool(clock: Clock) -> ServerPool:
+    return ServerPool(["a", "b", "c"], down_s=5.0, clock=clock)
 
 
-def test_equally_loaded_servers_take_turns(pool: Pool) -> None:
+def test_equally_loaded_servers_take_turns(pool: ServerPool) -> None:
     taken = []
     for _ in range(6):
         url = pool.order()[0]
@@ -35,7 +35,7 @@ def test_equally_loaded_servers_take_turns(pool: Pool) -> None:
     assert taken == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_a_creation_on_its_way_counts_as_open(pool: Pool) -> None:
+def test_a_creation_on_its_way_counts_as_open(pool: ServerPool) -> None:
     pool.reserve("a")
     pool.reserve("b")
     assert pool.order()[0] == "c"
@@ -44,7 +44,7 @@ def test_a_creation_on_its_way_counts_as_open(pool: Pool) -> None:
     assert pool.order()[0] == "b"
 
 
-def test_open_episodes_count_until_they_end_or_are_deleted(pool: Pool) -> None:
+def test_open_episodes_count_until_they_end_or_are_deleted(pool: ServerPool) -> None:
     for url in "abc":
         pool.placed(f"{url}1", url, is_open=True)
         pool.placed(f"{url}2", url, is_open=True)
@@ -56,7 +56,7 @@ def test_open_episodes_count_until_they_end_or_are_deleted(pool: Pool) -> None:
     pool.forget("unknown")
 
 
-def test_a_server_that_is_down_is_asked_last_until_its_time_has_passed(pool: Pool, clock: Clock) -> None:
+def test_a_server_that_is_down_is_asked_last_until_its_time_has_passed(pool: ServerPool, clock: Clock) -> None:
     pool.unreachable("a")
     assert pool.order() == ["b", "c", "a"]
     clock.now = 5.0
@@ -66,15 +66,15 @@ def test_a_server_that_is_down_is_asked_last_until_its_time_has_passed(pool: Poo
     assert pool.order()[0] == "a"
 
 
-def test_an_episode_stays_where_it_was_placed(pool: Pool) -> None:
+def test_an_episode_stays_where_it_was_placed(pool: ServerPool) -> None:
     pool.placed("e", "b", is_open=True)
     assert pool.location("e") == "b"
     assert pool.location("other") is None
-    assert Pool(["only"], down_s=1, clock=Clock()).location("other") == "only"
+    assert ServerPool(["only"], down_s=1, clock=Clock()).location("other") == "only"
 
 
-def test_remembered_places_are_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pool, "MAX_LOCATIONS", 2)
+def test_remembered_places_are_bounded(pool: ServerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_placement, "MAX_LOCATIONS", 2)
     for name in ("e1", "e2", "e3"):
         pool.placed(name, "a", is_open=False)
     assert [pool.location(name) for name in ("e1", "e2", "e3")] == [None, "a", "a"]

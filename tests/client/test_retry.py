@@ -1,11 +1,11 @@
-"""When a rollout waits and gives up, with a clock and a chance of its own."""
+"""When a rollout waits and gives up, with a clock and chances of the test."""
 
 from __future__ import annotations
 
 import pytest
 
 from turnstile import ClientSettings, errors
-from turnstile._patience import Patience, backoff_s, is_outage, may_have_happened
+from turnstile._retry import RetryState, backoff_s, is_outage, may_have_happened
 
 SETTINGS = ClientSettings(outage_s=100.0, backoff_s=1.0, backoff_max_s=8.0)
 
@@ -23,8 +23,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def patient(clock: Clock) -> Patience:
-    return Patience(SETTINGS, clock, lambda: 1.0)
+def retries(clock: Clock) -> RetryState:
+    return RetryState(SETTINGS, clock, lambda: 1.0)
 
 
 def test_pauses_double_up_to_a_bound_and_half_of_each_is_chance() -> None:
@@ -33,34 +33,34 @@ def test_pauses_double_up_to_a_bound_and_half_of_each_is_chance() -> None:
     assert backoff_s(10**6, SETTINGS, lambda: 1.0) == 8
 
 
-def test_a_full_server_is_waited_for_without_end(patient: Patience, clock: Clock) -> None:
+def test_a_full_server_is_waited_for_without_end(retries: RetryState, clock: Clock) -> None:
     for _ in range(50):
         clock.now += 1000
-        assert patient.pause(errors.ServerBusy("full")) is not None
+        assert retries.pause_s(errors.ServerBusy("full")) is not None
 
 
-def test_what_the_server_says_is_waited_at_least_and_the_bound_at_most(patient: Patience) -> None:
-    assert patient.pause(errors.ServerBusy("full", retry_after_s=5.0)) == 5
-    assert patient.pause(errors.ServerBusy("full", retry_after_s=3600.0)) == 8
+def test_what_the_server_says_is_waited_at_least_and_the_bound_at_most(retries: RetryState) -> None:
+    assert retries.pause_s(errors.ServerBusy("full", retry_after_s=5.0)) == 5
+    assert retries.pause_s(errors.ServerBusy("full", retry_after_s=3600.0)) == 8
 
 
-def test_an_outage_is_waited_for_until_it_has_lasted_too_long(patient: Patience, clock: Clock) -> None:
+def test_an_outage_is_waited_for_until_it_has_lasted_too_long(retries: RetryState, clock: Clock) -> None:
     away = errors.ServerUnavailable("refused")
     clock.now = 7.0
-    assert patient.pause(away) is not None
+    assert retries.pause_s(away) is not None
     clock.now = 106.0
-    assert patient.pause(away) is not None
+    assert retries.pause_s(away) is not None
     clock.now = 107.0
-    assert patient.pause(away) is None
+    assert retries.pause_s(away) is None
 
 
-def test_a_server_that_is_full_is_there_again(patient: Patience, clock: Clock) -> None:
+def test_a_server_that_is_full_is_there_again(retries: RetryState, clock: Clock) -> None:
     away = errors.ServerUnavailable("refused")
-    patient.pause(away)
+    retries.pause_s(away)
     clock.now = 99.0
-    patient.pause(errors.ServerBusy("full"))
+    retries.pause_s(errors.ServerBusy("full"))
     clock.now = 150.0
-    assert patient.pause(away) is not None
+    assert retries.pause_s(away) is not None
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_which_errors_are_outages_and_which_leave_it_open_what_happened(
 ) -> None:
     assert is_outage(error) is outage
     assert may_have_happened(error) is uncertain
-    assert (Patience(SETTINGS, Clock(), lambda: 1.0).pause(error) is not None) is outage
+    assert (RetryState(SETTINGS, Clock(), lambda: 1.0).pause_s(error) is not None) is outage

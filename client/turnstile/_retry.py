@@ -1,16 +1,53 @@
-"""When a rollout waits, when it tries again, when it gives up. Pure: no I/O, clock and chance are handed in.
+"""The client's times and bounds, and when a rollout waits, tries again or gives up. Pure: no I/O, no clock.
 
-Holds: a full server is waited for as long as it is full; a server that fails or cannot be reached is waited for
-``outage_s`` at most; every other error is final at once. Only failures of the infrastructure are tried again.
+What must hold: a full server is waited for as long as it is full; a server that fails or cannot be reached is
+waited for ``outage_s`` at most; every other error is final at once. Only failures of the infrastructure are tried
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from turnstile import errors
-from turnstile._settings import ClientSettings
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How long a client tries and how much it does at once."""
+
+    connect_s: float = 5.0
+    """To open a connection."""
+    answer_s: float = 60.0
+    """Between two bytes of an answer; a long poll's wait comes on top."""
+    slow_s: float = 600.0
+    """On top for calls that wait for the engine or for grading: finish, audit, pause, weights."""
+    poll_s: float = 30.0
+    """One long poll of ``wait``; the server may cut it shorter."""
+    cancel_s: float = 10.0
+    """How long a block that raised waits for its episode to be cancelled (async client)."""
+    retries: int = 4
+    """Further attempts of a call that may be sent again."""
+    retry_delay_s: float = 0.2
+    """Before the first of them; twice as long before each next one."""
+    outage_s: float = 120.0
+    """`rollouts` waits this long for a server that fails or cannot be reached, such as one that restarts."""
+    backoff_s: float = 0.5
+    """`rollouts`: the first pause before it asks a full or failing server again, or makes another attempt; doubled
+    each time."""
+    backoff_max_s: float = 20.0
+    """`rollouts`: the longest such pause."""
+    down_s: float = 5.0
+    """How long a server that could not be reached is asked last."""
+    keepalive_s: float = 3.0
+    """Idle connections are closed after this: before uvicorn's 5 s, so that none is closed under a request."""
+    max_connections: int = 1000
+    """Open at once; more calls wait."""
+    trust_env: bool = False
+    """Let httpx take proxies from the environment."""
+
 
 RESTARTED = "server_restarted"
 """The error of an episode that ran when its server died."""
@@ -25,8 +62,11 @@ _GATEWAY = 500
 _DOUBLINGS = 16
 
 
-class Patience:
-    """What to do about the errors of one call that is asked again until it succeeds."""
+class RetryState:
+    """How long to wait after each error of one call that is repeated until it succeeds.
+
+    ``clock``: monotonic seconds. ``chance``: a random number in [0, 1).
+    """
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], chance: Callable[[], float]) -> None:
         self._settings = settings
@@ -35,7 +75,7 @@ class Patience:
         self._since: float | None = None
         self._pauses = 0
 
-    def pause(self, error: errors.TurnstileError) -> float | None:
+    def pause_s(self, error: errors.TurnstileError) -> float | None:
         """Seconds to wait before the call is made again; None: ``error`` is final."""
         if isinstance(error, errors.ServerBusy):
             self._since = None
@@ -47,8 +87,8 @@ class Patience:
         else:
             return None
         self._pauses += 1
-        wanted = backoff_s(self._pauses, self._settings, self._chance)
-        return max(wanted, min(error.retry_after_s or 0.0, self._settings.backoff_max_s))
+        backoff = backoff_s(self._pauses, self._settings, self._chance)
+        return max(backoff, min(error.retry_after_s or 0.0, self._settings.backoff_max_s))
 
 
 def is_outage(error: errors.TurnstileError) -> bool:
@@ -84,5 +124,6 @@ def failure_of(episode: Episode) -> ErrorInfo | None:
     return error if episode.status is EpisodeStatus.FAILED else None
 
 
-def infrastructure(type_: str, message: str) -> ErrorInfo:
+def infrastructure_error(type_: str, message: str) -> ErrorInfo:
+    """An error of which the infrastructure is to blame, so that the rollout is tried again."""
     return ErrorInfo(type=type_, message=message, fault=Fault.INFRASTRUCTURE)

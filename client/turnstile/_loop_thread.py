@@ -1,0 +1,190 @@
+"""The event loop behind the blocking client: one daemon thread, one ``AsyncClient``, calls from any thread.
+
+What must hold:
+
+- A loop belongs to the process that made it. A forked child has no such thread, so it makes a loop of its own
+  and never touches the inherited one: the connections are the parent's.
+- A call that is interrupted (KeyboardInterrupt) is cancelled on the loop.
+- A call that waits when the loop is closed ends with an error. No call waits for a loop that has ended.
+- The end of the interpreter closes the loop, within ``cancel_s`` and a little, and is never held up beyond that.
+
+asyncio rather than anyio: submitting a call must not wait for the loop, and anyio's portal waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, TypeVar
+
+from turnstile import errors
+from turnstile._rollout_stream import RolloutStream
+from turnstile.client import AsyncClient
+from turnstile.rollout import Rollout, TaskLike
+
+T = TypeVar("T")
+
+_END = object()
+_USED_BY_CALLS = ("anyio._backends._asyncio", "concurrent.futures.thread")
+"""What anyio and asyncio import during a first call. A fork during an import leaves its lock held in the child, so
+these are imported before there is a thread."""
+_JOIN_S = 2.0
+"""What the loop's thread has to end, beyond the time that cancelling episodes may take."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread of this process, and the client that lives on it.
+
+    Nothing runs before the first ``call``. Methods may be called from any thread.
+    """
+
+    def __init__(self, make_client: Callable[[], AsyncClient], cancel_s: float) -> None:
+        for module in _USED_BY_CALLS:
+            import_module(module)
+        self.process = os.getpid()
+        self._client = make_client()
+        self._close_s = cancel_s + _JOIN_S
+        self._lock = threading.Lock()  # held to submit and to close, never while a call runs
+        self._closed = False
+        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread: threading.Thread | None = None
+
+    def call(self, operation: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Runs ``operation`` on the loop and gives its result, or raises its error.
+
+        Raises InvalidRequest on a closed loop and in the loop's own thread; ServerUnavailable where the loop was
+        closed meanwhile.
+        """
+        if threading.current_thread() is self._thread:
+            raise errors.InvalidRequest(
+                "the client was called from its own event loop; a callback such as on_progress must not call it"
+            )
+        future = self._submit(operation)
+        try:
+            return future.result()
+        except CancelledError:
+            raise errors.ServerUnavailable(
+                "the client was closed before the call had ended", may_have_happened=True
+            ) from None
+        except BaseException:
+            future.cancel()  # no effect on a call that has ended
+            raise
+
+    def close(self) -> None:
+        """Ends rollouts, closes the connections and ends the thread. May be called again, from any thread."""
+        if self.process != os.getpid():
+            return
+        with self._lock:
+            first, self._closed = not self._closed, True
+            if self._thread is None:
+                return
+            if first:
+                loop, stop = self._started.result()
+                loop.call_soon_threadsafe(stop.set)
+        if threading.current_thread() is not self._thread and not sys.is_finalizing():
+            self._thread.join(self._close_s)
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls are refused: it was closed, or it is another process's."""
+        return self._closed or self.process != os.getpid()
+
+    def _submit(self, operation: Callable[[AsyncClient], Awaitable[T]]) -> Future[T]:
+        with self._lock:
+            # Whatever is submitted under the lock reaches the loop before the request to stop.
+            if self.process != os.getpid():
+                raise errors.InvalidRequest("this loop over rollouts was begun in another process")
+            if self._closed or sys.is_finalizing():
+                raise errors.InvalidRequest("the client is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="turnstile-client", daemon=True)
+                self._thread.start()
+            loop, _ = self._started.result()
+
+            async def run() -> T:
+                return await operation(self._client)
+
+            return asyncio.run_coroutine_threadsafe(run(), loop)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        """Until it is told to stop. Calls that wait then are cancelled by ``asyncio.run``."""
+        stop = asyncio.Event()
+        self._started.set_result((asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await self._client.close()
+
+
+class BlockingStream:
+    """A rollout stream read by blocking calls. ``close`` may be called from any thread, also twice."""
+
+    def __init__(self, loop: LoopThread, open_stream: Callable[[AsyncClient], RolloutStream]) -> None:
+        self._loop = loop
+        self._open_stream = open_stream
+        self._stream: RolloutStream | None = None
+
+    def next(self) -> Rollout | None:
+        """The next rollout to end, None after the last. For one thread at a time."""
+        return self._loop.call(self._next)
+
+    def close(self) -> None:
+        """Cancels what runs. A loop that was closed has done so, and that of another process is not ours."""
+        if self._stream is not None and not self._loop.closed:
+            stream = self._stream
+            with suppress(errors.InvalidRequest):  # closed meanwhile
+                self._loop.call(lambda _: stream.close())
+
+    async def _next(self, client: AsyncClient) -> Rollout | None:
+        if self._stream is None:
+            self._stream = self._open_stream(client)
+        return await self._stream.next()
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """``function`` in a daemon thread of its own. A cancelled caller leaves the thread to end by itself."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+            _settle(loop, done, done.set_exception, _as_failure(error))
+        else:
+            _settle(loop, done, done.set_result, result)
+
+    threading.Thread(target=work, name="turnstile-callback", daemon=True).start()
+    return await done
+
+
+async def pulled_in_threads(tasks: Iterator[TaskLike]) -> AsyncIterator[TaskLike]:
+    """The caller's iterator may block: a queue, a file, a data loader."""
+    while (task := await in_thread(next, tasks, _END)) is not _END:
+        yield task
+
+
+def _as_failure(error: BaseException) -> Exception:
+    """What ends a thread (a command's SystemExit) must not end the loop, and no future takes a StopIteration."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _settle(
+    loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object
+) -> None:
+    with suppress(RuntimeError):  # the loop has closed: the result has no reader
+        loop.call_soon_threadsafe(lambda: None if done.done() else settle(outcome))

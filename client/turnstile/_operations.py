@@ -1,0 +1,253 @@
+"""What a client does on its servers: placing episodes, finding them, waiting, listing, asking all servers.
+
+Plain async functions over a transport. They work on any event loop that anyio supports. The blocking client runs
+them on a loop of its own (``turnstile._loop_thread``).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+from turnstile import _requests as requests
+from turnstile import errors
+from turnstile._placement import ServerPool
+from turnstile._requests import ApiCall
+from turnstile._retry import ClientSettings
+from turnstile._transport import Transport
+from turnstile.models import (
+    AuditReport,
+    CompletionAccepted,
+    EngineInfo,
+    Episode,
+    EpisodeCreated,
+    EpisodePage,
+    EpisodeStatus,
+    PauseMode,
+    PendingCalls,
+    SampleSet,
+    TaskPage,
+    TokenForest,
+    Turn,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ListingPosition:
+    """Where a listing of episodes goes on: the index of a server and the cursor that it gave."""
+
+    server: int = 0
+    cursor: str | None = None
+
+
+class Operations:
+    """The operations of one client. ``urls``: checked; one pool and one set of connections for all of them."""
+
+    def __init__(self, urls: Sequence[str], key: str | None, settings: ClientSettings) -> None:
+        self._pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic)
+        self._transport = Transport(self._pool, key, settings)
+        self._settings = settings
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._transport.close()
+
+    # Episodes
+
+    async def create(self, fields: Mapping[str, Any], server: str | None = None) -> EpisodeCreated:
+        """Places one episode, at ``server`` or where the pool says.
+
+        Raises ServerUnavailable when no server can be reached, ServerBusy when those that can are full.
+        """
+        asked = {name: value for name, value in fields.items() if value is not None}
+        call = requests.create_episode(requests.request_of({"idempotency_key": uuid.uuid4().hex, **asked}))
+        problems: list[errors.TurnstileError] = []
+        for delay in self._transport.delays():
+            if delay:
+                await anyio.sleep(delay)
+            problems = []
+            for place in (server,) if server is not None else self._pool.order():
+                self._pool.reserve(place)
+                try:
+                    created = await self._transport.send(place, call, retry_unsent=False)
+                except (errors.ServerUnavailable, errors.ServerBusy) as error:
+                    if isinstance(error, errors.ServerUnavailable) and error.may_have_happened:
+                        raise  # placing it elsewhere too could make two
+                    problems.append(error)
+                    continue
+                finally:
+                    self._pool.release(place)
+                self._pool.placed(created.episode_id, place, is_open=not created.status.ended)
+                return created
+            if any(problem.status is not None for problem in problems):
+                break  # a server answered: waiting is the caller's decision
+        raise _summary(problems)
+
+    async def episode(self, episode_id: str, wait_s: float = 0.0) -> Episode:
+        """The episode now, or at its next change of status within ``wait_s`` seconds."""
+        return await self._on_episode(episode_id, requests.get_episode(episode_id, wait_s))
+
+    async def wait(self, episode_id: str, timeout_s: float | None) -> Episode:
+        """The episode once it has ended. Raises Timeout when that takes longer than ``timeout_s``."""
+        deadline = _Deadline(timeout_s)
+        while True:
+            episode = await self.episode(episode_id, deadline.within(self._settings.poll_s))
+            if episode.status.ended:
+                return episode
+            if deadline.passed:
+                raise errors.Timeout(f"{episode_id} is still {episode.status} after {timeout_s:g} s")
+
+    async def finish(self, episode_id: str) -> Episode:
+        """The episode once it has ended: a server may answer as soon as the grading has begun."""
+        call = requests.finish(episode_id, self._settings.slow_s)
+        episode = await self._on_episode(episode_id, call)
+        return episode if episode.status.ended else await self.wait(episode_id, None)
+
+    async def cancel(self, episode_id: str) -> Episode:
+        return await self._on_episode(episode_id, requests.cancel(episode_id))
+
+    async def delete(self, episode_id: str) -> None:
+        await self._on_episode(episode_id, requests.delete(episode_id))
+        self._pool.forget(episode_id)
+
+    async def turns(self, episode_id: str) -> tuple[Turn, ...]:
+        return await self._on_episode(episode_id, requests.turns(episode_id))
+
+    async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet:
+        return await self._on_episode(episode_id, requests.samples(episode_id, include_untrained))
+
+    async def tree(self, episode_id: str, include_untrained: bool) -> TokenForest:
+        return await self._on_episode(episode_id, requests.tree(episode_id, include_untrained))
+
+    async def pending(self, episode_id: str, timeout_s: float | None) -> PendingCalls:
+        """The waiting calls as soon as there is one, or the episode has ended, or ``timeout_s`` has passed."""
+        deadline = _Deadline(timeout_s)
+        while True:
+            call = requests.pending(episode_id, deadline.within(self._settings.poll_s))
+            found = await self._on_episode(episode_id, call)
+            if found.calls or found.status.ended or deadline.passed:
+                return found
+
+    async def complete(self, episode_id: str, fields: Mapping[str, Any]) -> CompletionAccepted:
+        return await self._on_episode(episode_id, requests.complete(episode_id, fields))
+
+    async def audit(self, episode_id: str) -> AuditReport:
+        return await self._on_episode(episode_id, requests.audit(episode_id, self._settings.slow_s))
+
+    async def page(
+        self, at: ListingPosition, status: EpisodeStatus | str | None, group_id: str | None, limit: int | None
+    ) -> tuple[EpisodePage, ListingPosition | None]:
+        """One page of one server, and where the next one is: the servers come one after the other."""
+        server = self._pool.urls[at.server]
+        page = await self._transport.send(server, requests.page(status, group_id, at.cursor, limit))
+        for episode in page.episodes:
+            self._pool.placed(episode.episode_id, server, is_open=not episode.status.ended)
+        if page.cursor is not None:
+            return page, ListingPosition(at.server, page.cursor)
+        following = at.server + 1
+        return page, ListingPosition(following) if following < len(self._pool.urls) else None
+
+    # Servers
+
+    async def tasks(self, server: str | None, cursor: str | None, limit: int | None) -> tuple[TaskPage, str]:
+        """One page of the tasks of ``server``, or of the first that answers; and which server that was."""
+        silent: errors.ServerUnavailable | None = None
+        for url in (server,) if server is not None else self._pool.order():
+            try:
+                return await self._transport.send(url, requests.task_page(cursor, limit)), url
+            except errors.ServerUnavailable as error:
+                silent = silent or error
+        assert silent is not None
+        raise silent
+
+    async def on_servers(self, call: ApiCall[T], server: str | None = None) -> dict[str, T]:
+        """``call`` at ``server``, or at all: every one is tried, then the first error is raised."""
+        results, first = {}, None
+        for url in (server,) if server is not None else self._pool.urls:
+            try:
+                results[url] = await self._transport.send(url, call)
+            except errors.TurnstileError as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return results
+
+    async def pause(self, mode: PauseMode, server: str | None) -> dict[str, EngineInfo]:
+        return await self.on_servers(requests.pause(mode, self._settings.slow_s), server)
+
+    async def resume(self, server: str | None) -> dict[str, EngineInfo]:
+        return await self.on_servers(requests.resume(self._settings.slow_s), server)
+
+    async def update_weights(self, path: str, version: str, server: str | None) -> dict[str, EngineInfo]:
+        return await self.on_servers(requests.update_weights(path, version, self._settings.slow_s), server)
+
+    async def health(self) -> dict[str, errors.TurnstileError | None]:
+        """Each server's error, None where it is healthy. Raises nothing."""
+        found: dict[str, errors.TurnstileError | None] = {}
+        for url in self._pool.urls:
+            try:
+                await self._transport.send(url, requests.health(), retry_unsent=False)
+                found[url] = None
+            except errors.TurnstileError as error:
+                found[url] = error
+        return found
+
+    # Parts
+
+    async def _on_episode(self, episode_id: str, call: ApiCall[T]) -> T:
+        server = self._pool.location(episode_id) or await self._find(episode_id)
+        result = await self._transport.send(server, call)
+        if isinstance(result, Episode):
+            self._pool.placed(episode_id, server, is_open=not result.status.ended)
+        return result
+
+    async def _find(self, episode_id: str) -> str:
+        """The server that has the episode, found by asking every one."""
+        silent: list[errors.TurnstileError] = []
+        for server in self._pool.urls:
+            try:
+                found = await self._transport.send(server, requests.get_episode(episode_id), retry_unsent=False)
+            except errors.NotFound:
+                continue
+            except errors.ServerUnavailable as error:
+                silent.append(error)
+                continue
+            self._pool.placed(episode_id, server, is_open=not found.status.ended)
+            return server
+        if silent:
+            raise errors.ServerUnavailable(
+                f"{episode_id} is on no server that answers, and {len(silent)} did not: {silent[0].message}",
+                server=silent[0].server,
+            )
+        raise errors.NotFound(f"{episode_id} is on none of {len(self._pool.urls)} servers", type="not_found")
+
+
+class _Deadline:
+    """The end of a wait of ``timeout_s`` seconds; None: never."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._at = None if timeout_s is None else time.monotonic() + timeout_s
+
+    @property
+    def passed(self) -> bool:
+        return self._at is not None and time.monotonic() >= self._at
+
+    def within(self, most_s: float) -> float:
+        """The seconds that are left, ``most_s`` at most."""
+        return most_s if self._at is None else min(most_s, max(0.0, self._at - time.monotonic()))
+
+
+def _summary(problems: list[errors.TurnstileError]) -> errors.TurnstileError:
+    """One error for a creation that no server took: busy before unreachable, because busy passes."""
+    busy = [problem for problem in problems if isinstance(problem, errors.ServerBusy)]
+    if len(problems) == 1 or busy:
+        return (busy or problems)[0]
+    reasons = "; ".join(problem.message for problem in problems)
+    return errors.ServerUnavailable(f"none of {len(problems)} servers could take the episode: {reasons}")
