@@ -1,8 +1,8 @@
-"""Runs a command until its own stdin ends: ``python -m turnstile._keeper COMMAND ARGUMENT …``.
+"""Runs a command until its own stdin ends: ``python -m turnstile._supervise COMMAND ARGUMENT …``.
 
-Who started the keeper holds the other end of that pipe, so the command does not outlive it, however it died
-(kill -9 included). The command gets SIGTERM first and SIGKILL after ``GRACE_S``; its exit code is the keeper's.
-Standard library only: it is a process beside every private server.
+The process that started the supervisor holds the other end of that pipe, so the command does not outlive it,
+however it died (``kill -9`` included). The command gets SIGTERM first and SIGKILL after ``GRACE_S``; its exit code
+is the supervisor's. Standard library only: it is a process beside every private server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A server of one's own for the length of a command: ``turnstile serve`` on free ports.
 
-Started and stopped here, whatever happens: it is kept by ``turnstile._keeper``, which ends it when this process
+Started and stopped here, whatever happens: it is kept by ``turnstile._supervise``, which ends it when this process
 is gone. Needs the server package; nothing of it is imported.
 """
 
@@ -55,7 +55,7 @@ async def private_server(flags: Sequence[str], data_dir: Path, log: Path) -> Asy
     )
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(*python, "turnstile._keeper", *serve, *flags),
+            *(*python, "turnstile._supervise", *serve, *flags),
             env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
