@@ -11,7 +11,7 @@ import json
 
 from turnstile.models import Tool, ToolCall
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.results import numbered
+from turnstile_server.tools.functions import numbered
 from turnstile_server.tools.toolbox import Toolbox
 
 

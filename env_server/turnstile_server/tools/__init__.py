@@ -1,1 +1,6 @@
-"""The tool door: a standard MCP server per episode."""
+"""Tools: a standard MCP server per episode, and the five tools that it serves.
+
+Read in this order: ``endpoint`` (the ASGI application), ``sessions`` (the requests of one episode), ``toolbox``
+(the path of a tool call), ``arguments`` and ``functions`` (the tools), ``protocol`` (what it needs of the
+episodes).
+"""

@@ -1,4 +1,4 @@
-"""The arguments of each tool, as models: what is checked and what the JSON Schema says are one thing."""
+"""The arguments of each tool as pydantic models: the check and the JSON Schema come from one definition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 
 class WrongArguments(Exception):
-    """The model called a tool in a way that cannot be understood; the text tells it how to call it."""
+    """The model called a tool with wrong arguments; the text tells it how to call the tool."""
 
 
 def _no_nul(text: str) -> str:
@@ -63,7 +63,8 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def parsed(tool: str, model: type[ArgumentsT], arguments: Mapping[str, Any]) -> ArgumentsT:
-    """Raises WrongArguments, naming every argument that is wrong and those that the tool takes."""
+    """The checked arguments. Raises WrongArguments, which names every wrong argument and those that the tool
+    takes."""
     try:
         return model.model_validate(dict(arguments))
     except ValidationError as error:
@@ -86,6 +87,6 @@ def schema(model: type[Arguments]) -> dict[str, Any]:
 
 
 def _plain(about: dict[str, Any]) -> dict[str, Any]:
-    """An argument that may be null is shown as one that may be left out, which is how models are used to it."""
+    """An optional argument without its null type and default: models know optional arguments in that form."""
     value = about["anyOf"][0] if "anyOf" in about else {}
     return {**value, **{key: item for key, item in about.items() if key not in ("title", "default", "anyOf")}}

@@ -1,8 +1,9 @@
-"""The tool door: a standard MCP server for each episode at ``/e/{episode_id}/mcp``, with the episode's key.
+"""The MCP endpoint: a standard MCP server for each episode at ``/e/{episode_id}/mcp``.
 
-Streamable HTTP by the official SDK, in every protocol version it knows: those that begin with ``initialize`` and
-have sessions (``DELETE`` ends one), and 2026-07-28, which has none. What the door itself refuses is a JSON-RPC
-error with a fitting HTTP status and, as ``data.type``, the type of errors.py.
+It is opened by the episode's key. Streamable HTTP by the official SDK, in every protocol version it knows: those
+that begin with ``initialize`` and have sessions (``DELETE`` ends one), and 2026-07-28, which has none. What the
+endpoint itself refuses is a JSON-RPC error with a fitting HTTP status; ``data.type`` is the error's type of
+``errors.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from turnstile_server.errors import NotFound, TurnstileError
 from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.functions import ToolResult
 from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory
-from turnstile_server.tools.request import McpRequest, visit_of
-from turnstile_server.tools.results import ToolResult
-from turnstile_server.tools.sessions import EpisodeSessions
+from turnstile_server.tools.sessions import EpisodeSessions, McpRequest, request_of
 from turnstile_server.tools.toolbox import Toolbox
 
 _LOG = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ class McpEndpoint:
 
     @property
     def episodes_served(self) -> int:
-        """Episodes whose sessions are held."""
+        """Episodes that have sessions."""
         return len(self._sessions)
 
     @property
     def requests_in_flight(self) -> int:
-        return sum(sessions.requests for sessions in self._sessions.values())
+        return sum(sessions.in_flight for sessions in self._sessions.values())
 
     async def __aenter__(self) -> McpEndpoint:
         await self._tasks.__aenter__()
@@ -107,14 +107,14 @@ class McpEndpoint:
         try:
             await sessions.run(episode)
         except Exception:  # noqa: BLE001 - one episode's fault must not end the sessions of the others
-            _LOG.exception("the tool door of an episode failed", extra={"episode_id": episode.episode_id})
+            _LOG.exception("the MCP endpoint of an episode failed", extra={"episode_id": episode.episode_id})
         finally:
             self._sessions.pop(key, None)
 
     async def _list_tools(
         self, context: ServerRequestContext[Any, Request], params: mcp.PaginatedRequestParams | None
     ) -> mcp.ListToolsResult:
-        tools = self._toolbox.tools_of(_visit(context).episode)
+        tools = self._toolbox.tools_of(_request(context).episode)
         return mcp.ListToolsResult(
             tools=[
                 mcp.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema)
@@ -125,25 +125,25 @@ class McpEndpoint:
     async def _call_tool(
         self, context: ServerRequestContext[Any, Request], params: mcp.CallToolRequestParams
     ) -> mcp.CallToolResult:
-        visit = _visit(context)
+        request = _request(context)
         result = ToolResult("the call was stopped", is_error=True)
-        with visit.working():
-            result = await self._answer(visit.episode, params)
+        with request.running_call():
+            result = await self._run_tool(request.episode, params)
         return mcp.CallToolResult(content=[mcp.TextContent(text=result.text)], is_error=result.is_error)
 
-    async def _answer(self, episode: EpisodeTools, params: mcp.CallToolRequestParams) -> ToolResult:
+    async def _run_tool(self, episode: EpisodeTools, params: mcp.CallToolRequestParams) -> ToolResult:
         try:
             return await self._toolbox.call(episode, params.name, params.arguments)
         except TurnstileError as error:
             return ToolResult(error.message, is_error=True)
-        except Exception:  # noqa: BLE001 - the boundary: an agent gets an answer whatever we broke
+        except Exception:  # noqa: BLE001 - the boundary: an agent gets a result whatever is broken here
             _LOG.exception("a tool failed", extra={"episode_id": episode.episode_id})
             return ToolResult("the tool failed; the server's log says why", is_error=True)
 
 
-def _visit(context: ServerRequestContext[Any, Request]) -> McpRequest:
-    assert context.request is not None  # every message of this transport comes with its request
-    return visit_of(context.request.scope)
+def _request(context: ServerRequestContext[Any, Request]) -> McpRequest:
+    assert context.request is not None  # every message of this transport comes with its HTTP request
+    return request_of(context.request.scope)
 
 
 def _refusal(error: TurnstileError) -> bytes:

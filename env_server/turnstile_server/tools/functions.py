@@ -1,9 +1,15 @@
-"""The tools themselves: what each does in a sandbox. Raises WrongArguments and FileProblem, which are answered as
-results, and SandboxFailed, which is not the model's affair."""
+"""The tools themselves, and what they give back.
+
+Each function runs one tool in a sandbox. It raises WrongArguments and FileProblem, which the model gets as
+results, and SandboxFailed, which is no fault of the model. ``ToolResult`` and the functions below it keep a
+result within its bounds: pure functions of text.
+"""
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 from turnstile_server.settings import ToolSettings
@@ -14,16 +20,67 @@ from turnstile_server.tools.arguments import (
     WriteFileArguments,
     WrongArguments,
 )
-from turnstile_server.tools.results import ToolResult, cut_middle, decoded, numbered
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model gets. ``is_error``: the tool could not do what was asked. A command that ran and failed is no
+    error of the tool."""
+
+    text: str
+    is_error: bool = False
+
+
+def decoded(data: bytes) -> str:
+    """Output of a command as text; bytes that are not UTF-8 become U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+def cut_middle(text: str, max_chars: int, dropped_bytes: int = 0) -> str:
+    """``text`` cut to ``max_chars`` characters from both ends, with a line between them that says how much is
+    missing.
+
+    ``dropped_bytes``: bytes that were left out of its middle before.
+    """
+    if len(text) <= max_chars and not dropped_bytes:
+        return text
+    kept = min(len(text), max_chars)
+    head, tail = text[: kept - kept // 2], text[len(text) - kept // 2 :]
+    middle = text[len(head) : len(text) - len(tail)]
+    left_out = dropped_bytes + len(middle.encode("utf-8", "replace"))
+    return f"{head}\n[… {left_out} bytes left out here; narrow the command to see them …]\n{tail}"
+
+
+def numbered(lines: Sequence[str], first: int, max_chars: int) -> tuple[str, int]:
+    """Lines as ``cat -n`` prints them, numbered from ``first``: as many as fit ``max_chars``, and how many these
+    are.
+
+    A first line that does not fit alone is cut.
+    """
+    shown: list[str] = []
+    room = max_chars
+    for number, line in enumerate(lines, first):
+        row = f"{number:6d}\t{line}"
+        if len(row) > room:
+            if not shown:
+                cut = len(row) - room
+                shown.append(f"{row[:room]}[… {cut} characters of this line left out …]")
+            break
+        shown.append(row)
+        room -= len(row) + 1
+    return "\n".join(shown), len(shown)
+
 
 _UTF8_BYTES = 4
-"""Most bytes that one character takes."""
+"""The most bytes that one character takes."""
 _OUTPUTS_JOINED = "exec 2>&1; "
-"""Before every command and on its first line, so that bash counts the lines of its messages as the model does."""
+"""Joins standard error to standard output. It stands on the command's first line, so that the line numbers in
+bash's messages are those that the model knows."""
 
 
 async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSettings) -> ToolResult:
-    """A new shell in the work folder. The result ends with the exit status, whatever was cut before it."""
+    """Runs the command in a new shell in the work folder. The result always ends with the exit status, even where
+    its output is cut."""
     most = settings.max_command_timeout_s
     timeout_s = arguments.timeout_s or settings.command_timeout_s
     if timeout_s > most:
@@ -34,7 +91,7 @@ async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSetting
         max_output_bytes=settings.max_output_chars * _UTF8_BYTES,
     )
     result = await sandbox.exec(command)
-    # Standard error holds what bash says before it runs anything: a syntax error on the first line.
+    # Before it runs anything, bash reports a syntax error of the first line to standard error.
     output = decoded(result.stdout + result.stderr)
     text = cut_middle(output, settings.max_output_chars, result.dropped_bytes)
     ending = f"killed after {timeout_s:g} s" if result.timed_out else f"exit status {result.exit_code}"
@@ -43,12 +100,13 @@ async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSetting
 
 
 async def read_file(sandbox: Sandbox, arguments: ReadFileArguments, settings: ToolSettings) -> ToolResult:
+    """Lines of a text file, numbered; where they stop short, the offset to go on with."""
     data = await sandbox.read(_absolute(sandbox, arguments.path), settings.max_file_bytes)
     if b"\0" in data:
         return ToolResult(f"{arguments.path} is not a text file ({len(data)} bytes)", is_error=True)
     lines = decoded(data).split("\n")
     if lines[-1] == "":
-        lines.pop()  # what follows the last line end is no line
+        lines.pop()  # the last line ended with a line end
     if not lines:
         return ToolResult(f"[{arguments.path} is empty]")
     first = arguments.offset or 1
@@ -65,11 +123,13 @@ async def read_file(sandbox: Sandbox, arguments: ReadFileArguments, settings: To
 
 
 async def write_file(sandbox: Sandbox, arguments: WriteFileArguments, settings: ToolSettings) -> ToolResult:
+    """Makes a text file, with its folders, or replaces all of it."""
     size = await _write(sandbox, arguments.path, arguments.content, settings)
     return ToolResult(f"Wrote {size} bytes to {arguments.path}.")
 
 
 async def edit_file(sandbox: Sandbox, arguments: EditFileArguments, settings: ToolSettings) -> ToolResult:
+    """Replaces text that occurs exactly once in a UTF-8 file, or every occurrence."""
     path, old, new = arguments.path, arguments.old, arguments.new
     if old == new:
         raise WrongArguments("old and new are the same text; nothing would change")

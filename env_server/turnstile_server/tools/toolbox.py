@@ -1,8 +1,8 @@
-"""The five tools, whichever door they are called through: what a model is shown, and the path of one call.
+"""The five tools as models see them, and the path of one tool call.
 
-Holds: whatever a model sends is answered with a result it can read; results and running calls are bounded;
-cancelling a call stops its command; writes to files of one episode come one after another, so that no edit is
-lost. Nothing here knows of reward.
+Agents call them over MCP, trainers over OpenEnv. Holds: whatever a model sends gets a result that it can read;
+results and running calls are bounded; cancelling a call stops its command; writes to files of one episode run one
+after another, so that no edit is lost. Nothing here knows of reward.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from turnstile_server.tools.arguments import (
     parsed,
     schema,
 )
-from turnstile_server.tools.functions import bash, edit_file, read_file, write_file
+from turnstile_server.tools.functions import ToolResult, bash, edit_file, read_file, write_file
 from turnstile_server.tools.protocol import EpisodeTools
-from turnstile_server.tools.results import ToolResult
 
 SUBMIT = "submit"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model is shown it; ``input_schema`` is a JSON Schema of an object."""
+    """A tool as a model sees it; ``input_schema`` is a JSON Schema of an object."""
 
     name: str
     description: str
@@ -70,7 +69,7 @@ _TOOLS: tuple[_SandboxTool[Any], ...] = (
 
 
 @dataclass(slots=True)
-class _InUse:
+class _RunningCalls:
     """What the running calls of one episode share."""
 
     calls: int = 0
@@ -78,31 +77,34 @@ class _InUse:
 
 
 class Toolbox:
+    """The tools of every episode. Keeps only what running calls of one episode share."""
+
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
-        self._in_use: dict[str, _InUse] = {}
+        self._in_use: dict[str, _RunningCalls] = {}
         self._tools = {tool.name: tool for tool in _TOOLS}
         self._submit = _spec(SUBMIT, SubmitArguments, settings)
         self._all = (*(_spec(tool.name, tool.arguments, settings) for tool in _TOOLS), self._submit)
 
     @property
     def all_tools(self) -> tuple[ToolSpec, ...]:
-        """Every tool there is; an episode may have fewer."""
+        """All five tools; an episode may have fewer."""
         return self._all
 
     def tools_of(self, episode: EpisodeTools) -> tuple[ToolSpec, ...]:
-        """The tools of an episode: ``submit`` alone where it has no sandbox."""
+        """The tools of an episode; ``submit`` alone where it has no sandbox."""
         return (self._submit,) if episode.sandbox is None else self._all
 
     async def call(self, episode: EpisodeTools, name: str, arguments: Mapping[str, Any] | None) -> ToolResult:
         """Runs a tool. Cancelling the call stops its command.
 
-        What the model did wrong, and what a file or a command did not let it do, is a result with ``is_error``.
-        Raises Gone when the episode has ended, SandboxFailed when its sandbox died.
+        A mistake of the model, and a file or a command that did not let it do what it wanted, is a result with
+        ``is_error``. Raises Gone when the episode has ended, Conflict while its sandbox is still being prepared,
+        SandboxFailed when its sandbox died.
         """
         episode.check_open()
         most = self._settings.max_calls_per_episode
-        in_use = self._in_use.setdefault(episode.episode_id, _InUse())
+        in_use = self._in_use.setdefault(episode.episode_id, _RunningCalls())
         if in_use.calls >= most:
             return _error(f"{most} tool calls are running, which is the limit; wait for one to end")
         in_use.calls += 1
@@ -121,7 +123,7 @@ class Toolbox:
         self, episode: EpisodeTools, name: str, arguments: Mapping[str, Any], writing: anyio.Lock
     ) -> ToolResult:
         if name == SUBMIT:
-            return await self._hand_in(episode, parsed(name, SubmitArguments, arguments).answer)
+            return await self._submit_answer(episode, parsed(name, SubmitArguments, arguments).answer)
         tool = self._tools.get(name)
         if tool is None or episode.sandbox is None:
             raise WrongArguments(
@@ -130,7 +132,7 @@ class Toolbox:
             )
         return await tool(episode.sandbox, arguments, self._settings, writing)
 
-    async def _hand_in(self, episode: EpisodeTools, answer: str) -> ToolResult:
+    async def _submit_answer(self, episode: EpisodeTools, answer: str) -> ToolResult:
         most = self._settings.max_answer_chars
         if len(answer) > most:
             raise WrongArguments(f"the answer has {len(answer)} characters; the most is {most}")

@@ -1,4 +1,4 @@
-"""The tool door over real sockets, driven by the official client and by plain HTTP."""
+"""The MCP endpoint over real sockets, driven by the official client and by plain HTTP."""
 
 from __future__ import annotations
 
@@ -104,6 +104,47 @@ async def test_the_official_client_lists_and_calls_every_tool(
         assert text_of(await client.call_tool("bash", {"command": "cat a.py"})) == "print(2)\n[exit status 0]"
         assert not (await client.call_tool("submit", {"answer": "done"})).is_error
     assert episode.answers == ["done"]
+
+
+ODD_HEADERS: list[dict[str, bytes]] = [
+    {"last-event-id": b"9" * 5000},
+    {"last-event-id": b"\xb2"},
+    {"mcp-protocol-version": b"\xb2"},
+    {"mcp-session-id": b"\xb2"},
+    {"mcp-session-id": b"9" * 5000},
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("headers", ODD_HEADERS, ids=range(len(ODD_HEADERS)))
+async def test_headers_that_are_no_numbers_are_no_fault_of_the_server(
+    stage: DoorStage, episode: PlayedEpisode, method: str, headers: dict[str, bytes]
+) -> None:
+    async with http_of(stage, episode) as http:
+        answer = await http.request(method, "", json=request("tools/list"), headers=list(headers.items()))
+    assert 400 <= answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1e400", "-" + "9" * 30, "9" * 30, '"\u00b2"'])
+@pytest.mark.parametrize(
+    ("tool", "field"), [("read_file", "offset"), ("read_file", "limit"), ("bash", "timeout_s")]
+)
+async def test_numbers_of_any_size_in_arguments_are_no_fault_of_the_server(
+    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, tool: str, field: str, number: str
+) -> None:
+    """The call is refused or gets a result that the model can read; the session goes on."""
+    (Path(sandbox.workdir) / "a.txt").write_text("one\n")
+    arguments = f'{{"path": "a.txt", "{field}": {number}}}' if tool == "read_file" else ""
+    arguments = arguments or f'{{"command": "true", "{field}": {number}}}'
+    message = json.dumps(request("tools/call", {"name": tool, "arguments": "HERE"})).replace('"HERE"', arguments)
+    async with http_of(stage, episode) as http:
+        session = {**await session_of(http), "content-type": "application/json"}
+        answer = await http.post("", content=message.encode(), headers=session)
+        assert answer.status_code in (200, 400), answer.text
+        assert "internal" not in answer.text.lower()
+        assert "failed; the server's log" not in answer.text
+        after = event_of(await http.post("", json=request("tools/list"), headers=session))
+    assert after["result"]["tools"]
 
 
 @ERAS
