@@ -1,5 +1,6 @@
-"""A real agent that costs little: a page of Python in a real sandbox, which thinks over the model door and works
-with its own hands. For many episodes at once, and for what no scripted double could prove."""
+"""A real agent that costs little: a page of Python in a real sandbox, which calls the model API and edits files.
+
+For many episodes at once, and for what no fake sandbox could prove."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ SOLVE = "open('answer.py', 'w').write('ANSWER = 42')"
 
 
 def light_work(model: Path, data_dir: Path, folder: Path, **settings: Any) -> tuple[Backends, dict[str, Any]]:
-    """A workplace whose one agent is LIGHT, and the settings that it was made from."""
+    """Backends whose one agent is LIGHT, and the settings that they were built from."""
     wanted = {"sandboxes": {"kind": "local"}, "agents": {"install_dir": folder}, **settings}
     made = build_backends(Settings(**{"model": model, "data_dir": data_dir, **wanted}))
     return replace(made, agents=AgentRegistry({LIGHT.name: LIGHT})), wanted

@@ -1,5 +1,5 @@
-"""`kill -9` of a server in the middle of sixteen played episodes: what was acknowledged is there, sandboxes are
-gone, the trainer is told, and its rollouts are made again."""
+"""`kill -9` of a server that runs sixteen episodes: acknowledged turns are there, sandboxes are removed, the
+client sees the failure and repeats its rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of an episode: created once, ended once, by whoever comes first; its calls end with it."""
+"""The life of an episode: created once, ended once by the first request, and its model calls end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes that the server plays itself: every step, every way out of it, and what is left behind: nothing."""
+"""Episodes whose agent the server launches: each step, each way to end, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 from conversation import END
+from fake_backends import FakeBackends, FakeProcess, fake_backends, result
 from gate_support import CONTEXT, Prompted, Said, Stage, fails, says, staged
-from puppets import PuppetProcess, Theatre, result, theatre
 from test_life import Breaking
 
 from turnstile_server.errors import (
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.anyio
 
 TESTS = {"files": {"inline": {"test_it.py": ""}}, "expected": ["test_it.T.test"]}
 TASK: dict[str, Any] = {"instruction": "Mend it.", "base": {"inline": {"a.py": "1"}}, "tests": TESTS}
-PLAYED: dict[str, Any] = {"task": TASK, "agent": "puppet"}
+PLAYED: dict[str, Any] = {"task": TASK, "agent": "fake"}
 
 
-class House:
-    """A server with a theatre, and the steps that tests take."""
+class EpisodeServer:
+    """A server with fake sandboxes, agents and grader, and the steps that tests take."""
 
-    def __init__(self, stage: Stage, puppets: Theatre) -> None:
+    def __init__(self, stage: Stage, fakes: FakeBackends) -> None:
         self.stage = stage
-        self.puppets = puppets
-        self.provider, self.grader = puppets.provider, puppets.grader
+        self.fakes = fakes
+        self.provider, self.grader = fakes.provider, fakes.grader
 
     async def play(self, **fields: Any) -> dict[str, Any]:
         return await self.stage.episode(**{**PLAYED, **fields})
@@ -57,7 +57,7 @@ class House:
     async def ended(self, episode: dict[str, Any]) -> dict[str, Any]:
         return await self.status(episode, "completed", "failed", "cancelled", "timed_out", "truncated")
 
-    async def think(self, process: PuppetProcess, text: str = "go") -> httpx.Response:
+    async def think(self, process: FakeProcess, text: str = "go") -> httpx.Response:
         """One model call, as the agent's process would make it."""
         path = process.command.argv[2].removeprefix("http://127.0.0.1:8001")
         async with httpx.AsyncClient(base_url=self.stage.agent_url) as http:
@@ -69,32 +69,32 @@ class House:
 
 
 @pytest.fixture
-async def house(tiny_model: Path, tmp_path: Path) -> AsyncIterator[House]:
+async def server(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EpisodeServer]:
     async with opened(tiny_model, tmp_path) as found:
         yield found
         assert found.provider.open == []
 
 
 @asynccontextmanager
-async def opened(model: Path, folder: Path, **episodes: Any) -> AsyncIterator[House]:
+async def opened(model: Path, folder: Path, **episodes: Any) -> AsyncIterator[EpisodeServer]:
     """A server on ``folder``; ``episodes``: settings of that section."""
-    puppets, settings = theatre(folder / "installs"), {"watch_interval_s": 0.02, **episodes}
-    async with staged(model, folder / "data", work=puppets.work, episodes=settings) as stage:
+    fakes, settings = fake_backends(folder / "installs"), {"watch_interval_s": 0.02, **episodes}
+    async with staged(model, folder / "data", work=fakes.backends, episodes=settings) as stage:
         stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]
-        yield House(stage, puppets)
+        yield EpisodeServer(stage, fakes)
 
 
-# The whole of it
+# From the queue to the reward
 
 
-async def test_an_episode_is_played_from_queue_to_reward(house: House) -> None:
-    created = await house.play(metadata={"m": 1})
+async def test_an_episode_is_played_from_queue_to_reward(server: EpisodeServer) -> None:
+    created = await server.play(metadata={"m": 1})
     assert created["episode_key"] is None
-    process = await house.provider.agent()
-    assert (await house.think(process)).status_code == 200
-    assert (await house.stage.get(created))["status"] == "running"
+    process = await server.provider.agent()
+    assert (await server.think(process)).status_code == 200
+    assert (await server.stage.get(created))["status"] == "running"
     process.end(result(0, b"done"))
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"], shown["error"]) == ("completed", 1.0, None)
     assert shown["reward_components"] == {"tests": 1.0}
     assert shown["grading"] == {"passed": ["t"]}
@@ -102,68 +102,68 @@ async def test_an_episode_is_played_from_queue_to_reward(house: House) -> None:
     timings = shown["timings"]
     steps = [timings[name] for name in ("preparing_s", "running_s", "grading_s", "ended_s")]
     assert steps == sorted(steps)
-    (sandbox,) = house.provider.made
+    (sandbox,) = server.provider.made
     assert sandbox.admitted == created["episode_id"]
     assert sandbox.stopped == 1, "what the agent left running is stopped before its work is fetched"
-    assert [work for _, work in house.grader.graded] == [Work(b"work", None)]
+    assert [work for _, work in server.grader.graded] == [Work(b"work", None)]
 
 
-async def test_the_agent_is_told_its_instruction_its_doors_and_its_key(house: House) -> None:
-    created = await house.play(env={"EXTRA": "secret-value"}, limits={"max_turns": 9})
-    command = (await house.provider.agent()).command
+async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: EpisodeServer) -> None:
+    created = await server.play(env={"EXTRA": "secret-value"}, limits={"max_turns": 9})
+    command = (await server.provider.agent()).command
     door = f"http://127.0.0.1:8001/e/{created['episode_id']}"
     assert command.argv == ("play", "Mend it.", f"{door}/v1", f"{door}/mcp")
     assert command.env["TURNS"] == "9"
     assert command.env["EXTRA"] == "secret-value"
-    assert house.provider.made[0].files["/home/agent/instruction.md"] == b"Mend it."
-    assert "secret-value" not in (await house.stage.control.get(f"/episodes/{created['episode_id']}")).text
-    await house.stage.post(created, "cancel")
+    assert server.provider.made[0].files["/home/agent/instruction.md"] == b"Mend it."
+    assert "secret-value" not in (await server.stage.control.get(f"/episodes/{created['episode_id']}")).text
+    await server.stage.post(created, "cancel")
 
 
 async def test_no_more_than_max_running_are_played_at_once(tiny_model: Path, tmp_path: Path) -> None:
-    async with opened(tiny_model, tmp_path, max_running=2) as house:
-        created = [await house.play() for _ in range(4)]
-        processes = [await house.provider.agent(index) for index in range(2)]
-        statuses = sorted([(await house.stage.get(one))["status"] for one in created])
+    async with opened(tiny_model, tmp_path, max_running=2) as server:
+        created = [await server.play() for _ in range(4)]
+        processes = [await server.provider.agent(index) for index in range(2)]
+        statuses = sorted([(await server.stage.get(one))["status"] for one in created])
         assert statuses == ["queued", "queued", "running", "running"]
         for process in processes:
-            await house.think(process)
+            await server.think(process)
             process.end(result())
         for index in (2, 3):
-            process = await house.provider.agent(index)
-            await house.think(process)
+            process = await server.provider.agent(index)
+            await server.think(process)
             process.end(result())
-        assert {(await house.ended(one))["status"] for one in created} == {"completed"}
+        assert {(await server.ended(one))["status"] for one in created} == {"completed"}
 
 
-async def test_an_equal_creation_is_played_once(house: House) -> None:
-    first = await house.play(idempotency_key="k")
-    again = await house.stage.control.post("/episodes", json={**PLAYED, "idempotency_key": "k"})
+async def test_an_equal_creation_is_played_once(server: EpisodeServer) -> None:
+    first = await server.play(idempotency_key="k")
+    again = await server.stage.control.post("/episodes", json={**PLAYED, "idempotency_key": "k"})
     assert again.json()["episode_id"] == first["episode_id"]
-    await house.provider.agent()
+    await server.provider.agent()
     await anyio.sleep(0.05)
-    assert len(house.provider.made) == 1
-    await house.stage.post(first, "cancel")
+    assert len(server.provider.made) == 1
+    await server.stage.post(first, "cancel")
 
 
-async def test_a_sandbox_for_an_external_agent_is_there_when_the_episode_runs(house: House) -> None:
-    created = await house.play(agent="external")
-    await house.status(created, "running")
+async def test_a_sandbox_for_an_external_agent_is_there_when_the_episode_runs(server: EpisodeServer) -> None:
+    created = await server.play(agent="external")
+    await server.status(created, "running")
     assert created["episode_key"] is not None
-    done = await house.stage.post(created, "finish")
+    done = await server.stage.post(created, "finish")
     assert (done["status"], done["reward"]) == ("completed", 1.0)
 
 
-async def test_an_external_agents_episode_fails_with_its_sandbox(house: House) -> None:
-    created = await house.play(agent="external")
-    await house.status(created, "running")
-    house.provider.made[0].dead.set()
-    shown = await house.ended(created)
+async def test_an_external_agents_episode_fails_with_its_sandbox(server: EpisodeServer) -> None:
+    created = await server.play(agent="external")
+    await server.status(created, "running")
+    server.provider.made[0].dead.set()
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"]) == ("failed", None)
     assert (shown["error"]["type"], shown["error"]["fault"]) == ("sandbox_failed", "infrastructure")
 
 
-# Whose fault
+# Whose fault a failure is
 
 
 @pytest.mark.parametrize(
@@ -171,80 +171,82 @@ async def test_an_external_agents_episode_fails_with_its_sandbox(house: House) -
     [(1, 0, "completed", None), (1, 7, "completed", None), (1, 1, "failed", "agent"), (0, 0, "failed", "agent")],
 )
 async def test_an_agents_exit_is_judged_by_its_spec_and_its_calls(
-    house: House, calls: int, exit_code: int, status: str, fault: str | None
+    server: EpisodeServer, calls: int, exit_code: int, status: str, fault: str | None
 ) -> None:
-    created = await house.play()
-    process = await house.provider.agent()
+    created = await server.play()
+    process = await server.provider.agent()
     for _ in range(calls):
-        await house.think(process)
+        await server.think(process)
     process.end(result(exit_code, b"words of the agent"))
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert shown["status"] == status
     if fault:
         assert shown["error"]["fault"] == fault
         assert shown["error"]["type"] == "agent_failed"
         assert "words of the agent" in shown["error"]["message"]
         assert shown["reward"] is None
-        assert house.grader.graded == []
+        assert server.grader.graded == []
 
 
-async def test_an_agents_own_log_tells_its_failure_whatever_its_exit_code(house: House) -> None:
-    created = await house.play(agent="talker")
-    process = await house.provider.agent()
+async def test_an_agents_own_log_decides_before_its_exit_code(server: EpisodeServer) -> None:
+    created = await server.play(agent="talker")
+    process = await server.provider.agent()
     assert process.command.stdin.startswith(b"Please: ")
-    await house.think(process)
+    await server.think(process)
     process.end(result(0, b'{"type": "end", "ok": false, "why": "The door is shut."}\n'))
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["agent_exit_code"], shown["reward"]) == ("failed", 0, None)
     assert shown["error"]["message"] == "the agent says that it failed: The door is shut."
 
 
-async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(house: House) -> None:
-    house.stage.engine.answers = [fails(EngineUnavailable("the engine is gone"))]
-    created = await house.play()
-    process = await house.provider.agent()
-    assert (await house.think(process)).status_code == 503
+async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(
+    server: EpisodeServer,
+) -> None:
+    server.stage.engine.answers = [fails(EngineUnavailable("the engine is gone"))]
+    created = await server.play()
+    process = await server.provider.agent()
+    assert (await server.think(process)).status_code == 503
     process.end(result(0))
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"]) == ("failed", None)
     assert shown["error"]["fault"] == "infrastructure"
     assert shown["error"]["type"] == "engine_unavailable"
 
 
-async def test_an_agent_that_got_over_a_broken_call_is_judged_as_usual(house: House) -> None:
-    good = house.stage.engine.answers[0]
-    house.stage.engine.answers = [fails(EngineUnavailable("for a moment")), good]
-    created = await house.play()
-    process = await house.provider.agent()
-    assert [(await house.think(process)).status_code for _ in range(2)] == [503, 200]
+async def test_an_agent_that_got_over_a_broken_call_is_judged_as_usual(server: EpisodeServer) -> None:
+    good = server.stage.engine.answers[0]
+    server.stage.engine.answers = [fails(EngineUnavailable("for a moment")), good]
+    created = await server.play()
+    process = await server.provider.agent()
+    assert [(await server.think(process)).status_code for _ in range(2)] == [503, 200]
     process.end(result(0))
-    assert (await house.ended(created))["status"] == "completed"
+    assert (await server.ended(created))["status"] == "completed"
 
 
-async def test_a_sandbox_that_cannot_be_made_is_the_infrastructures_failure(house: House) -> None:
+async def test_a_sandbox_that_cannot_be_made_is_the_infrastructures_failure(server: EpisodeServer) -> None:
     async def fail() -> None:
         raise SandboxUnavailable("no room")
 
-    house.provider.making = fail
-    shown = await house.ended(await house.play())
+    server.provider.making = fail
+    shown = await server.ended(await server.play())
     assert (shown["status"], shown["error"]["fault"]) == ("failed", "infrastructure")
     assert shown["timings"]["running_s"] is None
 
 
-async def test_a_set_up_that_fails_is_the_tasks_failure_and_tells_its_output(house: House) -> None:
-    house.provider.execs["make it"] = result(2, b"no rule")
-    shown = await house.ended(await house.play(task={**TASK, "setup": ["make it"]}))
+async def test_a_set_up_that_fails_is_the_tasks_failure_and_tells_its_output(server: EpisodeServer) -> None:
+    server.provider.execs["make it"] = result(2, b"no rule")
+    shown = await server.ended(await server.play(task={**TASK, "setup": ["make it"]}))
     assert (shown["status"], shown["error"]["fault"]) == ("failed", "task")
     assert "make it" in shown["error"]["message"]
     assert "no rule" in shown["error"]["message"]
 
 
-async def test_a_sandbox_that_dies_under_its_agent_is_the_infrastructures_failure(house: House) -> None:
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
+async def test_a_sandbox_that_dies_under_its_agent_is_the_infrastructures_failure(server: EpisodeServer) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
     process.end(SandboxFailed("the container is gone"))
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["error"]["fault"]) == ("failed", "infrastructure")
 
 
@@ -252,40 +254,40 @@ async def test_a_sandbox_that_dies_under_its_agent_is_the_infrastructures_failur
     ("error", "fault"),
     [(SandboxUnavailable("no room"), "infrastructure"), (TaskFailed("tests do not run"), "task")],
 )
-async def test_a_grading_that_fails_gives_no_reward(house: House, error: Exception, fault: str) -> None:
+async def test_a_grading_that_fails_gives_no_reward(server: EpisodeServer, error: Exception, fault: str) -> None:
     async def fail(task: Task, work: Work) -> Grade:
         raise error
 
-    house.grader.grade_it = fail
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
+    server.grader.grade_it = fail
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
     process.end(result())
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, fault)
 
 
-async def test_a_bug_in_the_grader_ends_its_episode_and_no_other(house: House) -> None:
+async def test_a_bug_in_the_grader_ends_its_episode_and_no_other(server: EpisodeServer) -> None:
     async def broken(task: Task, work: Work) -> Grade:
         raise RuntimeError("a bug")
 
-    house.grader.grade_it = broken
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
+    server.grader.grade_it = broken
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
     process.end(result())
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"], shown["error"]["type"]) == ("failed", None, "internal_error")
-    assert (await house.stage.episode())["status"] == "running"
+    assert (await server.stage.episode())["status"] == "running"
 
 
-async def test_work_that_cannot_be_fetched_is_the_agents_failure(house: House) -> None:
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
-    house.provider.made[0].work = FileProblem("larger than 64 MiB")
+async def test_work_that_cannot_be_fetched_is_the_agents_failure(server: EpisodeServer) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
+    server.provider.made[0].work = FileProblem("larger than 64 MiB")
     process.end(result())
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["error"]["fault"]) == ("failed", "agent")
     assert "64 MiB" in shown["error"]["message"]
 
@@ -296,47 +298,47 @@ async def test_work_that_cannot_be_fetched_is_the_agents_failure(house: House) -
 async def test_an_agent_that_gave_up_at_the_end_of_its_context_was_truncated(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with opened(tiny_model, tmp_path) as house:
-        created = await house.play()
-        process = await house.provider.agent()
-        await house.think(process)
-        answer = await house.think(process, "word " * CONTEXT)
+    async with opened(tiny_model, tmp_path) as server:
+        created = await server.play()
+        process = await server.provider.agent()
+        await server.think(process)
+        answer = await server.think(process, "word " * CONTEXT)
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         process.end(result(1))
-        shown = await house.ended(created)
+        shown = await server.ended(created)
         assert (shown["status"], shown["reward"]) == ("truncated", 1.0)
         assert shown["error"]["type"] == "context_length_exceeded"
 
 
-async def test_the_wall_counts_from_the_place_in_the_house_and_the_work_is_graded(
+async def test_the_wall_limit_counts_from_the_end_of_the_queue_and_the_work_is_graded(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with opened(tiny_model, tmp_path, max_running=1) as house:
-        first = await house.play(limits={"wall_s": 5})
-        await house.provider.agent()
-        second = await house.play(limits={"wall_s": 0.3})
+    async with opened(tiny_model, tmp_path, max_running=1) as server:
+        first = await server.play(limits={"wall_s": 5})
+        await server.provider.agent()
+        second = await server.play(limits={"wall_s": 0.3})
         await anyio.sleep(0.5)
-        assert (await house.stage.get(second))["status"] == "queued"
-        await house.stage.post(first, "cancel")
-        process = await house.provider.agent(1)
-        shown = await house.ended(second)
+        assert (await server.stage.get(second))["status"] == "queued"
+        await server.stage.post(first, "cancel")
+        process = await server.provider.agent(1)
+        shown = await server.ended(second)
         assert (shown["status"], shown["error"]["type"], shown["reward"]) == ("timed_out", "time_limit", 1.0)
         assert process.killed
 
 
-async def test_an_agent_that_never_ends_is_stopped_by_the_idle_limit(house: House) -> None:
-    created = await house.play(limits={"idle_s": 0.2})
-    process = await house.provider.agent()
-    shown = await house.ended(created)
+async def test_an_agent_that_never_ends_is_stopped_by_the_idle_limit(server: EpisodeServer) -> None:
+    created = await server.play(limits={"idle_s": 0.2})
+    process = await server.provider.agent()
+    shown = await server.ended(created)
     assert (shown["status"], shown["error"]["type"]) == ("timed_out", "time_limit")
     assert process.killed
 
 
-async def test_the_end_of_a_budget_stops_the_agent_and_the_work_is_graded(house: House) -> None:
-    created = await house.play(limits={"max_turns": 1})
-    process = await house.provider.agent()
-    assert [(await house.think(process)).status_code for _ in range(2)] == [200, 400]
-    shown = await house.ended(created)
+async def test_the_end_of_a_budget_stops_the_agent_and_the_work_is_graded(server: EpisodeServer) -> None:
+    created = await server.play(limits={"max_turns": 1})
+    process = await server.provider.agent()
+    assert [(await server.think(process)).status_code for _ in range(2)] == [200, 400]
+    shown = await server.ended(created)
     assert (shown["status"], shown["error"]["type"], shown["reward"]) == ("truncated", "budget_exhausted", 1.0)
     assert shown["error"]["fault"] is None
     assert process.killed
@@ -346,162 +348,162 @@ async def test_the_end_of_a_budget_stops_the_agent_and_the_work_is_graded(house:
 
 
 async def test_a_queued_episode_is_cancelled_without_a_sandbox(tiny_model: Path, tmp_path: Path) -> None:
-    async with opened(tiny_model, tmp_path, max_running=1) as house:
-        first = await house.play()
-        await house.provider.agent()
-        second = await house.play()
-        assert (await house.stage.post(second, "cancel"))["status"] == "cancelled"
-        assert len(house.provider.made) == 1
-        await house.stage.post(first, "cancel")
+    async with opened(tiny_model, tmp_path, max_running=1) as server:
+        first = await server.play()
+        await server.provider.agent()
+        second = await server.play()
+        assert (await server.stage.post(second, "cancel"))["status"] == "cancelled"
+        assert len(server.provider.made) == 1
+        await server.stage.post(first, "cancel")
 
 
-async def test_a_cancellation_during_set_up_leaves_no_sandbox(house: House) -> None:
+async def test_a_cancellation_during_set_up_leaves_no_sandbox(server: EpisodeServer) -> None:
     asked = anyio.Event()
 
     async def for_ever() -> None:
         asked.set()
         await anyio.sleep_forever()
 
-    house.provider.making = for_ever
-    created = await house.play()
+    server.provider.making = for_ever
+    created = await server.play()
     await asked.wait()
-    shown = await house.stage.post(created, "cancel")
+    shown = await server.stage.post(created, "cancel")
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
 
 
-async def test_a_cancellation_kills_the_agent_and_grades_nothing(house: House) -> None:
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
-    shown = await house.stage.post(created, "cancel")
+async def test_a_cancellation_kills_the_agent_and_grades_nothing(server: EpisodeServer) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
+    shown = await server.stage.post(created, "cancel")
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
     assert process.killed
-    assert house.grader.graded == []
-    assert house.provider.open == []
+    assert server.grader.graded == []
+    assert server.provider.open == []
 
 
-async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(house: House) -> None:
+async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(server: EpisodeServer) -> None:
     answered = anyio.Event()
 
     async def slow(_: Prompted) -> AsyncIterator[Said | Exception]:
         await answered.wait()
-        yield Said(house.stage.encode("hm"), "stop")
+        yield Said(server.stage.encode("hm"), "stop")
 
-    house.stage.engine.answers = [slow]
-    created = await house.play(agent="external")
-    await house.status(created, "running")
+    server.stage.engine.answers = [slow]
+    created = await server.play(agent="external")
+    await server.status(created, "running")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call, house, created)
+        tasks.start_soon(call, server, created)
         with anyio.fail_after(60):
-            while not house.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
+            while not server.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
                 await anyio.sleep(0.005)
-        tasks.start_soon(house.stage.post, created, "finish")
+        tasks.start_soon(server.stage.post, created, "finish")
         await anyio.sleep(0.1)
-        tasks.start_soon(house.stage.post, created, "cancel")
+        tasks.start_soon(server.stage.post, created, "cancel")
         await anyio.sleep(0.1)
         answered.set()
-    shown = await house.ended(created)
+    shown = await server.ended(created)
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
-    assert house.grader.graded == []
+    assert server.grader.graded == []
 
 
-async def call(house: House, created: dict[str, Any]) -> None:
-    async with house.stage.agent(created) as agent:
+async def call(server: EpisodeServer, created: dict[str, Any]) -> None:
+    async with server.stage.agent(created) as agent:
         with contextlib.suppress(openai.APIError):
             await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
 
 
-async def test_a_cancellation_cuts_a_grading_short(house: House) -> None:
+async def test_a_cancellation_cuts_a_grading_short(server: EpisodeServer) -> None:
     async def for_ever(task: Task, work: Work) -> Grade:
         await anyio.sleep_forever()
         raise AssertionError
 
-    house.grader.grade_it = for_ever
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
+    server.grader.grade_it = for_ever
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
     process.end(result())
-    await house.status(created, "grading")
+    await server.status(created, "grading")
     with anyio.fail_after(60):
-        shown = await house.stage.post(created, "cancel")
+        shown = await server.stage.post(created, "cancel")
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
 
 
-async def test_a_deletion_while_it_is_played_leaves_nothing(house: House) -> None:
-    created = await house.play()
-    await house.provider.agent()
-    assert (await house.stage.control.delete(f"/episodes/{created['episode_id']}")).status_code == 204
-    assert house.provider.open == []
-    assert (await house.stage.control.get(f"/episodes/{created['episode_id']}")).status_code == 404
+async def test_a_deletion_while_it_is_played_leaves_nothing(server: EpisodeServer) -> None:
+    created = await server.play()
+    await server.provider.agent()
+    assert (await server.stage.control.delete(f"/episodes/{created['episode_id']}")).status_code == 204
+    assert server.provider.open == []
+    assert (await server.stage.control.get(f"/episodes/{created['episode_id']}")).status_code == 404
 
 
 async def test_places_are_free_again_after_every_kind_of_end(tiny_model: Path, tmp_path: Path) -> None:
-    async with opened(tiny_model, tmp_path, max_running=1) as house:
+    async with opened(tiny_model, tmp_path, max_running=1) as server:
         for round_ in range(6):
-            created = await house.play()
-            process = await house.provider.agent(round_)
+            created = await server.play()
+            process = await server.provider.agent(round_)
             if round_ % 3 == 0:
-                await house.stage.post(created, "cancel")
+                await server.stage.post(created, "cancel")
             else:
                 process.end(result(round_ % 3) if round_ % 2 else SandboxFailed("gone"))
-            await house.ended(created)
-        assert house.provider.open == []
+            await server.ended(created)
+        assert server.provider.open == []
 
 
 # Ends
 
 
 async def test_finish_answers_grading_while_it_takes_long_and_ends_once(tiny_model: Path, tmp_path: Path) -> None:
-    async with opened(tiny_model, tmp_path, finish_wait_s=0.05) as house:
+    async with opened(tiny_model, tmp_path, finish_wait_s=0.05) as server:
         go = anyio.Event()
 
         async def slow(task: Task, work: Work) -> Grade:
             await go.wait()
             return Grade(0.0, {"tests": 0.0})
 
-        house.grader.grade_it = slow
-        created = await house.play(agent="external")
-        await house.status(created, "running")
+        server.grader.grade_it = slow
+        created = await server.play(agent="external")
+        await server.status(created, "running")
         for _ in range(2):
-            assert (await house.stage.post(created, "finish"))["status"] == "grading"
+            assert (await server.stage.post(created, "finish"))["status"] == "grading"
         go.set()
-        shown = await house.ended(created)
+        shown = await server.ended(created)
         assert (shown["status"], shown["reward"]) == ("completed", 0.0)
-        assert len(house.grader.graded) == 1
+        assert len(server.grader.graded) == 1
 
 
-async def test_a_submission_ends_an_episode_whose_agent_says_so(house: House) -> None:
-    created = await house.play(agent="eager", task={**TASK, "answer": {"value": "42"}})
-    process = await house.provider.agent()
-    await house.think(process)
+async def test_a_submission_ends_an_episode_whose_agent_says_so(server: EpisodeServer) -> None:
+    created = await server.play(agent="eager", task={**TASK, "answer": {"value": "42"}})
+    process = await server.provider.agent()
+    await server.think(process)
     key = process.command.env["KEY"]
-    assert house.stage.doors.tools is not None
-    await house.stage.doors.tools.open_tools(created["episode_id"], key).submit("42")
-    shown = await house.ended(created)
+    assert server.stage.doors.tools is not None
+    await server.stage.doors.tools.open_tools(created["episode_id"], key).submit("42")
+    shown = await server.ended(created)
     assert shown["status"] == "completed"
-    assert house.grader.graded[0][1].answer == "42"
+    assert server.grader.graded[0][1].answer == "42"
     assert process.killed
 
 
 async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tiny_model, tmp_path) as house:
-        breaking = Breaking(house.stage.journal, monkeypatch)
-        created = await house.play()
-        process = await house.provider.agent()
-        await house.think(process)
+    async with opened(tiny_model, tmp_path) as server:
+        breaking = Breaking(server.stage.journal, monkeypatch)
+        created = await server.play()
+        process = await server.provider.agent()
+        await server.think(process)
         breaking.broken = True
         process.end(result())
         with anyio.fail_after(60):
             while breaking.refused < 3:  # noqa: ASYNC110 - the journal knows no event
                 await anyio.sleep(0.01)
-        assert (await house.stage.get(created))["status"] == "grading"
-        assert house.provider.open == []
+        assert (await server.stage.get(created))["status"] == "grading"
+        assert server.provider.open == []
         breaking.broken = False
-        shown = await house.ended(created)
+        shown = await server.ended(created)
         assert (shown["status"], shown["reward"]) == ("completed", 1.0)
-        assert len(house.grader.graded) == 1
+        assert len(server.grader.graded) == 1
 
 
 async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happened(
@@ -511,38 +513,38 @@ async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happ
         await anyio.sleep_forever()
         raise AssertionError
 
-    async with opened(tiny_model, tmp_path, max_running=2) as house:
-        house.grader.grade_it = for_ever
-        playing, grading, queued = [await house.play() for _ in range(3)]
-        agents = [await house.provider.agent(index) for index in range(2)]  # in either order
+    async with opened(tiny_model, tmp_path, max_running=2) as server:
+        server.grader.grade_it = for_ever
+        playing, grading, queued = [await server.play() for _ in range(3)]
+        agents = [await server.provider.agent(index) for index in range(2)]  # in either order
         (process,) = [one for one in agents if grading["episode_id"] in one.command.argv[2]]
-        await house.think(process)
+        await server.think(process)
         process.end(result())
-        await house.status(grading, "grading")
-        provider = house.provider
+        await server.status(grading, "grading")
+        provider = server.provider
     assert provider.open == []
-    async with opened(tiny_model, tmp_path) as house:
+    async with opened(tiny_model, tmp_path) as server:
         for episode in (playing, grading, queued):
-            shown = await house.stage.get(episode)
+            shown = await server.stage.get(episode)
             assert (shown["status"], shown["reward"]) == ("failed", None)
             assert shown["error"]["type"] == "server_restarted"
             assert shown["error"]["fault"] == "infrastructure"
-        assert len(await house.stage.get(grading, "/turns")) == 1
+        assert len(await server.stage.get(grading, "/turns")) == 1
 
 
-async def test_a_sandbox_that_cannot_be_destroyed_keeps_no_episode_from_ending(house: House) -> None:
-    created = await house.play()
-    process = await house.provider.agent()
-    await house.think(process)
+async def test_a_sandbox_that_cannot_be_destroyed_keeps_no_episode_from_ending(server: EpisodeServer) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
 
     async def stuck() -> None:
-        house.provider.made[0].destroyed += 1
+        server.provider.made[0].destroyed += 1
         raise RuntimeError("the engine says no")
 
-    house.provider.made[0].destroy = stuck  # type: ignore[method-assign]
+    server.provider.made[0].destroy = stuck  # type: ignore[method-assign]
     process.end(result())
-    assert (await house.ended(created))["reward"] == 1.0
-    assert (await house.stage.episode())["status"] == "running"
+    assert (await server.ended(created))["reward"] == 1.0
+    assert (await server.stage.episode())["status"] == "running"
 
 
 # Refused before anything is spent
@@ -562,16 +564,16 @@ async def test_without_sandboxes_what_needs_one_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("fields", "status", "told"),
     [
-        ({"agent": "nobody"}, 422, "puppet"),
+        ({"agent": "nobody"}, 422, "fake"),
         ({"task": {"id": "no-such-task"}}, 422, "no-such-task"),
         ({"task": {**TASK, "sandbox": {"memory_mb": 10**6}}}, 422, "sandboxes.memory_mb"),
         ({"agent": "external", "env": {"A": "b"}}, 422, "env"),
     ],
 )
 async def test_what_cannot_be_played_is_refused_by_name(
-    house: House, fields: dict[str, Any], status: int, told: str
+    server: EpisodeServer, fields: dict[str, Any], status: int, told: str
 ) -> None:
-    answer = await house.stage.control.post("/episodes", json={**PLAYED, **fields})
+    answer = await server.stage.control.post("/episodes", json={**PLAYED, **fields})
     assert answer.status_code == status
     assert told in answer.json()["error"]["message"]
-    assert house.provider.specs == []
+    assert server.provider.specs == []

@@ -1,4 +1,4 @@
-"""Servers that are killed, restarted and stopped: what was acknowledged is there, and nothing is left running."""
+"""Servers that are killed, restarted and stopped: acknowledged turns are there, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONVERSATIONS = 3
 
 @asynccontextmanager
 async def child(model: Path, data_dir: Path, seed: int) -> AsyncIterator[tuple[anyio.abc.Process, str]]:
-    """``staged_child.py`` and the URL of its control door; killed at the end."""
+    """``staged_child.py`` and the URL of its control API; killed at the end."""
     command = [sys.executable, str(HERE / "staged_child.py"), str(model), str(data_dir), str(seed)]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     async with await anyio.open_process(command, stderr=None, env={**os.environ, "PYTHONPATH": path}) as process:
@@ -50,7 +50,8 @@ async def child(model: Path, data_dir: Path, seed: int) -> AsyncIterator[tuple[a
 
 @dataclass
 class Acknowledged:
-    """What agents were told: turn id to episode id and text; and how many tell it."""
+    """The replies that agents received: turn id to episode id and text. ``enough`` is set at ``wanted`` of
+    them."""
 
     turns: dict[str, tuple[str, str]] = field(default_factory=dict)
     enough: anyio.Event = field(default_factory=anyio.Event)

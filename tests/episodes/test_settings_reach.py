@@ -1,4 +1,4 @@
-"""Settings of episodes that no other suite turns: each does what its description says."""
+"""Settings of episodes that no other suite changes: each does what its description says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot serve says so in one line, exits with code 2, and starts nothing."""
+"""A server that cannot start says why in one line, exits with code 2, and leaves nothing running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole episodes in real local sandboxes: prepared, played, graded where the agent never was, and cleared away."""
+"""Whole episodes in real sandboxes: prepared, run, graded in another sandbox, and removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def house(model: Path, folder: Path, **settings: Any) -> AsyncIterator[Stage]:
+async def server(model: Path, folder: Path, **settings: Any) -> AsyncIterator[Stage]:
     work, wanted = light_work(model, folder / "data", folder / "installs", **settings)
     async with staged(model, folder / "data", work=work, **wanted) as stage:
         stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]
@@ -41,7 +41,7 @@ async def ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path) -> None:
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         solved = await played(stage, env={"WORK": SOLVE, "TURNS": "3"})
         assert (solved["status"], solved["reward"], solved["error"]) == ("completed", 1.0, None), solved
         assert solved["stats"]["turns"] == 3
@@ -51,21 +51,21 @@ async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path
 
 
 async def test_an_agent_that_crashes_is_not_a_reward_of_zero(tiny_model: Path, tmp_path: Path) -> None:
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": "raise SystemExit('it broke')"})
         assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "agent")
         assert "it broke" in shown["error"]["message"]
 
 
 async def test_an_agent_that_never_calls_the_model_has_failed(tiny_model: Path, tmp_path: Path) -> None:
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"TURNS": "0"})
         assert (shown["status"], shown["error"]["type"]) == ("failed", "agent_failed")
         assert "without a model call" in shown["error"]["message"]
 
 
 async def test_an_agent_that_never_ends_is_stopped_and_its_work_judged(tiny_model: Path, tmp_path: Path) -> None:
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": SOLVE, "STAY": "1000"}, limits={"wall_s": 4})
         assert (shown["status"], shown["reward"]) == ("timed_out", 1.0), shown
 
@@ -78,7 +78,7 @@ async def test_daemons_left_behind_touch_neither_the_work_nor_the_grading(
         "'while true; do echo ANSWER = 42 > answer.py; done'], start_new_session=True)"
     )
     undo = "import time; time.sleep(0.3); open('answer.py', 'w').write('ANSWER = 41')"
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": f"{daemon}; {undo}; {SOLVE.replace('42', '0')}"})
         assert shown["status"] == "completed"
         assert shown["reward"] in (0.0, 1.0)  # what stood there when it was stopped, and no later change of it
@@ -87,7 +87,7 @@ async def test_daemons_left_behind_touch_neither_the_work_nor_the_grading(
 
 async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> None:
     """From inside one episode the other's address is 404 on its own socket, whatever key is shown."""
-    async with house(tiny_model, tmp_path) as stage:
+    async with server(tiny_model, tmp_path) as stage:
         first = await stage.episode(task=TASK, agent="light", env={"STAY": "30"})
         probe = (
             "import urllib.error\n"
@@ -118,7 +118,7 @@ async def test_many_at_once_are_each_accounted_for(
         "episodes": {"max_running": count},
         "grading": {"parallel": 4},
     }
-    async with house(tiny_model, tmp_path, **settings) as stage:
+    async with server(tiny_model, tmp_path, **settings) as stage:
         shown: list[dict[str, Any]] = []
 
         async def one(index: int) -> None:
@@ -141,7 +141,7 @@ async def test_many_at_once_are_each_accounted_for(
 async def test_an_image_that_is_not_there_is_the_tasks_failure_and_named(
     tiny_model: Path, tmp_path: Path, docker_image: str
 ) -> None:
-    async with house(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
+    async with server(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
         shown = await played(stage, task={**TASK, "image": "turnstile-no-such-image:1"})
         assert (shown["status"], shown["error"]["fault"], shown["reward"]) == ("failed", "task", None)
         assert "turnstile-no-such-image:1" in shown["error"]["message"]
@@ -151,7 +151,7 @@ async def test_an_image_that_is_not_there_is_the_tasks_failure_and_named(
 async def test_work_in_docker_is_rewarded_by_hidden_tests(
     tiny_model: Path, tmp_path: Path, docker_image: str
 ) -> None:
-    async with house(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
+    async with server(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
         solved = await played(stage, env={"WORK": SOLVE})
         assert (solved["status"], solved["reward"]) == ("completed", 1.0), solved
         idle = await played(stage)

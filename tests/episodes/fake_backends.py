@@ -1,7 +1,6 @@
-"""Sandboxes, agents and a grader that do what a test says, when it says: for the life cycle alone.
+"""Fake sandboxes, agents and grader, steered by a test: for the life cycle of episodes alone.
 
-What a sandbox really does is proved by tests/sandboxes on real ones; whole episodes in real sandboxes by
-test_whole_episodes.py beside this file.
+tests/sandboxes tests real sandboxes, and test_whole_episodes.py beside this file runs episodes in them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def result(code: int = 0, output: bytes = b"") -> ExecResult:
     return ExecResult(code, output, b"", 0, False, 0.0)
 
 
-class PuppetProcess:
+class FakeProcess:
     def __init__(self, command: Command) -> None:
         self.command = command
         self.killed = False
@@ -54,7 +53,7 @@ class PuppetProcess:
 
 
 @dataclass
-class PuppetSandbox:
+class FakeSandbox:
     """``execs``: what set-up commands give, by their text; ``work``: what ``download`` gives."""
 
     sandbox_id: str
@@ -64,7 +63,7 @@ class PuppetSandbox:
     destroyed: int = 0
     stopped: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
-    processes: list[PuppetProcess] = field(default_factory=list)
+    processes: list[FakeProcess] = field(default_factory=list)
     execs: dict[str, ExecResult] = field(default_factory=dict)
     work: bytes | Exception = b"work"
     started: anyio.Event = field(default_factory=anyio.Event)
@@ -76,8 +75,8 @@ class PuppetSandbox:
     async def exec(self, command: Command) -> ExecResult:
         return self.execs.get(command.argv[-1], result())
 
-    async def start(self, command: Command) -> PuppetProcess:
-        self.processes.append(PuppetProcess(command))
+    async def start(self, command: Command) -> FakeProcess:
+        self.processes.append(FakeProcess(command))
         self.started.set()
         return self.processes[-1]
 
@@ -108,25 +107,25 @@ class PuppetSandbox:
             process.end(SandboxFailed("the sandbox was destroyed"))
 
 
-class PuppetProvider:
+class FakeProvider:
     """``making``: awaited in every creation; raise in it to fail one."""
 
-    name = "puppets"
+    name = "fake"
     isolated = True
     missing: str | None = None
 
     def __init__(self) -> None:
-        self.made: list[PuppetSandbox] = []
+        self.made: list[FakeSandbox] = []
         self.specs: list[SandboxSpec] = []
         self.execs: dict[str, ExecResult] = {}
         self.making: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None: ...
 
-    async def create(self, spec: SandboxSpec) -> PuppetSandbox:
+    async def create(self, spec: SandboxSpec) -> FakeSandbox:
         self.specs.append(spec)
         await self.making()
-        self.made.append(PuppetSandbox(f"sb-{len(self.made)}", execs=self.execs))
+        self.made.append(FakeSandbox(f"sb-{len(self.made)}", execs=self.execs))
         return self.made[-1]
 
     async def close(self) -> None: ...
@@ -136,7 +135,7 @@ class PuppetProvider:
         """Sandboxes that were made and not destroyed."""
         return [sandbox.sandbox_id for sandbox in self.made if not sandbox.destroyed]
 
-    async def agent(self, index: int = 0) -> PuppetProcess:
+    async def agent(self, index: int = 0) -> FakeProcess:
         """The agent's process in the ``index``-th sandbox, once it runs."""
         with anyio.fail_after(60):
             while len(self.made) <= index:  # noqa: ASYNC110 - several tests' steps lead here
@@ -145,7 +144,7 @@ class PuppetProvider:
         return self.made[index].processes[0]
 
 
-class PuppetGrader:
+class FakeGrader:
     def __init__(self) -> None:
         self.graded: list[tuple[str, Work]] = []
         self.grade_it: Callable[[Task, Work], Awaitable[Grade]] = self._full
@@ -158,16 +157,16 @@ class PuppetGrader:
         return await self.grade_it(task, work)
 
 
-PUPPET = AgentSpec(
-    name="puppet",
+FAKE_AGENT = AgentSpec(
+    name="fake",
     version="1",
-    summary="Does what the test says.",
+    summary="Steered by a test.",
     command=("play", "{instruction}", "{model_url}/v1", "{tool_url}"),
     env={"KEY": "{episode_key}", "TURNS": "{max_turns}"},
     success=(0, 7),
 )
-EAGER = PUPPET.model_copy(update={"name": "eager", "ends_on_submit": True})
-TALKER = PUPPET.model_copy(
+EAGER = FAKE_AGENT.model_copy(update={"name": "eager", "ends_on_submit": True})
+TALKER = FAKE_AGENT.model_copy(
     update={
         "name": "talker",
         "stdin": "Please: {instruction}",
@@ -177,16 +176,16 @@ TALKER = PUPPET.model_copy(
 
 
 @dataclass
-class Theatre:
-    provider: PuppetProvider
-    grader: PuppetGrader
-    work: Backends
+class FakeBackends:
+    provider: FakeProvider
+    grader: FakeGrader
+    backends: Backends
 
 
-def theatre(folder: Path, **settings: Any) -> Theatre:
+def fake_backends(folder: Path, **settings: Any) -> FakeBackends:
     made = build_backends(Settings(**{"data_dir": folder, **settings}))
-    provider, grader = PuppetProvider(), PuppetGrader()
-    agents = AgentRegistry({spec.name: spec for spec in (PUPPET, EAGER, TALKER)})
+    provider, grader = FakeProvider(), FakeGrader()
+    agents = AgentRegistry({spec.name: spec for spec in (FAKE_AGENT, EAGER, TALKER)})
     installer = Installer(AgentSettings(install_dir=folder))
     work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
-    return Theatre(provider, grader, work)
+    return FakeBackends(provider, grader, work)
