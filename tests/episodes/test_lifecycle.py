@@ -51,7 +51,7 @@ def lifecycle(
 # Transitions
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(TRANSITIONS, EpisodeStatus)))
+@pytest.mark.parametrize(("before", "after"), list(product(sorted(TRANSITIONS), EpisodeStatus)))
 def test_a_status_moves_only_along_the_transitions(before: EpisodeStatus, after: EpisodeStatus) -> None:
     life = lifecycle(before if before not in ENDED else S.GRADING)
     if before in ENDED:
