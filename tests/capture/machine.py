@@ -621,7 +621,7 @@ class CaptureMachine(RuleBasedStateMachine):
         assert [f"turn_{s.sample_id.removeprefix('smp_')}" for s in everything.samples] == leaves
         assert {s.sample_id for s in out.samples} <= {s.sample_id for s in everything.samples}
         assert everything.untrained == out.untrained
-        assert everything.stats == out.stats
+        assert everything.stats == out.stats == self.tree.statistics(facts.discarded)
         assert out.stats.model_dump() == {**self.oracle.statistics(), "discarded": dict(self.discarded)}
         for reason in reasons.values():
             self.saw(f"untrained:{reason}")

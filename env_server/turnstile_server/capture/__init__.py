@@ -3,7 +3,7 @@
 Pure: no I/O, no clock, no task. The gate pushes turns in and asks questions.
 """
 
-from turnstile_server.capture.export import EpisodeFacts, episode_statistics, export_forest, export_samples
+from turnstile_server.capture.export import EpisodeFacts, export_forest, export_samples
 from turnstile_server.capture.match import CallMatch
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.retry import Action, EarlierCall, decide
@@ -17,7 +17,6 @@ __all__ = [
     "Node",
     "TokenTree",
     "decide",
-    "episode_statistics",
     "export_forest",
     "export_samples",
 ]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from turnstile.models import (
-    EpisodeStats,
     EpisodeStatus,
     ForestRow,
     Sample,
@@ -28,7 +27,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.provenance import Origin, origins
-from turnstile_server.capture.statistics import statistics
+from turnstile_server.capture.statistics import SUPERSEDED, statistics, untrained_reasons
 from turnstile_server.capture.tree import TokenTree
 
 
@@ -73,7 +72,7 @@ class Selection:
 
 def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
     """The rows of an episode; see ``export_samples``."""
-    of_root = origins(tree)
+    of_root = origins(tree.roots, tree)
     reasons = untrained_reasons(tree, of_root)
     owner = _owners(tree, reasons)
     exported = set(owner.values())
@@ -81,14 +80,9 @@ def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
     of_leaf: dict[str, Origin] = {}
     for leaf in leaves:
         origin = of_root[leaf.path()[0].turn.turn_id]
-        retried = reasons.get(leaf.turn.turn_id) == "superseded"
+        retried = reasons.get(leaf.turn.turn_id) == SUPERSEDED
         of_leaf[leaf.turn.turn_id] = Origin("retry", origin.cause) if retried else origin
     return Selection(leaves, owner, of_leaf, _untrained(tree, reasons))
-
-
-def episode_statistics(tree: TokenTree, discarded: Mapping[str, int]) -> EpisodeStats:
-    """The statistics that ``export_samples`` gives, without building the rows."""
-    return statistics(tree, _untrained(tree, untrained_reasons(tree, origins(tree))), discarded)
 
 
 def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
@@ -99,28 +93,6 @@ def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, 
     )
 
 
-def untrained_reasons(tree: TokenTree, of_root: Mapping[str, Origin]) -> dict[str, str]:
-    """Turn id to the reason why its completion is never trained by default; the others are trained once."""
-    reasons = {turn_id: "auxiliary" for turn_id, origin in of_root.items() if origin.kind == "auxiliary"}
-    siblings: dict[str, list[Node]] = {}
-    for node in tree:
-        siblings.setdefault(node.turn.request_key, []).append(node)
-        turn = node.turn
-        if turn.finish_reason == "abort":
-            reasons[turn.turn_id] = "interrupted"
-        elif turn.sampling.given:
-            reasons[turn.turn_id] = "given"
-        elif turn.sampling.constrained:
-            reasons[turn.turn_id] = "constrained"
-        elif turn.sampling.temperature == 0:
-            reasons[turn.turn_id] = "greedy"
-    for nodes in siblings.values():
-        for index, node in enumerate(nodes):
-            if not node.children and any(later.children for later in nodes[index + 1 :]):
-                reasons[node.turn.turn_id] = "superseded"
-    return reasons
-
-
 def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
     """Turn id to the id of the leaf whose row trains it: the earliest leaf that is trained itself, else the
     earliest one. A superseded leaf owns nothing: its sibling's descendants come first."""
@@ -128,7 +100,7 @@ def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
 
     def rank(leaf: Node) -> tuple[bool, bool]:
         reason = reasons.get(leaf.turn.turn_id)
-        return (reason == "superseded", reason is not None)
+        return (reason == SUPERSEDED, reason is not None)
 
     leaves = sorted(tree.leaves(), key=rank)
     for leaf in leaves:

@@ -8,14 +8,13 @@ headers say. No agent's name and no wording of any agent occurs here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnstile.models import BreakReason, Cause, Role, SampleKind, Turn
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.quote_index import QuoteIndex
-from turnstile_server.capture.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +25,13 @@ class Origin:
     cause: Cause | None = None
 
 
-def origins(tree: TokenTree) -> dict[str, Origin]:
-    """Root turn id to its origin; ``docs/matching.md`` prints the rules.
-
-    Auxiliary is a conversation of its own that could not do the task: one call, without tools where another
-    conversation has them, or for a single token. An agent that never offers tools has no such calls.
-    """
-    roots = sorted(tree.roots, key=lambda root: start(root.turn))
-    with_tools = sum(_offers_tools(root.turn) for root in roots)
-    probes = sum(_one_token(root.turn) for root in roots)
-    auxiliary = {
-        root.turn.turn_id
-        for root in roots
-        if not root.children
-        and _of_its_own(root.turn)
-        and (probes < len(roots) if _one_token(root.turn) else with_tools and not _offers_tools(root.turn))
-    }
+def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
+    """Root turn id to its origin; ``docs/matching.md`` prints the rules. ``nodes``: all of the tree's."""
+    roots = sorted(roots, key=lambda root: start(root.turn))
+    auxiliary = _side_calls(roots)
     # By start, not by commit: a short side call may overtake the first call of the episode.
     main = next((root for root in roots if root.turn.turn_id not in auxiliary), None)
-    causes = Causes((node.turn for node in tree) if len(roots) > 1 else (), auxiliary)
+    causes = Causes((node.turn for node in nodes) if len(roots) > 1 else (), auxiliary)
     beginnings = _Beginnings()
     found: dict[str, Origin] = {}
     for root in roots:
@@ -64,6 +51,34 @@ def origins(tree: TokenTree) -> dict[str, Origin]:
             # Asked for only to be built on: of the compaction, and no auxiliary call.
             found[root.turn.turn_id] = Origin("compaction", found[root.turn.turn_id].cause)
     return found
+
+
+def auxiliary_roots(roots: Sequence[Node], nodes: Iterable[Node]) -> set[str]:
+    """Turn ids of the roots of kind ``auxiliary``, by ``origins``.
+
+    The answer changes only when a root is added, when a root gets its first child, and when a turn is added that
+    started before a root: ``RunningStatistics`` relies on that.
+    """
+    if not _side_calls(roots):
+        return set()
+    return {turn_id for turn_id, origin in origins(roots, nodes).items() if origin.kind == "auxiliary"}
+
+
+def _side_calls(roots: Sequence[Node]) -> set[str]:
+    """Turn ids of the roots that are auxiliary, unless a conversation goes on from them.
+
+    That is a conversation of its own that could not do the task: one call, without tools where another
+    conversation has them, or for a single token. An agent that never offers tools has no such calls.
+    """
+    with_tools = sum(_offers_tools(root.turn) for root in roots)
+    probes = sum(_one_token(root.turn) for root in roots)
+    return {
+        root.turn.turn_id
+        for root in roots
+        if not root.children
+        and _of_its_own(root.turn)
+        and (probes < len(roots) if _one_token(root.turn) else with_tools and not _offers_tools(root.turn))
+    }
 
 
 def _origin(root: Node, main: Node, cause: Cause | None, auxiliary: bool) -> Origin:

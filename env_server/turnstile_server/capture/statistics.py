@@ -1,23 +1,75 @@
-"""Statistics of an episode, recomputed from its turns: there is no counter that could drift from the truth."""
+"""Statistics of an episode: why completions are untrained, and the sums over all turns.
+
+Each rule is here twice. ``untrained_reasons`` and ``statistics`` state the rules over the whole tree; exports use
+them. ``RunningStatistics`` keeps the same figures turn by turn, so that asking for them costs the same at any
+length. What must hold: both are equal after every turn (``tests/capture/test_statistics.py``).
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from turnstile.models import EpisodeStats, Untrained
-from turnstile_server.capture.tree import TokenTree
+from turnstile.models import EpisodeStats, Turn, Untrained
+from turnstile_server.capture.node import Node
+from turnstile_server.capture.provenance import Origin, auxiliary_roots, start
+
+AUXILIARY = "auxiliary"
+SUPERSEDED = "superseded"
 
 
-def statistics(tree: TokenTree, untrained: Iterable[Untrained], discarded: Mapping[str, int]) -> EpisodeStats:
-    """``branches``: turns that are not the first child of their parent; siblings by retry count too."""
+def own_reason(turn: Turn) -> str | None:
+    """Why the turn by itself is untrained by default; None where nothing in it says so."""
+    if turn.finish_reason == "abort":
+        return "interrupted"
+    if turn.sampling.given:
+        return "given"
+    if turn.sampling.constrained:
+        return "constrained"
+    if turn.sampling.temperature == 0:
+        return "greedy"
+    return None
+
+
+def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> dict[str, str]:
+    """Turn id to the reason why its completion is never trained by default; all others are trained once.
+
+    ``nodes``: all nodes, in commit order. A childless turn is superseded when a later turn of the same request has
+    a child. That reason wins over the turn's own, and the turn's own over ``auxiliary``.
+    """
+    reasons = dict.fromkeys((turn_id for turn_id, root in of_root.items() if root.kind == AUXILIARY), AUXILIARY)
+    siblings: dict[str, list[Node]] = {}
+    for node in nodes:
+        siblings.setdefault(node.turn.request_key, []).append(node)
+        own = own_reason(node.turn)
+        if own is not None:
+            reasons[node.turn.turn_id] = own
+    for same_request in siblings.values():
+        followed = False
+        for node in reversed(same_request):
+            if node.children:
+                followed = True
+            elif followed:
+                reasons[node.turn.turn_id] = SUPERSEDED
+    return reasons
+
+
+def statistics(
+    nodes: Iterable[Node], untrained: Iterable[Untrained], discarded: Mapping[str, int]
+) -> EpisodeStats:
+    """The statistics, summed over ``nodes``. ``branches``: each node's children after the first, sibling turns of
+    a retry count too."""
     untrained_tokens: Counter[str] = Counter()
     for entry in untrained:
         untrained_tokens[entry.reason] += entry.tokens
     breaks: Counter[str] = Counter()
     cosmetic: Counter[str] = Counter()
-    sampled = rerendered = branches = 0
-    for node in tree:
+    sampled = rerendered = branches = turns = roots = 0
+    for node in nodes:
+        turns += 1
+        roots += node.parent is None
         sampled += len(node.turn.completion_ids)
         rerendered += node.turn.rerendered_tokens
         branches += max(0, len(node.children) - 1)
@@ -30,9 +82,128 @@ def statistics(tree: TokenTree, untrained: Iterable[Untrained], discarded: Mappi
         untrained=dict(untrained_tokens),
         discarded=dict(discarded),
         rerendered_tokens=rerendered,
-        turns=len(tree),
-        roots=len(tree.roots),
+        turns=turns,
+        roots=roots,
         branches=branches,
         breaks=dict(breaks),
         cosmetic=dict(cosmetic),
     )
+
+
+@dataclass(slots=True)
+class _SameRequest:
+    """Turns of one request, in commit order. Of them, the childless ones before ``followed`` are superseded."""
+
+    nodes: list[Node] = field(default_factory=list)
+    followed: int = -1
+    """``seq`` of the latest turn that has a child."""
+
+
+class RunningStatistics:
+    """The figures of ``statistics``, kept turn by turn.
+
+    Each turn costs a constant amount. Which roots are auxiliary depends on the roots and on earlier turns, so that
+    is asked anew only after a change that may decide it (``add``), when the figures are next wanted.
+    """
+
+    def __init__(self) -> None:
+        self._sampled = self._rerendered = self._branches = self._turns = self._roots = 0
+        self._breaks: Counter[str] = Counter()
+        self._cosmetic: Counter[str] = Counter()
+        self._untrained: Counter[str] = Counter()
+        """Tokens by reason, without ``auxiliary``."""
+        self._requests: dict[str, _SameRequest] = {}
+        self._superseded: set[str] = set()
+        self._last_root: tuple[float, int] = (float("-inf"), -1)
+        self._auxiliary_tokens = 0
+        self._auxiliary_stale = False
+
+    def add(self, node: Node) -> None:
+        """Count a node that the tree has just taken; it is the last of its parent's children already."""
+        turn, parent = node.turn, node.parent
+        self._turns += 1
+        self._sampled += len(turn.completion_ids)
+        self._rerendered += turn.rerendered_tokens
+        self._cosmetic.update(turn.echo)
+        if turn.break_ is not None:
+            self._breaks[turn.break_.reason.value] += 1
+        own = own_reason(turn)
+        if own is not None:
+            self._untrained[own] += len(turn.completion_ids)
+        request = self._requests.setdefault(turn.request_key, _SameRequest())
+        insort(request.nodes, node, key=_seq)
+        if turn.seq < request.followed:
+            self._set_superseded(node, True)
+        if parent is None:
+            self._roots += 1
+            self._auxiliary_stale = True
+            self._last_root = max(self._last_root, start(turn))
+        elif len(parent.children) == 1:
+            self._first_child(parent)
+        else:
+            self._branches += 1
+        if start(turn) < self._last_root:  # it may have caused a root that was added before it
+            self._auxiliary_stale = True
+
+    def figures(self, roots: Sequence[Node], nodes: Iterable[Node], discarded: Mapping[str, int]) -> EpisodeStats:
+        """The statistics as they are now. ``roots`` and ``nodes`` are all of the tree's."""
+        if self._auxiliary_stale:
+            self._auxiliary_tokens = self._count_auxiliary(roots, nodes)
+            self._auxiliary_stale = False
+        untrained = {reason: tokens for reason, tokens in self._untrained.items() if tokens}
+        if self._auxiliary_tokens:
+            untrained[AUXILIARY] = self._auxiliary_tokens
+        return EpisodeStats(
+            sampled_tokens=self._sampled,
+            trained_tokens=self._sampled - sum(untrained.values()),
+            untrained=untrained,
+            discarded=dict(discarded),
+            rerendered_tokens=self._rerendered,
+            turns=self._turns,
+            roots=self._roots,
+            branches=self._branches,
+            breaks=dict(self._breaks),
+            cosmetic=dict(self._cosmetic),
+        )
+
+    def _first_child(self, parent: Node) -> None:
+        """``parent`` is childless no more: it is not superseded, and what came before it of its request is."""
+        if parent.parent is None:
+            self._auxiliary_stale = True
+        request, seq = self._requests[parent.turn.request_key], parent.turn.seq
+        if seq < request.followed:
+            self._set_superseded(parent, False)
+            return
+        first = bisect_right(request.nodes, request.followed, key=_seq)
+        last = bisect_left(request.nodes, seq, key=_seq)
+        for earlier in request.nodes[first:last]:
+            self._set_superseded(earlier, True)
+        request.followed = seq
+
+    def _set_superseded(self, node: Node, superseded: bool) -> None:
+        sign, tokens = (1 if superseded else -1), len(node.turn.completion_ids)
+        own = own_reason(node.turn)
+        if own is not None:
+            self._untrained[own] -= sign * tokens
+        self._untrained[SUPERSEDED] += sign * tokens
+        if superseded:
+            self._superseded.add(node.turn.turn_id)
+        else:
+            self._superseded.remove(node.turn.turn_id)
+        if node.parent is None:
+            self._auxiliary_stale = True
+
+    def _count_auxiliary(self, roots: Sequence[Node], nodes: Iterable[Node]) -> int:
+        """Tokens of the roots whose only reason is that they are auxiliary."""
+        auxiliary = auxiliary_roots(roots, nodes)
+        return sum(
+            len(root.turn.completion_ids)
+            for root in roots
+            if root.turn.turn_id in auxiliary
+            and root.turn.turn_id not in self._superseded
+            and own_reason(root.turn) is None
+        )
+
+
+def _seq(node: Node) -> int:
+    return node.turn.seq

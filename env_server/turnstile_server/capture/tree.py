@@ -9,12 +9,13 @@ fixed before its generation, so concurrent calls become siblings.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from turnstile.models import Message, Tool, Turn
+from turnstile.models import EpisodeStats, Message, Tool, Turn
 from turnstile_server.capture.keys import Key, chain, group
 from turnstile_server.capture.match import CallMatch, PathCache, explain_break, find_parent
 from turnstile_server.capture.node import Node
+from turnstile_server.capture.statistics import RunningStatistics
 
 WALKS = 8
 """Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
@@ -29,6 +30,7 @@ class TokenTree:
         self._by_end: dict[Key, list[Node]] = {}
         self._by_request: dict[str, list[Node]] = {}
         self._walks: deque[PathCache] = deque(maxlen=WALKS)
+        self._statistics = RunningStatistics()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -105,7 +107,12 @@ class TokenTree:
         self._by_end.setdefault(key, []).append(node)
         self._by_request.setdefault(turn.request_key, []).append(node)
         (parent.children if parent is not None else self.roots).append(node)
+        self._statistics.add(node)
         return node
+
+    def statistics(self, discarded: Mapping[str, int]) -> EpisodeStats:
+        """The statistics that ``export_samples`` gives, at the same cost however many turns there are."""
+        return self._statistics.figures(self.roots, self._nodes.values(), discarded)
 
     def leaves(self) -> list[Node]:
         """Childless nodes in commit order."""

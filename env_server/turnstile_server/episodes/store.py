@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, Sampling
-from turnstile_server.capture import EpisodeFacts, TokenTree, episode_statistics
+from turnstile_server.capture import EpisodeFacts, TokenTree
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
 
@@ -102,7 +102,7 @@ class Forest:
 
     def counted(self, episode: Episode) -> Episode:
         """The episode with its statistics as they are now."""
-        return episode.model_copy(update={"stats": episode_statistics(self.tree, self.discarded)})
+        return episode.model_copy(update={"stats": self.tree.statistics(self.discarded)})
 
     def facts(self, episode: Episode) -> EpisodeFacts:
         """What every exported row of the episode carries."""
