@@ -1,30 +1,30 @@
 """SGLang as the engine: attaches to a running server by URL and speaks its native ``/generate``.
 
-Owns the client side of one server. What must hold: ids outside the vocabulary never leave (one of them ends an
-SGLang server); every call that ends otherwise than by its finish is aborted on the server; weights change
-only in the order pause (retract), update, continue, which leaves no stale attention cache. It never
-tokenizes: at start it asks the server to, and compares.
+Owns the client side of one server. What must hold: ids outside the vocabulary are never sent (one of them ends an
+SGLang server); every call that ends without a finish is aborted on the server; weights change only in the order
+pause (retract), update, continue, which leaves no stale attention cache. It never tokenizes: at start it asks the
+server to, and compares.
 
 Rids are used once and must not be prefixes of each other: SGLang's scheduler aborts by prefix.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import numpy as np
 import orjson
 
 from turnstile.models import Float32Array, Int32Array
-from turnstile_server.engines.http_client import EngineHttp, Reply
+from turnstile_server.engines.http_client import EngineHttp, EngineReply
 from turnstile_server.engines.protocol import (
     EngineCapabilities,
     EngineChunk,
@@ -59,7 +59,10 @@ log = logging.getLogger(__name__)
 
 ABORT_INTERVAL_S: Final = 0.2
 ABORT_REPEATS: Final = 10
-"""An abort that comes before SGLang has registered the call is forgotten, so it is repeated."""
+"""SGLang forgets an abort that comes before it has registered the call, so the abort is repeated."""
+
+LAST_ABORT_S: Final = 5.0
+"""Time to abort a call that has ended here without a finish; its caller waits that long at most."""
 
 SCORE_PARALLEL: Final = 8
 """Calls in flight while one score is made position by position."""
@@ -89,7 +92,7 @@ class SGLangEngine:
         self._vocab_size = vocab_size
         self._http = EngineHttp(url, settings, unix_socket=unix_socket)
         self._facts: ServerFacts | None = None
-        self._control = asyncio.Lock()
+        self._control = anyio.Lock()
         self._paused: bool = False
         self._version: str | None = None
         """The weights the server was last known to have; None after an update that may have failed half-way."""
@@ -98,8 +101,6 @@ class SGLangEngine:
         self._deferred_aborts: set[str] = set()
         self._folder_of: dict[str, str] = {}
         """Every name of weights that was served since start, and the folder it named."""
-        self._insisting: set[asyncio.Task[None]] = set()
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -119,13 +120,6 @@ class SGLangEngine:
         self._version = self._facts.weight_version
 
     async def close(self) -> None:
-        for task in self._insisting:
-            task.cancel()
-        tasks = list(self._background)
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._settings.stop_grace_s)
-        for task in tasks:
-            task.cancel()
         await self._http.close()
 
     async def generate(
@@ -159,9 +153,9 @@ class SGLangEngine:
             if self._live.get(rid) is call:
                 del self._live[rid]
             if not settled:
-                self._later(self._quietly(self.abort(rid)))
+                await self._abort_ended(rid)
 
-    async def _unstreamed(self, reply: Reply, version: str | None) -> AsyncGenerator[EngineChunk]:
+    async def _unstreamed(self, reply: EngineReply, version: str | None) -> AsyncGenerator[EngineChunk]:
         reader = ReplyReader(version)
         chunk = reader.read(parse_json(await reply.body(), "The engine's answer"))
         if chunk is None or chunk.finish is None:
@@ -169,7 +163,7 @@ class SGLangEngine:
         self._check_output(chunk.ids)
         yield chunk
 
-    async def _streamed(self, reply: Reply, version: str | None) -> AsyncGenerator[EngineChunk]:
+    async def _streamed(self, reply: EngineReply, version: str | None) -> AsyncGenerator[EngineChunk]:
         if reply.content_type != "text/event-stream":
             start = (await reply.body())[:120].decode("utf-8", "replace")
             raise EngineProtocolError(f"The engine's answer is {reply.content_type}, not a stream: {start!r}.")
@@ -199,22 +193,17 @@ class SGLangEngine:
             self._deferred_aborts.add(rid)
             return
         await self._post_abort(rid)
-        if call is not None:
-            self._insist(rid, call)
+        for _ in range(ABORT_REPEATS):
+            if call is None or self._live.get(rid) is not call:
+                return
+            await anyio.sleep(ABORT_INTERVAL_S)
+            if self._live.get(rid) is call:
+                await _logged(self._post_abort(rid))
 
-    def _insist(self, rid: str, call: _LiveCall) -> None:
-        """Repeats an abort a few times, until the call has ended."""
-
-        async def repeat() -> None:
-            for _ in range(ABORT_REPEATS):
-                await asyncio.sleep(ABORT_INTERVAL_S)
-                if self._live.get(rid) is not call:
-                    return
-                await self._quietly(self._post_abort(rid))
-
-        task = asyncio.get_running_loop().create_task(repeat())
-        self._insisting.add(task)
-        task.add_done_callback(self._insisting.discard)
+    async def _abort_ended(self, rid: str) -> None:
+        """Aborts a call that has ended here without a finish. Its caller may have been cancelled."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LAST_ABORT_S):
+            await _logged(self.abort(rid))
 
     async def _post_abort(self, rid: str) -> None:
         await self._post("/abort_request", {"rid": rid}, self._settings.control_timeout_s)
@@ -232,9 +221,10 @@ class SGLangEngine:
         # SGLang gives input logprobs at temperature 1 only (0.5.23, layers/logits_processor.py); the logprob
         # of a named id at the next position is scaled (layers/sampler.py). The prefix cache makes each of
         # these calls one step.
-        slots = asyncio.Semaphore(SCORE_PARALLEL)
+        slots = anyio.Semaphore(SCORE_PARALLEL)
+        scores = np.zeros(len(input_ids) - start, np.float32)
 
-        async def at(position: int) -> float:
+        async def score_at(position: int) -> None:
             token = int(input_ids[position])
             async with slots:
                 payload = await self._score_call(
@@ -242,14 +232,15 @@ class SGLangEngine:
                     EngineSampling(max_new_tokens=1, temperature=temperature),
                     {"token_ids_logprob": [token]},
                 )
-            return chosen_logprob(payload, token)
+            scores[position - start] = chosen_logprob(payload, token)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(at(position)) for position in range(start, len(input_ids))]
-        except BaseExceptionGroup as errors:
+            async with anyio.create_task_group() as group:
+                for position in range(start, len(input_ids)):
+                    group.start_soon(score_at, position)
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # one failed call fails the score; the others were cancelled
-        return np.array([task.result() for task in tasks], np.float32)
+        return scores
 
     async def _score_call(self, input_ids: Int32Array, sampling: EngineSampling, extra: dict[str, Any]) -> Any:
         if self._http.hold.held:
@@ -258,11 +249,9 @@ class SGLangEngine:
         body = generate_body(input_ids, sampling, rid=rid, stream=False, extra=extra)
         settled = False
         try:
-            async with (
-                asyncio.timeout(self._settings.control_timeout_s),
-                self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply,
-            ):
-                answer = await reply.body()
+            with anyio.fail_after(self._settings.control_timeout_s):
+                async with self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply:
+                    answer = await reply.body()
             if reply.status != 200:
                 raise error_for_status(reply.status, answer)
             settled = True
@@ -274,7 +263,7 @@ class SGLangEngine:
             ) from error
         finally:
             if not settled:
-                self._later(self._quietly(self.abort(rid)))
+                await self._abort_ended(rid)
 
     async def state(self) -> EngineState:
         try:
@@ -315,8 +304,8 @@ class SGLangEngine:
                 self._folder_of[version] = path
             finally:
                 if not self._paused:
-                    # Shielded: an engine left paused would hold every call.
-                    await asyncio.shield(self._later(self._resume()))
+                    with anyio.CancelScope(shield=True):  # an engine left paused would hold every call
+                        await self._resume()
 
     async def _refuse_reused_name(self, path: str, version: str) -> None:
         info = await self._model_info()
@@ -327,49 +316,34 @@ class SGLangEngine:
 
     async def _pause(self, mode: PauseMode) -> None:
         if not self._http.hold.held:
-            self._http.hold.held = True
+            self._http.hold.hold()
             self._pauses += 1
         try:
             await self._post("/pause_generation", {"mode": mode}, self._settings.control_timeout_s)
         except TurnstileError:
-            self._release_hold()
+            await self._release_hold()
             raise
 
     async def _resume(self) -> None:
         await self._post("/continue_generation", {}, self._settings.control_timeout_s)
         self._paused = False
-        self._release_hold()
+        await self._release_hold()
 
-    def _release_hold(self) -> None:
-        if self._http.hold.held and not self._paused:
-            self._http.hold.held = False
-            self._http.hold.released_at = asyncio.get_running_loop().time()
-            aborts, self._deferred_aborts = self._deferred_aborts, set()
-            if aborts:
-                self._later(self._abort_deferred(aborts))
-
-    async def _abort_deferred(self, rids: set[str]) -> None:
-        await asyncio.sleep(ABORT_INTERVAL_S)  # until SGLang has passed the calls on
-        for rid in rids:
-            await self._quietly(self.abort(rid))
+    async def _release_hold(self) -> None:
+        if not self._http.hold.held or self._paused:
+            return
+        self._http.hold.release()
+        aborts, self._deferred_aborts = self._deferred_aborts, set()
+        if aborts:
+            await anyio.sleep(ABORT_INTERVAL_S)  # until SGLang has passed the calls on to its scheduler
+            async with anyio.create_task_group() as group:
+                for rid in aborts:
+                    group.start_soon(_logged, self.abort(rid))
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
         status, answer = await self._http.request("POST", path, orjson.dumps(body), timeout_s=timeout_s)
         if status != 200:
             raise error_for_status(status, answer)
-
-    async def _quietly(self, abort: Coroutine[Any, Any, None]) -> None:
-        try:
-            await abort
-        except TurnstileError as error:
-            log.warning("a call could not be aborted on the engine: %s", error.message)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs ``work`` beyond the caller's cancellation; ``close`` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
     def _check_input(self, input_ids: Int32Array) -> None:
         if input_ids.ndim != 1 or input_ids.dtype.kind != "i" or len(input_ids) == 0:
@@ -383,6 +357,14 @@ class SGLangEngine:
         size = self.capabilities.vocab_size
         if len(ids) and int(ids.max()) >= size:
             raise EngineProtocolError(f"The engine sampled id {int(ids.max())}, outside the vocabulary of {size}.")
+
+
+async def _logged(abort: Awaitable[None]) -> None:
+    """Awaits an abort that nothing depends on."""
+    try:
+        await abort
+    except TurnstileError as error:
+        log.warning("a call could not be aborted on the engine: %s", error.message)
 
 
 def _same_folder(left: str, right: str) -> bool:

@@ -1,21 +1,21 @@
-"""What an SGLang server says about itself at start, and whether it is the right server.
+"""Reads an SGLang server at start, and checks that it is the right one.
 
-Owns the waiting for readiness and the comparison of tokenizers. Every reason not to serve is a StartupError
-that names what is wrong and what to do.
+Owns the wait for readiness and the comparison of tokenizers. Every reason not to serve is a StartupError that
+names what is wrong and what to do.
 
 Endpoints (sglang 0.5.23): ``/model_info`` (model_path, served_model_name, weight_version), ``/server_info``
 (server arguments, max_req_input_len), ``/v1/models`` (max_model_len), ``/tokenize``. None of them gives the
-vocabulary size, so it is read off the server's model folder where that is readable from here, else off ours.
+vocabulary size, so it is read from the server's model folder where that is readable from here, else from ours.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import orjson
 
 from turnstile_server.engines.http_client import EngineHttp
@@ -44,7 +44,10 @@ SCALED_INPUT_LOGPROBS: Final = "turnstile_scaled_input_logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """``weight_version``: the weights it had at start."""
+    """A server as it was at start.
+
+    ``scales_input_logprobs``: its input logprobs follow the call's temperature. ``weight_version``: its weights.
+    """
 
     capabilities: EngineCapabilities
     scales_input_logprobs: bool
@@ -60,7 +63,7 @@ async def read_server(
 ) -> ServerFacts:
     """Waits until the server is ready, reads it and compares tokenizers. Raises StartupError."""
     try:
-        async with asyncio.timeout(settings.start_timeout_s):
+        with anyio.fail_after(settings.start_timeout_s):
             model = await _ready(http, settings)
             server = await _get(http, settings, "/server_info")
             models = await _get(http, settings, "/v1/models")
@@ -84,15 +87,15 @@ async def read_server(
 
 
 async def _ready(http: EngineHttp, settings: EngineSettings) -> dict[str, Any]:
-    told = False
+    reported = False
     while True:
         try:
             return await _get(http, settings, "/model_info")
         except (EngineUnavailable, EngineTimeout) as error:
-            if not told:
+            if not reported:
                 log.info("waiting for the engine at %s: %s", http.url, error.message)
-                told = True
-            await asyncio.sleep(POLL_S)
+                reported = True
+            await anyio.sleep(POLL_S)
 
 
 async def _get(http: EngineHttp, settings: EngineSettings, path: str) -> dict[str, Any]:

@@ -103,11 +103,8 @@ class TrainerEngine:
     async def _settled(self, waiting: Waiting) -> None:
         """Returns when the call is answered or released. Raises EngineTimeout."""
         limit_s = self._settings.completion_timeout_s
-        deadline = Deadline(anyio.current_time(), limit_s, self._hold)
-        while (left_s := deadline.left(anyio.current_time())) > 0:
-            with anyio.move_on_after(left_s):
-                await waiting.settled.wait()
-                return
+        with Deadline(anyio.current_time(), limit_s, self._hold).scope():
+            await waiting.settled.wait()
         if waiting.settled.is_set():
             return
         self._desk.release(
@@ -130,13 +127,13 @@ class TrainerEngine:
         )
 
     async def pause(self, mode: PauseMode) -> None:
-        self._hold.held = True
+        self._hold.hold()
         if mode == "abort":
             self._desk.release_all("the engine was paused with mode abort")
 
     async def resume(self) -> None:
         if self._hold.held:
-            self._hold.held, self._hold.released_at = False, anyio.current_time()
+            self._hold.release()
 
     async def update_weights(self, path: str, version: str) -> None:
         self._version = version

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import anyio
+import anyio.to_thread
 import orjson
 from aiohttp import web
 
@@ -24,6 +27,7 @@ from turnstile_server.engines.sglang_start import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
 
 DEFAULT_NEW_TOKENS: Final = 128
+T = TypeVar("T")
 
 
 class BadRequest(Exception):
@@ -50,6 +54,7 @@ class EngineApp:
         self._live: set[str] = set()
         self._scheduler: Scheduler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that aiohttp, whose server this is, runs on."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -57,13 +62,15 @@ class EngineApp:
             raise RuntimeError("no scheduler is attached")
         return self._scheduler
 
-    def attach(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
-        self._scheduler, self._loop = scheduler, loop
+    def attach(self, scheduler: Scheduler) -> None:
+        """Names the scheduler that computes calls. Call it in the event loop."""
+        self._scheduler, self._loop = scheduler, asyncio.get_running_loop()
 
     def post(self, events: list[tuple[Call, Event]]) -> None:
-        """Called by the scheduler's thread."""
+        """Hands events to their calls. Called by the scheduler's thread."""
         if self._loop is None:
-            raise RuntimeError("no loop is attached")
+            raise RuntimeError("no scheduler is attached")
+        # asyncio's own call: anyio's would make the thread wait for the loop between two steps.
         self._loop.call_soon_threadsafe(_deliver, events)
 
     def routes(self) -> list[web.RouteDef]:
@@ -114,9 +121,9 @@ class EngineApp:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        inbox = _Inbox()
         try:
-            call = self._read_call(body, events.put_nowait)
+            call = self._read_call(body, inbox.put)
         except BadRequest as error:
             return _error(str(error))
         answer = _Answer(call, self.scheduler, scored=call.score_from is not None)
@@ -125,24 +132,20 @@ class EngineApp:
             self.scheduler.submit(call)
             if not body.get("stream"):
                 while not answer.finished:
-                    answer.add(await events.get())
+                    answer.add(await inbox.take())
                 return _json(answer.payload(incremental=False))
-            return await self._stream(request, answer, events)
+            return await self._stream(request, answer, inbox)
         finally:
-            # Also when the caller went away: the handler is cancelled or its write fails.
+            # Also if the caller has gone: then the handler is cancelled or its write fails.
             self._live.discard(call.rid)
             if not answer.finished:
                 self.scheduler.abort(call.rid)
 
-    async def _stream(
-        self, request: web.Request, answer: _Answer, events: asyncio.Queue[Event]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: _Answer, inbox: _Inbox) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         while not answer.finished:
-            answer.add(await events.get())
-            while not events.empty() and not answer.finished:
-                answer.add(events.get_nowait())
+            answer.add(await inbox.take())
             await response.write(b"data: " + orjson.dumps(answer.payload(incremental=self._incremental)) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -200,11 +203,11 @@ class EngineApp:
         mode = (await _body(request)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             return _error(f"unknown mode {mode!r}")
-        await asyncio.wrap_future(self.scheduler.pause(mode))
+        await _outcome(self.scheduler.pause(mode))
         return _json({"message": "Generation paused.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
-        await asyncio.wrap_future(self.scheduler.resume())
+        await _outcome(self.scheduler.resume())
         return _json({"message": "Generation continued.", "status": "ok"})
 
     async def update_weights(self, request: web.Request) -> web.Response:
@@ -213,22 +216,43 @@ class EngineApp:
         if not isinstance(folder, str):
             return _error("model_path is missing")
         try:
-            await asyncio.wrap_future(
-                self.scheduler.update_weights(Path(folder), version or self.scheduler.version)
-            )
+            await _outcome(self.scheduler.update_weights(Path(folder), version or self.scheduler.version))
         except ModelError as error:
             return _json({"success": False, "message": f"{folder}: {error}", "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Weights updated.", "num_paused_requests": 0})
 
     async def flush(self, request: web.Request) -> web.Response:
-        flushed = await asyncio.wrap_future(self.scheduler.flush())
+        flushed = await _outcome(self.scheduler.flush())
         return (
             web.Response() if flushed else web.Response(status=400, text="Flush cache failed: calls are running.")
         )
 
 
+class _Inbox:
+    """Events of one call, on their way from the scheduler to the handler."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._arrived = anyio.Event()
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    async def take(self) -> list[Event]:
+        """All events that have come, as soon as there is one."""
+        await self._arrived.wait()
+        events, self._events, self._arrived = self._events, [], anyio.Event()
+        return events
+
+
+async def _outcome(future: Future[T]) -> T:
+    """The result of a scheduler's command, awaited in a worker thread."""
+    return await anyio.to_thread.run_sync(future.result)
+
+
 class _Answer:
-    """What a call has given so far, as SGLang's reply."""
+    """The output of a call so far, as SGLang's reply."""
 
     def __init__(self, call: Call, scheduler: Scheduler, *, scored: bool) -> None:
         self._call = call
@@ -244,15 +268,16 @@ class _Answer:
     def finished(self) -> bool:
         return self._finish is not None
 
-    def add(self, event: Event) -> None:
-        self._ids.extend(event.ids)
-        self._logprobs.extend(event.logprobs)
-        for version in event.versions:
-            self._weights.add(1, version)
-        self._finish = event.finish
+    def add(self, events: list[Event]) -> None:
+        for event in events:
+            self._ids.extend(event.ids)
+            self._logprobs.extend(event.logprobs)
+            for version in event.versions:
+                self._weights.add(1, version)
+            self._finish = event.finish
 
     def payload(self, *, incremental: bool) -> dict[str, Any]:
-        """Everything so far, or with ``incremental`` only what no earlier payload had."""
+        """All output so far, or with ``incremental`` only the output since the last payload."""
         start = self._sent if incremental else 0
         self._sent = len(self._ids)
         ids = self._ids[start:]

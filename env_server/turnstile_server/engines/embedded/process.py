@@ -1,25 +1,29 @@
-"""The embedded engine's process as its parent sees it: started, read, stopped.
+"""Starts, reads and stops the embedded engine's process, for its parent.
 
-Owns the child and the folder of its socket. What must hold: the child never outlives ``close`` nor this
-process; nobody else on the machine can reach it (a Unix socket in a folder of mode 700); a child that cannot
-start is a StartupError with its own words. It never speaks HTTP to the child.
+Owns the child and the folder of its socket. What must hold: the child never outlives ``close`` nor this process;
+no other user of the machine can reach it (a Unix socket in a folder of mode 700); a child that cannot start is a
+StartupError with the child's own words. It never speaks HTTP to the child.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
+import threading
 from collections import deque
 from pathlib import Path
+from subprocess import PIPE
 from typing import Final
 
+import anyio
+import anyio.to_thread
 import orjson
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.children import send_signal
 from turnstile_server.errors import StartupError
@@ -33,15 +37,21 @@ SOCKET_PATH_BYTES: Final = 107
 KEPT_LINES: Final = 40
 """Last lines of the child's stderr that an error repeats."""
 
+LINE_BYTES: Final = 1 << 16
+"""A longer line of stderr is cut in pieces."""
+
+STATUS_BYTES: Final = 1 << 16
+"""Longest line with which the child says that it is ready."""
+
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""All that the child gets of our environment: no key of ours is in it."""
+"""The variables of our environment that the child gets. None of them holds a key."""
 
 
 class WorkerProcess:
-    """Serves ``model_dir`` on ``socket`` from ``start`` to ``close``.
+    """The child process: it serves ``model_dir`` on ``socket`` from ``start`` to ``close``.
 
-    ``incremental``: chunks bring only what is new (SGLang's ``--incremental-streaming-output``); False repeats
-    all output in each, as SGLang does by default.
+    ``incremental``: a chunk has only new output (SGLang's ``--incremental-streaming-output``); False repeats all
+    output in each chunk, as SGLang does by default.
     """
 
     def __init__(
@@ -54,7 +64,7 @@ class WorkerProcess:
         self._folder: Path | None = None
         self._process: Process | None = None
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
-        self._stderr: asyncio.Task[None] | None = None
+        self._stderr: threading.Thread | None = None
 
     @property
     def socket(self) -> Path:
@@ -64,12 +74,12 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None when there is none."""
+        """The child's process id; None without a child."""
         return None if self._process is None else self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, and when there is none."""
+        """None while the child runs, and without a child."""
         return None if self._process is None else self._process.returncode
 
     @property
@@ -78,7 +88,7 @@ class WorkerProcess:
         return list(self._tail)
 
     async def start(self) -> None:
-        """Returns when the child serves. Raises StartupError; call ``close`` also then."""
+        """Returns when the child serves. Raises StartupError; ``close`` is needed then too."""
         self._folder = Path(tempfile.mkdtemp(prefix="turnstile-engine-"))
         if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES:
             raise StartupError(f"{self.socket} is too long for a socket's path; set TMPDIR to a shorter folder.")
@@ -93,26 +103,42 @@ class WorkerProcess:
             command += ["--seed", str(self._seed)]
         if self._incremental:
             command.append("--incremental-streaming-output")
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(settings), start_new_session=True
-        )
-        self._stderr = asyncio.create_task(self._read_stderr(self._process))
-        await self._wait_ready(self._process)
+        reading, writing = os.pipe()
+        try:
+            self._stderr = threading.Thread(
+                target=self._read_stderr, args=(reading,), name="engine-stderr", daemon=True
+            )
+            self._stderr.start()
+            with anyio.CancelScope(shield=True):  # a start that is cancelled half-way loses the process
+                self._process = await anyio.open_process(
+                    command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=writing,
+                    env=_environment(settings),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writing)
+        await self._wait_ready()
 
-    async def _wait_ready(self, process: Process) -> None:
-        if process.stdout is None:
+    async def _wait_ready(self) -> None:
+        process = self._process
+        if process is None or process.stdout is None:
             raise RuntimeError("the child has no stdout")
         limit = self._settings.start_timeout_s
         try:
-            async with asyncio.timeout(limit):
-                line = await process.stdout.readline()
+            with anyio.fail_after(limit):
+                line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", STATUS_BYTES)
         except TimeoutError as error:
             raise StartupError(
                 f"The embedded engine was not ready within engine.start_timeout_s ({limit:g} s)."
             ) from error
-        if not line:
+        except anyio.IncompleteRead:
             code = await process.wait()
-            raise StartupError(f"The embedded engine's process ended with code {code}.{await self._last_words()}")
+            raise StartupError(
+                f"The embedded engine's process ended with code {code}.{await self._last_words()}"
+            ) from None
         try:
             message = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -121,33 +147,29 @@ class WorkerProcess:
             raise StartupError(str(message["error"]))
 
     async def _last_words(self) -> str:
-        if self._stderr is not None:
-            await self._stderr
+        await self._join_stderr()
         return "".join(f"\n{line}" for line in self._tail)
 
-    async def _read_stderr(self, process: Process) -> None:
-        if process.stderr is None:
-            return
-        while True:
-            try:
-                line = await process.stderr.readline()
-            except ValueError:  # a line above the reader's limit was dropped
-                continue
-            if not line:
-                return
-            text = line.decode("utf-8", "replace").rstrip()
-            self._tail.append(text)
-            log.info("engine: %s", text)
+    def _read_stderr(self, descriptor: int) -> None:
+        """Runs in a thread, which ends when the child has closed its stderr."""
+        with os.fdopen(descriptor, "rb") as stderr:
+            while line := stderr.readline(LINE_BYTES):
+                text = line.decode("utf-8", "replace").rstrip()
+                self._tail.append(text)
+                log.info("engine: %s", text)
+
+    async def _join_stderr(self) -> None:
+        if self._stderr is not None:
+            await anyio.to_thread.run_sync(self._stderr.join)
 
     async def close(self) -> None:
-        """Ends the child and removes its folder; may be called twice and after a failed start."""
+        """Ends the child and removes its folder. May be called twice and after a failed start."""
         process, self._process = self._process, None
         try:
             if process is not None:
                 await _stop(process, self._settings.stop_grace_s)
-            if self._stderr is not None:
-                await self._stderr
-                self._stderr = None
+                await process.aclose()
+            await self._join_stderr()
         finally:
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -158,10 +180,8 @@ async def _stop(process: Process, grace_s: float) -> None:
     """SIGTERM, then SIGKILL after ``grace_s``; returns when the process is gone."""
     send_signal(process, signal.SIGTERM)
     try:
-        async with asyncio.timeout(grace_s):
+        with anyio.move_on_after(grace_s):
             await process.wait()
-    except TimeoutError:
-        pass
     finally:
         send_signal(process, signal.SIGKILL)
     await process.wait()

@@ -1,4 +1,4 @@
-"""The embedded engine's process: ``python -m turnstile_server.engines.embedded.worker``. Started by its parent.
+"""The embedded engine's process, started by its parent as ``python -m turnstile_server.engines.embedded.worker``.
 
 What must hold: it writes exactly one JSON line to stdout, ``{"ready": true}`` or ``{"error": "…"}``; it never
 outlives its parent (the kernel's parent-death signal, and the end of stdin, which the parent holds open); it
@@ -8,7 +8,6 @@ removes the folder of its socket when the parent could not.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import ctypes
 import os
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import anyio
 import orjson
 import torch
 from aiohttp import web
@@ -30,7 +30,7 @@ from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimi
 PR_SET_PDEATHSIG: Final = 1
 EXIT_CRASHED: Final = 70
 MAX_BODY_BYTES: Final = 1 << 30
-"""The parent's own gate has the real limit."""
+"""The parent's gate has the real limit."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         tokenizer = load_tokenizer(arguments.model)
         model.check_cache()
     except ModelError as error:
-        _tell(status, {"error": f"The model folder {arguments.model} cannot be served: {error}."})
+        _report(status, {"error": f"The model folder {arguments.model} cannot be served: {error}."})
         sys.exit(2)
     window = min(model.window, arguments.context_length or model.window)
 
@@ -67,23 +67,21 @@ def main() -> None:
     scheduler = Scheduler(
         model, limits, decode, app.post, crash=lambda: _exit(arguments.socket, EXIT_CRASHED), seed=arguments.seed
     )
-    asyncio.run(_serve(app, scheduler, arguments.socket, status))
+    anyio.run(_serve, app, scheduler, arguments.socket, status)
 
 
 async def _serve(app: EngineApp, scheduler: Scheduler, socket: Path, status: int) -> None:
-    loop = asyncio.get_running_loop()
-    app.attach(scheduler, loop)
+    app.attach(scheduler)
     scheduler.start()
     server = web.Application(client_max_size=MAX_BODY_BYTES)
     server.add_routes(app.routes())
     runner = web.AppRunner(server, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
-    stopped = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    _tell(status, {"ready": True})
-    await stopped.wait()
-    # No orderly shutdown: callers learn of it by the broken connection, and torch may be in a long step.
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        _report(status, {"ready": True})
+        await anext(signals)
+    # No orderly shutdown: callers see a broken connection, and torch may be in a long step.
     _exit(socket, 0)
 
 
@@ -104,13 +102,13 @@ def _exit(socket: Path, code: int) -> None:
 
 
 def _take_stdout() -> int:
-    """Keeps stdout for the one line; what libraries print goes to stderr."""
+    """Keeps stdout for the one line; output of libraries goes to stderr."""
     status = os.dup(1)
     os.dup2(2, 1)
     return status
 
 
-def _tell(status: int, message: dict[str, object]) -> None:
+def _report(status: int, message: dict[str, object]) -> None:
     os.write(status, orjson.dumps(message) + b"\n")
 
 
