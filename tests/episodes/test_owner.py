@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import product
@@ -18,7 +19,7 @@ from gate_support import Prompted, Said, says, staged
 from test_life import gathered
 from test_played_life import EpisodeServer, call, opened
 
-from turnstile_server.errors import JournalUnavailable, SandboxFailed
+from turnstile_server.errors import JournalUnavailable, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.journal.protocol import Record, RecordType
@@ -74,10 +75,12 @@ class RecordingServer(EpisodeServer):
 
 
 @asynccontextmanager
-async def recording(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingServer]:
+async def recording(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, max_running: int = 1
+) -> AsyncIterator[RecordingServer]:
     fakes = fake_backends(folder / "installs")
     settings: dict[str, Any] = {
-        "episodes": {"watch_interval_s": 0.02, "max_running": 1},
+        "episodes": {"watch_interval_s": 0.02, "max_running": max_running},
         "gate": {"drain_s": 60.0, "abort_grace_s": 60.0},
     }
     async with staged(model, folder / "data", work=fakes.backends, **settings) as stage:
@@ -298,6 +301,75 @@ async def test_a_stop_that_needs_no_grade_is_stored_although_the_server_stops(
         await anyio.sleep(0.1)
         leave()
     assert server.ends == [(created["episode_id"], "completed")]
+
+
+# Everything at once
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_in_a_storm_of_stops_and_failures_each_episode_ends_once(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    pick = random.Random(seed)
+    storm = Storm(pick)
+    async with recording(tiny_model, tmp_path, monkeypatch, max_running=4) as server:
+        server.provider.making = storm.make
+        server.grader.grade_it = storm.grade
+        created = [await server.play(agent=pick.choice(["external", "fake", "eager"])) for _ in range(24)]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(storm.break_disks, server)
+            tasks.start_soon(storm.break_sandboxes, server)
+            for episode in created:
+                tasks.start_soon(storm.stop, server, episode)
+            ended = [await server.ended(episode) for episode in created]
+            tasks.cancel_scope.cancel()
+        server.refuse = None
+        assert sorted(server.ends) == sorted((shown["episode_id"], shown["status"]) for shown in ended)
+        assert server.provider.open == []
+        assert all((shown["reward"] is None) == (shown["status"] in ("failed", "cancelled")) for shown in ended)
+        assert len({shown["status"] for shown in ended}) > 1, "the storm is varied"
+        await server.place_is_free()
+
+
+class Storm:
+    def __init__(self, pick: random.Random) -> None:
+        self._pick = pick
+
+    async def make(self) -> None:
+        await anyio.sleep(self._pick.random() * 0.05)
+        if self._pick.random() < 0.2:
+            raise self._pick.choice([SandboxUnavailable("no room"), RuntimeError("a bug")])
+
+    async def grade(self, task: Task, work: Work) -> Grade:
+        await anyio.sleep(self._pick.random() * 0.1)
+        if self._pick.random() < 0.2:
+            raise self._pick.choice([TaskFailed("no tests"), RuntimeError("a bug")])
+        return Grade(1.0)
+
+    async def break_disks(self, server: RecordingServer) -> None:
+        while True:
+            broken = self._pick.random() < 0.4
+            server.refuse = JournalUnavailable("the disk is full") if broken else None
+            await anyio.sleep(self._pick.random() * 0.05)
+
+    async def break_sandboxes(self, server: RecordingServer) -> None:
+        while True:
+            await anyio.sleep(self._pick.random() * 0.05)
+            for sandbox in server.provider.made:
+                if self._pick.random() < 0.05:
+                    sandbox.dead.set()
+                for process in sandbox.processes:
+                    if self._pick.random() < 0.1:
+                        process.end(self._pick.choice([result(), result(1), SandboxFailed("gone")]))
+
+    async def stop(self, server: RecordingServer, episode: Episode) -> None:
+        """Finishes or cancels it until it has ended; callers often go away."""
+        while True:
+            await anyio.sleep(self._pick.random() * 0.5)
+            with anyio.move_on_after(self._pick.choice([0.01, 0.1, 5.0])):
+                how = self._pick.choice(["finish", "finish", "finish", "cancel"])
+                reply = await server.stage.control.post(f"/episodes/{episode['episode_id']}/{how}")
+                assert reply.status_code in (200, 503), reply.text
 
 
 # Bugs

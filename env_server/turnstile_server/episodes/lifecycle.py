@@ -31,6 +31,9 @@ GRADED = frozenset({EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED, EpisodeSta
 """Outcomes whose work is graded: the agent worked to its end, or to the end of a budget. The work of a failed
 agent is not graded: a reward for it would say something about a crash."""
 
+DRAINED = frozenset({EpisodeStatus.COMPLETED, EpisodeStatus.TRUNCATED})
+"""Outcomes that let model calls in flight end by themselves. The others abort them at once."""
+
 _WALL_LIMITED = frozenset({EpisodeStatus.PREPARING, EpisodeStatus.RUNNING})
 """``limits.wall_s`` counts neither the queue nor the grading."""
 

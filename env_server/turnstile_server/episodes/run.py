@@ -28,7 +28,7 @@ import anyio
 
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
-from turnstile_server.episodes.lifecycle import Lifecycle
+from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome, outcome_of_exit
 from turnstile_server.episodes.plan import Plan, call_limits
 from turnstile_server.episodes.sandbox import EpisodeSandbox
@@ -49,8 +49,6 @@ from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-_UNDRAINED = frozenset({EpisodeStatus.CANCELLED, EpisodeStatus.TIMED_OUT, EpisodeStatus.FAILED})
-"""Outcomes that do not wait for model calls in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,95 +103,6 @@ class EpisodeRun:
         """Set at each attempt to store the end, and replaced while there may be another."""
         self._store_error: Exception | None = None
         """Why the latest attempt failed."""
-
-    # What others see
-
-    @property
-    def episode(self) -> Episode:
-        """The record as it is now, without statistics."""
-        return self._life.episode
-
-    @property
-    def episode_id(self) -> str:
-        return self._life.episode.episode_id
-
-    @property
-    def key_nonce(self) -> str:
-        return self._stored.key_nonce
-
-    @property
-    def graded(self) -> bool:
-        """The task says how to grade the work."""
-        return self._plan.task.graded
-
-    @property
-    def forest(self) -> Forest:
-        return Forest(self.session.tree, self.session.discarded)
-
-    async def wait_for_change(self, seconds: float) -> None:
-        """Returns at the next change of status, or after ``seconds``."""
-        seen = self._life.episode
-        with anyio.move_on_after(seconds):
-            while self._life.episode is seen:
-                await self._changed.wait()
-
-    async def wait_until_stored(self) -> None:
-        """Returns when the end is stored. Raises what the next failed attempt raised (JournalUnavailable), or
-        SandboxUnavailable when the server stops first."""
-        if not self.episode.status.ended:
-            await self._attempted.wait()
-            if self._store_error is not None:
-                raise self._store_error
-
-    # The MCP endpoint's view (EpisodeTools)
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        return self._sandbox.for_tools if self._sandbox is not None else None
-
-    async def submit(self, answer: str) -> None:
-        self.check_open()
-        self._answer = answer
-        if self._plan.agent is not None and self._plan.agent.ends_on_submit:
-            self.request_stop(Outcome(EpisodeStatus.COMPLETED))
-
-    def check_open(self) -> None:
-        self.session.check_open()
-        if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
-            raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
-
-    async def ended(self) -> None:
-        await self._stopping.wait()
-
-    # Stop requests
-
-    def request_stop(self, outcome: Outcome) -> None:
-        """Asks the owner task to end the episode. From now on it admits no call. May be repeated: ``Lifecycle``
-        says which request counts; any request makes the next attempt to store a decided end immediate."""
-        if self._life.request_stop(outcome):
-            self.session.close(
-                Gone(f"episode {self.episode_id} has ended ({outcome.status.value}); its key is dead")
-            )
-            if self._stopping.is_set():  # a cancellation that replaces an earlier outcome
-                self._grading.cancel()
-            self._stopping.set()
-        self._retry.set()
-
-    def check_limits(self) -> None:
-        """Requests a stop when the episode is over its wall or idle limit."""
-        session = self.session
-        error = self._life.overdue(
-            time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
-        )
-        if error is not None:
-            self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
-
-    def interrupt(self) -> None:
-        """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""
-        self._interrupted = True
-        self._stopping.set()
-        self._grading.cancel()
-        self._retry.set()
 
     # The owner task
 
@@ -259,7 +168,7 @@ class EpisodeRun:
 
     async def _drain(self, stop: Outcome) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
-        wait_s = 0.0 if stop.status in _UNDRAINED else self._parts.settings.gate.drain_s
+        wait_s = self._parts.settings.gate.drain_s if stop.status in DRAINED else 0.0
         await self._parts.pipeline.drain(self.session, wait_s, stop.status.value)
 
     async def _grade(self) -> None:
@@ -344,6 +253,95 @@ class EpisodeRun:
 
     def _log_bug(self, message: str) -> None:
         _LOG.exception(message, extra={"episode_id": self.episode_id})
+
+    # Stop requests
+
+    def request_stop(self, outcome: Outcome) -> None:
+        """Asks the owner task to end the episode. From now on it admits no call. May be repeated: ``Lifecycle``
+        says which request counts; any request makes the next attempt to store a decided end immediate."""
+        if self._life.request_stop(outcome):
+            self.session.close(
+                Gone(f"episode {self.episode_id} has ended ({outcome.status.value}); its key is dead")
+            )
+            if self._stopping.is_set():  # a cancellation that replaces an earlier outcome
+                self._grading.cancel()
+            self._stopping.set()
+        self._retry.set()
+
+    def check_limits(self) -> None:
+        """Requests a stop when the episode is over its wall or idle limit."""
+        session = self.session
+        error = self._life.overdue(
+            time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
+        )
+        if error is not None:
+            self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
+
+    def interrupt(self) -> None:
+        """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""
+        self._interrupted = True
+        self._stopping.set()
+        self._grading.cancel()
+        self._retry.set()
+
+    # The MCP endpoint's view (EpisodeTools)
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return self._sandbox.for_tools if self._sandbox is not None else None
+
+    async def submit(self, answer: str) -> None:
+        self.check_open()
+        self._answer = answer
+        if self._plan.agent is not None and self._plan.agent.ends_on_submit:
+            self.request_stop(Outcome(EpisodeStatus.COMPLETED))
+
+    def check_open(self) -> None:
+        self.session.check_open()
+        if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
+            raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
+
+    async def ended(self) -> None:
+        await self._stopping.wait()
+
+    # What others see
+
+    @property
+    def episode(self) -> Episode:
+        """The record as it is now, without statistics."""
+        return self._life.episode
+
+    @property
+    def episode_id(self) -> str:
+        return self._life.episode.episode_id
+
+    @property
+    def key_nonce(self) -> str:
+        return self._stored.key_nonce
+
+    @property
+    def graded(self) -> bool:
+        """The task says how to grade the work."""
+        return self._plan.task.graded
+
+    @property
+    def forest(self) -> Forest:
+        return Forest(self.session.tree, self.session.discarded)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Returns at the next change of status, or after ``seconds``."""
+        seen = self._life.episode
+        with anyio.move_on_after(seconds):
+            while self._life.episode is seen:
+                await self._changed.wait()
+
+    async def wait_until_stored(self) -> None:
+        """Returns when the end is stored. Raises what the next failed attempt raised (JournalUnavailable), or
+        SandboxUnavailable when the server stops first."""
+        if not self.episode.status.ended:
+            await self._attempted.wait()
+            if self._store_error is not None:
+                raise self._store_error
 
 
 def _server_fault(what: str) -> TurnstileError:
