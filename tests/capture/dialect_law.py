@@ -154,7 +154,9 @@ def assert_echo_law(dialect: Dialect, reply: Message, *, first: bytes, then: byt
     assert compare_reply(reply, groups[1].message, schemas).edited is None
 
     tree = TokenTree()
-    place = CallMatch(parent=None, new_messages=asked.messages, echo=(), broken=None)
+    place = CallMatch(
+        parent=None, new_messages=asked.messages, echo=(), broken=None, request_messages=asked.messages
+    )
     node = tree.add(make_turn(place, reply, seq=0, tools_key=offer, completion_ids=[1]))
     match = tree.match(called.messages, called.tools, offer)
     assert match.parent is node

@@ -22,7 +22,7 @@ def forests(draw: st.DrawFn, max_turns: int = 12) -> TokenTree:
         asked = Message("user", draw(st.sampled_from(["u", "v"])))
         count = draw(st.integers(1, 4))
         turn = make_turn(
-            CallMatch(parent=parent, new_messages=(asked,), echo=(), broken=None),
+            CallMatch(parent=parent, new_messages=(asked,), echo=(), broken=None, request_messages=(asked,)),
             Message("assistant", f"a{seq}"),
             seq=seq,
             tools_key=draw(st.sampled_from(["t", "other", NO_TOOLS])),

@@ -17,7 +17,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from capture.oracle import Kept, Oracle, cosmetics
+from capture.oracle import VOLATILE, Kept, Oracle, cosmetics, system_text
 from capture.turns import make_tool, make_turn
 from turnstile.models import EpisodeStatus, Message, Tool, ToolCall, Turn
 from turnstile_server.capture import (
@@ -26,6 +26,7 @@ from turnstile_server.capture import (
     EarlierCall,
     EpisodeFacts,
     TokenTree,
+    VolatileText,
     decide,
     export_samples,
 )
@@ -214,7 +215,7 @@ def harmless_for(conversation: Conversation, how: str) -> str:
 class CaptureMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.tree = TokenTree()
+        self.tree = TokenTree(VolatileText([VOLATILE]))
         self.oracle = Oracle()
         self.conversations: list[Conversation] = []
         self.flights: list[Call] = []
@@ -240,7 +241,7 @@ class CaptureMachine(RuleBasedStateMachine):
 
     @rule(
         text=st.sampled_from(["u", "v"]),
-        system=st.sampled_from([None, "s", "S"]),
+        system=st.sampled_from([None, "s", "S", "v1", "v2"]),
         tools=st.sampled_from([0, 0, 0, 2, 3, 4]),
     )
     def start(self, text: str, system: str | None, tools: int) -> None:
@@ -299,6 +300,28 @@ class CaptureMachine(RuleBasedStateMachine):
         conversation.messages[position] = replace(message, content=message.content + " ")
         conversation.faithful = False
         self.saw(f"real:{message.role}")
+
+    @rule(
+        number=index,
+        role=st.sampled_from(["system", "developer"]),
+        text=st.sampled_from(["t 1", "t 2", "x", "v1", "v2", "v3"]),
+    )
+    def tick(self, number: int, role: Any, text: str) -> None:
+        """The agent writes its system text anew with every call: a clock."""
+        conversation = self.pick(number)
+        head = [message for message in conversation.messages if message.role not in ("system", "developer")]
+        conversation.messages[:] = [Message(role, text), *head]
+        conversation.faithful = False
+        self.saw("tick")
+
+    @rule(number=index, text=st.sampled_from(["v1", "v2", "v3"]))
+    def tock(self, number: int, text: str) -> None:
+        """The clock is one that the agent's spec names: no edit."""
+        conversation = self.pick(number)
+        head = conversation.messages[0]
+        if head.role == "system" and head.content.startswith("v"):
+            conversation.messages[0] = replace(head, content=text)
+            self.saw("tock")
 
     @rule(number=index, at=index)
     def drop_message(self, number: int, at: int) -> None:
@@ -373,7 +396,7 @@ class CaptureMachine(RuleBasedStateMachine):
                 self.land(flight, reply, echo, written=True, count=2, context=[1], finish_reason=finish)
             conversation.messages.extend(messages)
 
-    @rule(steps=exchanges, system=st.sampled_from([None, "s"]))
+    @rule(steps=exchanges, system=st.sampled_from([None, "s", "v1"]))
     def start_and_exchange(self, steps: list[Step], system: str | None) -> None:
         self.start("u", system, 0)
         self.exchange(len(self.conversations) - 1, steps)
@@ -387,7 +410,7 @@ class CaptureMachine(RuleBasedStateMachine):
         key = tools_key(tools, conversation.template)
         match = self.matched(conversation, tools, key)
         parent = match.parent.turn.turn_id if match.parent else None
-        request = request_key(parent, match.new_messages, key, asked)
+        request = request_key(parent, match.request_messages, key, asked)
         state, earlier = self.earlier(request)
         action = decide(state, marked=marked)
         assert action.name == EXPECTED_ACTION[state.name][0 if marked else 1]
@@ -535,6 +558,8 @@ class CaptureMachine(RuleBasedStateMachine):
             schemas = {tool.name: tool.parameters for tool in tools}
             heard = self.last_reply(messages[: expected.covered])
             names = cosmetics(parent.path[-1].message, heard, schemas)
+            if system_text([m for m, _ in parent.said]) != system_text(messages[: expected.covered]):
+                names.add("system_volatile")
             assert set(match.echo) == names
             assert len(match.echo) == len(names)
             for name in names:

@@ -7,8 +7,9 @@ a call is compared with every turn, message by message. Imports the shared recor
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 from typing import Any
@@ -62,7 +63,7 @@ class Oracle:
             turn=turn,
             parent=parent,
             said=said,
-            path=collapse(said),
+            path=collapse(masked(said)),
             tokens=(parent.tokens if parent else []) + turn.context_ids.tolist() + turn.completion_ids.tolist(),
         )
         self.turns.append(kept)
@@ -71,7 +72,7 @@ class Oracle:
     # Matching ------------------------------------------------------------------------------------------------
 
     def expect(self, messages: list[Message], tools: list[Tool], tools_key: str) -> Expected:
-        call = collapse([(m, False) for m in messages])
+        call = collapse(masked([(m, False) for m in messages]))
         schemas = {tool.name: tool.parameters for tool in tools}
         fits = [
             kept
@@ -127,8 +128,33 @@ class Oracle:
         for parting in (p for p in partings if p.rank == nearest):
             reason = parting.reason(len(call), covered, bool(parents))
             where = self._first_message_of(min(parting.at, len(call) - 1), messages)
+            if reason == "new_conversation" and (repeated := self._repeated(call, schemas, tools_key)):
+                for kept in repeated:
+                    at, path = first_difference(kept, call, schemas)
+                    place = self._first_message_of(min(at, len(call) - 1), messages)
+                    found.add(("system_changed", place, path))
+                continue
             found.add(None if reason is None else (reason, where, parting.path))
         return found
+
+    def _repeated(self, call: list[Said], schemas: dict[str, Any], tools_key: str) -> list[Kept]:
+        """The turns that the call repeats deepest, system text aside: with the same tools, or with system text
+        that is half the same."""
+        heard = [said.message for said in call if said.message.role not in SYSTEM]
+        fits = []
+        for kept in self.turns:
+            path = [said for said in kept.path if said.message.role not in SYSTEM]
+            same = len(path) <= len(heard) and all(
+                difference(said, message, schemas) is None for said, message in zip(path, heard, strict=False)
+            )
+            texts = [
+                "\n".join(said.message.content for said in side if said.message.role in SYSTEM)
+                for side in (kept.path, call)
+            ]
+            if same and (kept.turn.tools_key == tools_key or half_the_same(*texts)):
+                fits.append((len(path), kept.turn.tools_key == tools_key, kept))
+        best = max(((depth, tools) for depth, tools, _ in fits), default=None)
+        return [kept for depth, tools, kept in fits if (depth, tools) == best]
 
     def _may_be_nearest(self, kept: Kept) -> bool:
         """No turn goes on from it, or one goes on within its reply and so says something else there."""
@@ -235,6 +261,50 @@ def part(kept: Kept, call: list[Said], schemas: dict[str, Any], tools_key: str) 
         if path is not None:
             return Parting(index, path, said.own, replies, False, same_tools)
     return Parting(len(kept.path), "", False, sum(said.own for said in kept.path), False, same_tools)
+
+
+SYSTEM = ("system", "developer")
+VOLATILE = r"v\d"
+"""The pattern of the agent's spec."""
+
+
+def masked(said: list[tuple[Message, bool]]) -> list[tuple[Message, bool]]:
+    return [
+        (replace(m, content=re.sub(VOLATILE, "*", m.content)) if m.role in SYSTEM else m, own) for m, own in said
+    ]
+
+
+def system_text(messages: list[Message]) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in messages if m.role in SYSTEM]
+
+
+def first_difference(kept: Kept, call: list[Said], schemas: dict[str, Any]) -> tuple[int, str]:
+    for index, (said, heard) in enumerate(zip(kept.path, call, strict=False)):
+        path = difference(said, heard.message, schemas)
+        if path is not None:
+            return index, path
+    return min(len(kept.path), len(call) - 1), ""
+
+
+def half_the_same(left: str, right: str) -> bool:
+    """Beginning and end, or the words, are shared to a half of the longer text."""
+    if not left or not right:
+        return left == right
+    longest = max(len(left), len(right))
+    shortest = min(len(left), len(right))
+    start = max(n for n in range(shortest + 1) if left[:n] == right[:n])
+    end = max(n for n in range(shortest - start + 1) if left[len(left) - n :] == right[len(right) - n :])
+    if 2 * (start + end) >= longest:
+        return True
+    mine, others = left.split(), right.split()
+    longer, shorter = (mine, others) if len(left) >= len(right) else (others, mine)
+    rest, shared = list(shorter), 0
+    for word in longer:
+        if word in rest:
+            rest.remove(word)
+            shared += len(word)
+    total = sum(map(len, longer))
+    return total > 0 and 2 * shared >= total
 
 
 def collapse(said: list[tuple[Message, bool]]) -> list[Said]:

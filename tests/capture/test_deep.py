@@ -37,7 +37,7 @@ def deep() -> TokenTree:
     parent = None
     for index in range(TURNS):
         new = (Message("user", "u"),) if parent is None else (TOOL,)
-        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None)
+        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None, request_messages=new)
         parent = tree.add(
             make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7, 8], context_ids=[index])
         )
@@ -94,9 +94,9 @@ def test_many_twins_share_the_comparison_of_their_path(compared: Comparisons) ->
     parent = None
     for index in range(count):
         new = (Message("user", "u"),) if parent is None else (TOOL,)
-        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None)
+        place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None, request_messages=new)
         parent = tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
-    place = CallMatch(parent=parent, new_messages=(TOOL,), echo=(), broken=None)
+    place = CallMatch(parent=parent, new_messages=(TOOL,), echo=(), broken=None, request_messages=(TOOL,))
     for index in range(count, 2 * count):
         last = tree.add(make_turn(place, answer(0), seq=index, tools_key=KEY, completion_ids=[7]))
     found = tree.match([*conversation(count), answer(0), TOOL], [], KEY)
@@ -115,7 +115,13 @@ def test_a_deep_path_is_exported_as_one_row(deep: TokenTree) -> None:
 
 def test_a_wide_forest_is_exported_row_by_row() -> None:
     tree = TokenTree()
-    place = CallMatch(parent=None, new_messages=(Message("user", "u"),), echo=(), broken=None)
+    place = CallMatch(
+        parent=None,
+        new_messages=(Message("user", "u"),),
+        echo=(),
+        broken=None,
+        request_messages=(Message("user", "u"),),
+    )
     for index in range(TURNS):
         tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
     out = export_samples(tree, FACTS)

@@ -13,7 +13,7 @@ from turnstile.models import Message, ToolCall, Turn
 from turnstile_server.capture import CallMatch, export_samples
 from turnstile_server.capture.quote_index import QUOTED_CHARS, SUMMARY_SHARE, QuoteIndex
 
-PLACE = CallMatch(parent=None, new_messages=(), echo=(), broken=None)
+PLACE = CallMatch(parent=None, new_messages=(), echo=(), broken=None, request_messages=())
 LONG = "x" * QUOTED_CHARS
 # Few and alike, so that texts overlap, contain each other and end alike.
 lines = st.sampled_from(
@@ -70,7 +70,7 @@ def test_two_thousand_conversations_have_their_causes_before_anybody_gives_up() 
         call = ToolCall("run", json.dumps({"prompt": f"Task number {number + 1} of many: {more}"}))
         lines_of_it = "\n".join(f"Line {line} of the answer to {number}." for line in range(50))
         asked = (Message("system", "helper"), Message("user", f"Task number {number} of many: {more}"))
-        place = CallMatch(parent=None, new_messages=asked, echo=(), broken=None)
+        place = CallMatch(parent=None, new_messages=asked, echo=(), broken=None, request_messages=asked)
         play.turn(asked, reply(lines_of_it, tool_calls=(call,)), tools=tools, match=place)
     rows = export_samples(play.tree, FACTS).samples
     assert len(rows) == count + 1

@@ -65,7 +65,7 @@ def make_turn(
             "asked_sampling": asked or {},
             "template_hash": template_hash,
             "tools_key": tools_key,
-            "request_key": request_key(parent, match.new_messages, tools_key, asked or {}),
+            "request_key": request_key(parent, match.request_messages, tools_key, asked or {}),
             "new_messages": match.new_messages,
             "reply": reply,
             "break": match.broken,

@@ -124,7 +124,7 @@ async def test_long_renders_leave_the_loop_for_a_bounded_number_of_threads(
 ) -> None:
     watched = Watched(create_renderer(tiny_model, RenderingSettings()))
     prompter = Prompter(watched, inline_chars, threads)  # type: ignore[arg-type]
-    match = CallMatch(None, (Message("user", "hello"),), (), None)
+    match = CallMatch(None, (Message("user", "hello"),), (), None, (Message("user", "hello"),))
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
             tasks.start_soon(prompter.prompt, match, (), None)

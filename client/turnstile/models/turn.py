@@ -23,6 +23,8 @@ class BreakReason(StrEnum):
 
     NEW_CONVERSATION = "new_conversation"
     """Not even the first message is known, and it is not the episode's first call."""
+    SYSTEM_CHANGED = "system_changed"
+    """The call repeats a known conversation, and its system text differs (a clock in the system prompt)."""
     HISTORY_EDITED = "history_edited"
     """A system, user or tool message differs from the one that was fed."""
     REPLY_EDITED = "reply_edited"
@@ -60,6 +62,8 @@ class Break(Model):
 
     reason: BreakReason
     at: BreakAt | None = None
+    continues: str | None = None
+    """``system_changed`` only: id of the latest turn that the call repeats."""
 
 
 class WeightSpan(Model):

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from turnstile.models.base import ClientId
+from turnstile_server.capture.volatile import check_patterns
 from turnstile_server.gate.dialects.router import dialect_names
 
 _PIN = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
@@ -102,6 +103,11 @@ class EndRule(SpecPart):
     reason: str | None = Field(None, description="The field that says why.")
 
 
+def _volatile(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    check_patterns(patterns)
+    return patterns
+
+
 class AgentSpec(SpecPart):
     """One agent that the server can launch."""
 
@@ -123,6 +129,11 @@ class AgentSpec(SpecPart):
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
     uses_tools: bool = Field(False, description="Whether it uses the MCP endpoint.")
+    volatile: Annotated[tuple[str, ...], AfterValidator(_volatile)] = Field(
+        (),
+        description="Regular expressions for the parts of its system and developer messages that change from "
+        "call to call without meaning (a date, a counter): such a change does not break the conversation.",
+    )
     offers_tools: bool | None = Field(
         True,
         description="Whether it offers the model tools, its own or the MCP endpoint's; false: it works by the "

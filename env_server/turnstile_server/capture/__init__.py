@@ -8,6 +8,7 @@ from turnstile_server.capture.match import CallMatch
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.retry import Action, EarlierCall, decide
 from turnstile_server.capture.tree import TokenTree
+from turnstile_server.capture.volatile import VolatileText
 
 __all__ = [
     "Action",
@@ -16,6 +17,7 @@ __all__ = [
     "EpisodeFacts",
     "Node",
     "TokenTree",
+    "VolatileText",
     "decide",
     "export_forest",
     "export_samples",

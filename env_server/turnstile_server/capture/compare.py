@@ -26,6 +26,8 @@ class Cosmetic(StrEnum):
     ARGUMENTS_RESERIALISED = "arguments_reserialised"
     ARGUMENTS_DEFAULTS_FILLED = "arguments_defaults_filled"
     ARGUMENTS_WHITESPACE_STRIPPED = "arguments_whitespace_stripped"
+    SYSTEM_VOLATILE = "system_volatile"
+    """Not of a reply: text of a system message that the agent's spec calls volatile (``volatile.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

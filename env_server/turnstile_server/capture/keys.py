@@ -20,6 +20,7 @@ from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest
 
 Key = bytes
+SYSTEM_ROLES = frozenset({"system", "developer"})
 _DIGEST_BYTES = 16
 
 
@@ -65,6 +66,14 @@ def chain(previous: Key, message: Message) -> Key:
     else:
         _feed(digest, message.role, message.content, message.name or "")
     return digest.digest()
+
+
+def dialogue_chain(messages: Iterable[Message], previous: Key = b"") -> Key:
+    """The key of a path without its tools and without its system text, given the key of the path before it."""
+    for message in messages:
+        if message.role not in SYSTEM_ROLES:
+            previous = chain(previous, message)
+    return previous
 
 
 def tools_key(tools: Sequence[Tool], template_hash: str) -> str:

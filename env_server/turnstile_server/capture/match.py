@@ -1,4 +1,4 @@
-"""Which turn a call continues: hash chain to find candidates, comparison to verify, a typed break if neither.
+"""Which turn a call continues: a hash chain finds candidates, a comparison verifies them.
 
 Parent = the deepest turn whose whole path *and reply* the call repeats. Everything after it, foreign or edited
 assistant messages included, is context. Ties (turns with equal paths and equal replies) go by call ids, then
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnstile.models import Break, BreakAt, BreakReason, Message
+from turnstile.models import Break, Message
 from turnstile_server.capture.compare import (
     SAME,
     Comparison,
@@ -25,16 +25,19 @@ from turnstile_server.capture.node import Node
 
 @dataclass(frozen=True, slots=True)
 class CallMatch:
-    """Where a call belongs. ``echo``: names of the cosmetic differences of the parent's echoed reply.
+    """Where a call belongs.
 
-    ``broken``: why the call is not simply the next one on a known path; None for the first call, a
-    continuation, a sibling, or a branch that puts no words in the model's mouth.
+    ``echo``: names of the cosmetic differences between the call and the parent's path. ``broken``: why the call
+    is not simply the next one on a known path; None for the first call, a continuation, a sibling, or a branch
+    that puts no words in the model's mouth. ``request_messages``: ``new_messages`` as they identify the request,
+    without volatile text.
     """
 
     parent: Node | None
     new_messages: tuple[Message, ...]
     echo: tuple[str, ...]
     broken: Break | None
+    request_messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,100 +175,3 @@ def _preference(node: Node, echo: EchoMatch, echoed: Message) -> tuple[int, ...]
     before it do."""
     last = (_same_ids(node, echoed), _same_reasoning(echo.last))
     return (*last, echo.ids, echo.reasonings, node.delivery == "written", node.turn.seq)
-
-
-def explain_break(
-    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, found: ParentMatch, roots: Sequence[Node]
-) -> Break | None:
-    """Types the break of a call, and finds its first divergent message.
-
-    Only walks the forest when there is something to explain: a new root in an episode that has turns, or
-    assistant messages after the parent's reply.
-    """
-    foreign = any(item.message.role == "assistant" for item in groups[found.groups :])
-    if not roots or (found.node is not None and not foreign):
-        return None
-    nearest = _nearest_path(groups, schemas, tools_key, roots)
-    agrees = nearest.edited == ""
-    if agrees and nearest.at == found.groups and found.node is not None:
-        return None  # the agent added a reply of its own where the model was never asked
-    if agrees and nearest.at == len(groups):
-        if nearest.tools_key != tools_key:
-            return Break(reason=BreakReason.TOOLS_CHANGED, at=_at(groups, len(groups) - 1, ""))
-        if nearest.whole or found.node is not None:
-            return None  # a sibling
-        return Break(reason=BreakReason.HISTORY_TRUNCATED, at=_at(groups, len(groups) - 1, ""))
-    at = _at(groups, nearest.at, nearest.edited)
-    if agrees and nearest.tools_key != tools_key:
-        return Break(reason=BreakReason.TOOLS_CHANGED, at=at)
-    if nearest.at_reply:
-        return Break(reason=BreakReason.REPLY_EDITED, at=at)
-    if nearest.replies == 0:
-        return Break(reason=BreakReason.NEW_CONVERSATION, at=at)
-    return Break(reason=BreakReason.HISTORY_EDITED, at=at)
-
-
-@dataclass(frozen=True, slots=True)
-class _NearestPath:
-    """The stored path that agrees with the call for longest: it differs at group ``at``."""
-
-    at: int
-    edited: str
-    """Path inside the divergent message; "" when one of both simply ends."""
-    at_reply: bool
-    replies: int
-    """Replies of the model on the agreeing part."""
-    whole: bool
-    """The call ends exactly where the model's reply would come."""
-    tools_key: str
-
-
-def _nearest_path(
-    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, roots: Sequence[Node]
-) -> _NearestPath:
-    def closeness(nearest: _NearestPath) -> tuple[int, bool, bool]:
-        return (nearest.at, nearest.at_reply, nearest.tools_key == tools_key)
-
-    best: _NearestPath | None = None
-    pending = [(root, 0) for root in reversed(roots)]
-    while pending:
-        node, start = pending.pop()
-        nearest = _diverge(node, groups, start, schemas)
-        end = start + len(node.groups)
-        if nearest is None or nearest.at == end - 1:
-            pending.extend((child, end - 1) for child in reversed(node.children) if child.joined)
-        if nearest is None:
-            after = [child for child in node.children if not child.joined]
-            if after and end < len(groups):
-                pending.extend((child, end) for child in reversed(after))
-                continue
-            nearest = _NearestPath(end, "", False, node.depth + 1, False, node.turn.tools_key)
-        if best is None or closeness(nearest) > closeness(best):
-            best = nearest
-    assert best is not None  # the caller checked that there are roots
-    return best
-
-
-def _diverge(node: Node, groups: Sequence[MessageGroup], start: int, schemas: Schemas) -> _NearestPath | None:
-    """Where the call leaves this node's part of the path; None when it agrees with all of it."""
-    reply_at = len(node.groups) - 1
-    replies = node.depth - node.joined
-    for offset, stored in enumerate(node.groups):
-        index = start + offset
-        if index >= len(groups):
-            return _NearestPath(index, "", False, replies, offset == reply_at, node.turn.tools_key)
-        incoming = groups[index].message
-        verdict = (
-            compare_reply(stored.message, incoming, schemas)
-            if offset == reply_at
-            else compare_foreign(stored.message, incoming)
-        )
-        if verdict.edited is not None:
-            return _NearestPath(index, verdict.edited, offset == reply_at, replies, False, node.turn.tools_key)
-    return None
-
-
-def _at(groups: Sequence[MessageGroup], index: int, path: str) -> BreakAt:
-    index = min(index, len(groups) - 1)
-    item = groups[index]
-    return BreakAt(message=item.start, path=path, kind=item.message.role)

@@ -33,6 +33,10 @@ class Node:
     head_key: Key
     """Key of the path without its last group."""
     end_key: Key
+    dialogue_head_key: Key
+    """Key of the path without its last group, without tools and system text."""
+    dialogue_key: Key
+    """The same, with the last group."""
     token_count: int
     group_count: int
     """Groups from the root to the end of this turn."""

@@ -31,7 +31,8 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
     auxiliary = _side_calls(roots)
     # By start, not by commit: a short side call may overtake the first call of the episode.
     main = next((root for root in roots if root.turn.turn_id not in auxiliary), None)
-    causes = Causes((node.turn for node in nodes) if len(roots) > 1 else (), auxiliary)
+    known = {node.turn.turn_id: node for node in nodes} if len(roots) > 1 else {}
+    causes = Causes((node.turn for node in known.values()), auxiliary)
     beginnings = _Beginnings()
     found: dict[str, Origin] = {}
     for root in roots:
@@ -40,6 +41,12 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
             found[turn.turn_id] = Origin("main")
         elif _of_its_own(turn):
             found[turn.turn_id] = _origin(root, main, causes.of(turn), turn.turn_id in auxiliary)
+        elif (repeated := known.get(_continues(turn))) is not None:
+            conversation = found.get(repeated.path()[0].turn.turn_id)
+            if conversation is None or _other_thread(turn, repeated.turn):
+                # The agent's headers call it another conversation (or the clock went back between the calls).
+                conversation = _origin(root, main, causes.of(turn), auxiliary=False)
+            found[turn.turn_id] = conversation
         elif (cause := causes.summary_asked_otherwise(turn)) is not None:
             found[turn.turn_id] = Origin("compaction", cause)
         else:
@@ -72,10 +79,12 @@ def _side_calls(roots: Sequence[Node]) -> set[str]:
     """
     with_tools = sum(_offers_tools(root.turn) for root in roots)
     probes = sum(_one_token(root.turn) for root in roots)
+    continued = {_continues(root.turn) for root in roots}
     return {
         root.turn.turn_id
         for root in roots
         if not root.children
+        and root.turn.turn_id not in continued
         and _of_its_own(root.turn)
         and (probes < len(roots) if _one_token(root.turn) else with_tools and not _offers_tools(root.turn))
     }
@@ -95,6 +104,11 @@ def _origin(root: Node, main: Node, cause: Cause | None, auxiliary: bool) -> Ori
 def _of_its_own(turn: Turn) -> bool:
     """The root begins a conversation; any other renders a known one again."""
     return turn.break_ is None or turn.break_.reason == BreakReason.NEW_CONVERSATION
+
+
+def _continues(turn: Turn) -> str:
+    """Id of the turn that this root repeats with other system text; "" for other breaks."""
+    return (turn.break_.continues or "") if turn.break_ is not None else ""
 
 
 def _one_token(turn: Turn) -> bool:

@@ -9,13 +9,16 @@ fixed before its generation, so concurrent calls become siblings.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from turnstile.models import EpisodeStats, Message, Tool, Turn
-from turnstile_server.capture.keys import Key, chain, group
-from turnstile_server.capture.match import CallMatch, PathCache, explain_break, find_parent
+from turnstile_server.capture.breaks import explain_break
+from turnstile_server.capture.compare import Cosmetic
+from turnstile_server.capture.keys import SYSTEM_ROLES, Key, chain, dialogue_chain, group
+from turnstile_server.capture.match import CallMatch, PathCache, find_parent
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.statistics import RunningStatistics
+from turnstile_server.capture.volatile import VolatileText
 
 WALKS = 8
 """Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
@@ -24,10 +27,12 @@ WALKS = 8
 class TokenTree:
     """All turns of one episode, and the indexes that find a call's parent in time O(its messages)."""
 
-    def __init__(self) -> None:
+    def __init__(self, volatile: VolatileText | None = None) -> None:
         self.roots: list[Node] = []
+        self._volatile = volatile if volatile is not None else VolatileText()
         self._nodes: dict[str, Node] = {}
         self._by_end: dict[Key, list[Node]] = {}
+        self._by_dialogue: dict[Key, list[Node]] = {}
         self._by_request: dict[str, list[Node]] = {}
         self._walks: deque[PathCache] = deque(maxlen=WALKS)
         self._statistics = RunningStatistics()
@@ -39,6 +44,9 @@ class TokenTree:
         """All nodes in commit order."""
         return iter(sorted(self._nodes.values(), key=lambda node: node.turn.seq))
 
+    def __contains__(self, turn_id: str) -> bool:
+        return turn_id in self._nodes
+
     def __getitem__(self, turn_id: str) -> Node:
         return self._nodes[turn_id]
 
@@ -47,20 +55,26 @@ class TokenTree:
 
         Never changes the tree; remembers its way, so that the next call only walks what it adds.
         """
-        known = next((walk for walk in reversed(self._walks) if walk.begins(messages, tools_key)), None)
-        groups = group(messages) if known is None else [*known.groups, *group(messages, len(known.messages))]
+        heard = self._volatile.masked(messages)
+        known = next((walk for walk in reversed(self._walks) if walk.begins(heard, tools_key)), None)
+        groups = group(heard) if known is None else [*known.groups, *group(heard, len(known.messages))]
         schemas = {tool.name: tool.parameters for tool in tools}
         found = find_parent(groups, schemas, tools_key, self._by_end, known)
-        reason = explain_break(groups, schemas, tools_key, found, self.roots)
+        reason = explain_break(groups, schemas, tools_key, found, self.roots, self._by_dialogue)
         consumed, echo = found.consumed, found.echo
-        if found.node is not None and echo is not None and (known is None or found.node is not known.node):
-            path, covered = tuple(messages[:consumed]), tuple(groups[: found.groups])
-            self._walks.append(PathCache(tools_key, path, covered, found.node, echo))
+        cosmetic = set(echo.last.cosmetic) if echo is not None else set()
+        if found.node is not None and echo is not None:
+            if known is None or found.node is not known.node:
+                path, covered = tuple(heard[:consumed]), tuple(groups[: found.groups])
+                self._walks.append(PathCache(tools_key, path, covered, found.node, echo))
+            if heard is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
+                cosmetic.add(Cosmetic.SYSTEM_VOLATILE)
         return CallMatch(
             parent=found.node,
             new_messages=tuple(messages[consumed:]),
-            echo=tuple(sorted(echo.last.cosmetic)) if echo is not None else (),
+            echo=tuple(sorted(cosmetic)),
             broken=reason,
+            request_messages=tuple(heard[consumed:]),
         )
 
     def identical(self, request_key: str) -> Node | None:
@@ -79,18 +93,19 @@ class TokenTree:
         if turn.turn_id in self._nodes:
             raise ValueError(f"turn {turn.turn_id} is in the tree already")
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
-        messages = (*turn.new_messages, turn.reply)
-        above, key = 0, turn.tools_key.encode()
+        messages = (*self._volatile.masked(turn.new_messages), turn.reply)
+        above, key, dialogue = 0, turn.tools_key.encode(), dialogue_chain(())
         joined = parent is not None and messages[0].role == "assistant"
         if parent is not None and joined:
             messages = (parent.groups[-1].message, *messages)
-            above, key = parent.group_count - 1, parent.head_key
+            above, key, dialogue = parent.group_count - 1, parent.head_key, parent.dialogue_head_key
         elif parent is not None:
-            above, key = parent.group_count, parent.end_key
+            above, key, dialogue = parent.group_count, parent.end_key, parent.dialogue_key
         groups = tuple(group(messages))
-        head_key = key
+        head_key, dialogue_head_key = key, dialogue
         for item in groups:
             head_key, key = key, chain(key, item.message)
+            dialogue_head_key, dialogue = dialogue, dialogue_chain((item.message,), dialogue)
         before = parent.token_count if parent is not None else 0
         node = Node(
             turn=turn,
@@ -99,12 +114,15 @@ class TokenTree:
             joined=joined,
             head_key=head_key,
             end_key=key,
+            dialogue_head_key=dialogue_head_key,
+            dialogue_key=dialogue,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
             group_count=above + len(groups),
             depth=parent.depth + 1 if parent is not None else 0,
         )
         self._nodes[turn.turn_id] = node
         self._by_end.setdefault(key, []).append(node)
+        self._by_dialogue.setdefault(dialogue, []).append(node)
         self._by_request.setdefault(turn.request_key, []).append(node)
         (parent.children if parent is not None else self.roots).append(node)
         self._statistics.add(node)
@@ -117,3 +135,11 @@ class TokenTree:
     def leaves(self) -> list[Node]:
         """Childless nodes in commit order."""
         return [node for node in self if not node.children]
+
+
+def _system_messages(messages: Iterable[Message]) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in messages if message.role in SYSTEM_ROLES]
+
+
+def _stored_system(node: Node) -> list[tuple[str, str]]:
+    return [item for step in node.path() for item in _system_messages(step.turn.new_messages)]

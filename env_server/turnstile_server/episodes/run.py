@@ -84,6 +84,7 @@ class EpisodeRun:
             call_limits(episode.limits, settings.gate),
             lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
             ThreadHeaders() if plan.agent is None else ThreadHeaders(**plan.agent.threads.model_dump()),
+            () if plan.agent is None else plan.agent.volatile,
         )
         self._sandbox = (
             EpisodeSandbox(episode.episode_id, plan, plan.sandbox, parts.backends, settings)

@@ -160,7 +160,7 @@ class CallPipeline:
         tools = tools_key(request.tools, self._renderer.template_hash)
         match = session.tree.match(request.messages, request.tools, tools)
         parent_id = match.parent.turn.turn_id if match.parent is not None else None
-        key = request_key(parent_id, match.new_messages, tools, request.asked)
+        key = request_key(parent_id, match.request_messages, tools, request.asked)
         marked = session.repeats_idempotency_key(incoming.idempotency_key, key) or incoming.retried
         earlier, earlier_call = session.earlier(key)
         action = decide(earlier, marked=marked)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from turnstile.models import Sampling, Thread, Turn
-from turnstile_server.capture import EarlierCall, Node, TokenTree
+from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.parse_cache import ParseCache
@@ -58,12 +58,14 @@ class EpisodeSession:
         limits: CallLimits,
         on_exhausted: Callable[[TurnstileError], None],
         thread_headers: ThreadHeaders = ThreadHeaders(),
+        volatile: Sequence[str] = (),
     ) -> None:
+        """``volatile``: patterns of the agent's spec, for system text that changes without meaning."""
         self.episode_id = episode_id
         self.sampling = sampling
         self.limits = limits
         self.thread_headers = thread_headers
-        self.tree = TokenTree()
+        self.tree = TokenTree(VolatileText(volatile))
         self._on_exhausted = on_exhausted
         self._in_flight: dict[str, ModelCall] = {}
         self._discarded: Counter[str] = Counter()

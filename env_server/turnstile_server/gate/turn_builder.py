@@ -34,6 +34,7 @@ from turnstile.models import (
     TurnTimings,
 )
 from turnstile_server.capture import CallMatch, Node
+from turnstile_server.capture.keys import SYSTEM_ROLES
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
@@ -115,7 +116,7 @@ class Prompter:
     async def prompt(self, match: CallMatch, tools: Sequence[Tool], identical: Node | None) -> Prompt:
         """``identical``: an earlier turn of the same request; it is fed the same context without rendering."""
         parent = match.parent
-        if identical is not None and identical.parent is parent:
+        if identical is not None and identical.parent is parent and _same_system(identical, match):
             return _joined(parent, identical.turn.context_ids, match.broken, 0)
         broken = match.broken
         if parent is not None:
@@ -263,6 +264,15 @@ def path_end(node: Node) -> PathEnd:
         finish_reason=node.turn.finish_reason,
         earlier_thinking=any(step.turn.reply.reasoning for step in node.path()[:-1]),
     )
+
+
+def _same_system(identical: Node, match: CallMatch) -> bool:
+    """False where the calls differ in volatile system text: each is then fed its own."""
+
+    def system(messages: Sequence[Message]) -> list[str]:
+        return [message.content for message in messages if message.role in SYSTEM_ROLES]
+
+    return system(identical.turn.new_messages) == system(match.new_messages)
 
 
 def _stored_messages(node: Node | None) -> list[Message]:

@@ -1,0 +1,222 @@
+"""Why a call is not simply the next one on a known path: a typed break, and the first message that differs.
+
+A call that continues, repeats or branches off a known path has no break. Any other call has one, explained by the
+stored path that agrees with it for longest. A call that shares no reply with any path may still repeat one whose
+system text it changed (an agent that writes a clock into its system prompt): that is the same conversation, not a
+new one. ``docs/matching.md`` prints the rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from turnstile.models import Break, BreakAt, BreakReason, Message
+from turnstile_server.capture.compare import Schemas, compare_foreign, compare_reply
+from turnstile_server.capture.keys import SYSTEM_ROLES, Key, MessageGroup, dialogue_chain
+from turnstile_server.capture.match import ParentMatch
+from turnstile_server.capture.node import Node
+
+ALIKE_SHARE = 0.5
+"""Two system texts are alike when they have at least this part of the longer one in common. A clock, a counter or
+a list of files leaves most of a prompt as it was; a prompt for another purpose (a title, a summary) does not."""
+
+
+def explain_break(
+    groups: Sequence[MessageGroup],
+    schemas: Schemas,
+    tools_key: str,
+    found: ParentMatch,
+    roots: Sequence[Node],
+    by_dialogue: Mapping[Key, Sequence[Node]],
+) -> Break | None:
+    """Types the break of a call, and finds its first divergent message.
+
+    Walks the forest only when there is something to explain: a new root in an episode that has turns, or assistant
+    messages after the parent's reply. ``by_dialogue``: turns by the key of their path without system text.
+    """
+    foreign = any(item.message.role == "assistant" for item in groups[found.groups :])
+    if not roots or (found.node is not None and not foreign):
+        return None
+    nearest = _nearest_path(groups, schemas, tools_key, roots)
+    agrees = nearest.edited == ""
+    if agrees and nearest.at == found.groups and found.node is not None:
+        return None  # the agent added a reply of its own where the model was never asked
+    if agrees and nearest.at == len(groups):
+        if nearest.tools_key != tools_key:
+            return Break(reason=BreakReason.TOOLS_CHANGED, at=_at(groups, len(groups) - 1, ""))
+        if nearest.whole or found.node is not None:
+            return None  # a sibling
+        return Break(reason=BreakReason.HISTORY_TRUNCATED, at=_at(groups, len(groups) - 1, ""))
+    at = _at(groups, nearest.at, nearest.edited)
+    if agrees and nearest.tools_key != tools_key:
+        return Break(reason=BreakReason.TOOLS_CHANGED, at=at)
+    if nearest.at_reply:
+        return Break(reason=BreakReason.REPLY_EDITED, at=at)
+    if nearest.replies > 0:
+        return Break(reason=BreakReason.HISTORY_EDITED, at=at)
+    repeated = _repeated_dialogue(groups, schemas, tools_key, by_dialogue)
+    if repeated is not None:
+        index, path = _first_difference(_path_groups(repeated), groups)
+        continues = repeated.turn.turn_id
+        return Break(reason=BreakReason.SYSTEM_CHANGED, at=_at(groups, index, path), continues=continues)
+    return Break(reason=BreakReason.NEW_CONVERSATION, at=at)
+
+
+@dataclass(frozen=True, slots=True)
+class _NearestPath:
+    """The stored path that agrees with the call for longest: it differs at group ``at``."""
+
+    at: int
+    edited: str
+    """Path inside the divergent message; "" when one of both simply ends."""
+    at_reply: bool
+    replies: int
+    """Replies of the model on the agreeing part."""
+    whole: bool
+    """The call ends exactly where the model's reply would come."""
+    tools_key: str
+
+
+def _nearest_path(
+    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, roots: Sequence[Node]
+) -> _NearestPath:
+    def closeness(nearest: _NearestPath) -> tuple[int, bool, bool]:
+        return (nearest.at, nearest.at_reply, nearest.tools_key == tools_key)
+
+    best: _NearestPath | None = None
+    pending = [(root, 0) for root in reversed(roots)]
+    while pending:
+        node, start = pending.pop()
+        nearest = _diverge(node, groups, start, schemas)
+        end = start + len(node.groups)
+        if nearest is None or nearest.at == end - 1:
+            pending.extend((child, end - 1) for child in reversed(node.children) if child.joined)
+        if nearest is None:
+            after = [child for child in node.children if not child.joined]
+            if after and end < len(groups):
+                pending.extend((child, end) for child in reversed(after))
+                continue
+            nearest = _NearestPath(end, "", False, node.depth + 1, False, node.turn.tools_key)
+        if best is None or closeness(nearest) > closeness(best):
+            best = nearest
+    assert best is not None  # the caller checked that there are roots
+    return best
+
+
+def _diverge(node: Node, groups: Sequence[MessageGroup], start: int, schemas: Schemas) -> _NearestPath | None:
+    """Where the call leaves this node's part of the path; None when it agrees with all of it."""
+    reply_at = len(node.groups) - 1
+    replies = node.depth - node.joined
+    for offset, stored in enumerate(node.groups):
+        index = start + offset
+        if index >= len(groups):
+            return _NearestPath(index, "", False, replies, offset == reply_at, node.turn.tools_key)
+        incoming = groups[index].message
+        comparison = (
+            compare_reply(stored.message, incoming, schemas)
+            if offset == reply_at
+            else compare_foreign(stored.message, incoming)
+        )
+        if comparison.edited is not None:
+            return _NearestPath(index, comparison.edited, offset == reply_at, replies, False, node.turn.tools_key)
+    return None
+
+
+def _repeated_dialogue(
+    groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, by_dialogue: Mapping[Key, Sequence[Node]]
+) -> Node | None:
+    """The deepest turn whose path and reply the call repeats, system text aside, in the same conversation.
+
+    A repeated reply of the model is the evidence: a sub-agent may begin with the first user message of its caller,
+    but it does not begin with the caller's replies. With other tools the system texts must be alike too: agents
+    ask for titles and summaries by another prompt, without tools, over the same messages.
+    """
+    dialogue = [item for item in groups if item.message.role not in SYSTEM_ROLES]
+    system = _system_text(groups)
+    key = dialogue_chain(())
+    ends: list[tuple[int, Key]] = []
+    for count, item in enumerate(dialogue, 1):
+        key = dialogue_chain((item.message,), key)
+        if item.message.role == "assistant" and key in by_dialogue:
+            ends.append((count, key))
+    for count, key in reversed(ends):
+        same = [
+            node
+            for node in by_dialogue[key]
+            if _repeats(node, dialogue[:count], schemas)
+            and (node.turn.tools_key == tools_key or alike(_system_text(_path_groups(node)), system))
+        ]
+        if same:
+            return max(same, key=lambda node: (node.turn.tools_key == tools_key, node.turn.seq))
+    return None
+
+
+def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> bool:
+    """``dialogue`` is the node's path, system text aside."""
+    own = {id(step.groups[-1]) for step in node.path()}
+    stored = [item for item in _path_groups(node) if item.message.role not in SYSTEM_ROLES]
+    return len(stored) == len(dialogue) and all(
+        (
+            compare_reply(ours.message, theirs.message, schemas)
+            if id(ours) in own
+            else compare_foreign(ours.message, theirs.message)
+        ).edited
+        is None
+        for ours, theirs in zip(stored, dialogue, strict=True)
+    )
+
+
+def _path_groups(node: Node) -> list[MessageGroup]:
+    """The groups of the path to a node. A joined child repeats its parent's last group."""
+    groups: list[MessageGroup] = []
+    for step in node.path():
+        if step.joined:
+            groups.pop()
+        groups += step.groups
+    return groups
+
+
+def _first_difference(stored: Sequence[MessageGroup], groups: Sequence[MessageGroup]) -> tuple[int, str]:
+    """Index of the first group of a call that is not the stored one, system text included, and the path inside."""
+    for index, (ours, theirs) in enumerate(zip(stored, groups, strict=False)):
+        if ours.message.role == "assistant" and theirs.message.role == "assistant":
+            continue  # compared already, with the tolerance that replies have
+        edited = compare_foreign(ours.message, theirs.message).edited
+        if edited is not None:
+            return index, edited
+    return min(len(stored), len(groups) - 1), ""
+
+
+def _system_text(groups: Sequence[MessageGroup]) -> str:
+    return "\n".join(item.message.content for item in groups if item.message.role in SYSTEM_ROLES)
+
+
+def alike(left: str, right: str) -> bool:
+    """Two system texts have ``ALIKE_SHARE`` in common: as beginning and end, or word by word in any order. Takes
+    time in the length of the texts."""
+    shorter, longer = sorted((left, right), key=len)
+    if not shorter:
+        return not longer
+    start = _common_prefix(shorter, longer)
+    end = _common_prefix(shorter[start:][::-1], longer[start:][::-1])
+    if start + end >= ALIKE_SHARE * len(longer):
+        return True
+    words, others = Counter(longer.split()), Counter(shorter.split())
+    shared = sum((words & others)[word] * len(word) for word in words & others)
+    return shared >= ALIKE_SHARE * sum(count * len(word) for word, count in words.items()) > 0
+
+
+def _common_prefix(left: str, right: str) -> int:
+    return next(
+        (index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other),
+        min(len(left), len(right)),
+    )
+
+
+def _at(groups: Sequence[MessageGroup], index: int, path: str) -> BreakAt:
+    index = min(index, len(groups) - 1)
+    item = groups[index]
+    message: Message = item.message
+    return BreakAt(message=item.start, path=path, kind=message.role)
