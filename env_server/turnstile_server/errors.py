@@ -1,7 +1,8 @@
-"""Typed errors. Each class has one HTTP status and one stable ``type``; a door writes it in its own dialect.
+"""Typed errors, each with one HTTP status and one stable ``type``.
 
-``retryable`` says whether the same call may succeed later; only such errors get a status that SDKs retry
-(408, 409, 429, 5xx).
+Every API writes them in its own shape: the model API in the caller's dialect, the control API as JSON, the MCP
+endpoint as JSON-RPC. ``retryable`` says whether the same call may succeed later; only such errors get a status
+that SDKs retry (408, 409, 429, 5xx).
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from turnstile.models import Fault
 
 
 class TurnstileError(Exception):
-    """Base. ``message`` is a sentence for the caller: what was wrong and what to do."""
+    """The base of all errors. ``message`` is a sentence for the caller: what was wrong, and what to do next.
+
+    ``detail``: JSON for programs. ``retry_after_s``: seconds after which to try again, where that is known.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
     fault: ClassVar[Fault | None] = None
-    """Whose fault an episode's failure with this error is; None for errors that end no episode as failed."""
+    """Whose fault it is when an episode fails with this error; None for errors that fail no episode."""
 
     def __init__(self, message: str, *, detail: Any = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -36,17 +40,21 @@ class InvalidRequest(TurnstileError):
 
 
 class Unauthorized(TurnstileError):
+    """The key is missing, wrong, or that of another episode."""
+
     status = 401
     type = "unauthorized"
 
 
 class NotFound(TurnstileError):
+    """There is no such route, episode, task or waiting model call."""
+
     status = 404
     type = "not_found"
 
 
 class MethodNotAllowed(TurnstileError):
-    """``allowed``: what is served there, for the ``Allow`` header."""
+    """The path exists, the method does not. ``allowed``: the methods of the ``Allow`` header."""
 
     status = 405
     type = "method_not_allowed"
@@ -57,14 +65,14 @@ class MethodNotAllowed(TurnstileError):
 
 
 class UpgradeRequired(TurnstileError):
-    """A client that wants a WebSocket where only HTTP is served; it falls back to HTTP on this status."""
+    """A WebSocket was asked for where only HTTP is served; clients fall back to HTTP on this status."""
 
     status = 426
     type = "no_websocket"
 
 
 class RequestTimeout(TurnstileError):
-    """The caller did not send its body in time."""
+    """The caller's body did not arrive in time."""
 
     status = 408
     type = "request_timeout"
@@ -72,6 +80,8 @@ class RequestTimeout(TurnstileError):
 
 
 class Conflict(TurnstileError):
+    """The request contradicts what exists: an id that is taken, or a sandbox that is not ready."""
+
     status = 409
     type = "conflict"
 
@@ -84,7 +94,7 @@ class Gone(TurnstileError):
 
 
 class EpisodeOverdue(TurnstileError):
-    """A limit of time ended the episode."""
+    """A time limit ended the episode."""
 
     status = 410
     type = "time_limit"
@@ -117,14 +127,14 @@ class BudgetExhausted(TurnstileError):
 
 
 class TooManyRefusals(TurnstileError):
-    """The agent keeps asking for what it was refused: recorded of an episode that ended by it."""
+    """The agent was refused too often in a row: the recorded reason of an episode that ended by it."""
 
     status = 410
     type = "too_many_refusals"
 
 
 class TooManyCalls(TurnstileError):
-    """The gate's queue is full."""
+    """A bound on model calls or MCP requests in flight is reached."""
 
     status = 429
     type = "too_many_calls"
@@ -141,6 +151,8 @@ class EngineUnavailable(TurnstileError):
 
 
 class EngineTimeout(TurnstileError):
+    """The engine took longer than its time limit."""
+
     status = 504
     type = "engine_timeout"
     retryable = True
@@ -148,7 +160,7 @@ class EngineTimeout(TurnstileError):
 
 
 class EngineProtocolError(TurnstileError):
-    """The engine answered, but not with tokens and logprobs that can be recorded."""
+    """The engine's reply lacks tokens or logprobs that can be recorded."""
 
     status = 502
     type = "engine_protocol_error"
@@ -157,7 +169,7 @@ class EngineProtocolError(TurnstileError):
 
 
 class EngineRefused(TurnstileError):
-    """The engine refused this very input (a 4xx): sending it again will not help."""
+    """The engine refused this very input with a 4xx; sending it again will not help."""
 
     status = 400
     type = "engine_refused"
@@ -173,7 +185,7 @@ class JournalUnavailable(TurnstileError):
 
 
 class QueueFull(TurnstileError):
-    """As many episodes are open as the server takes."""
+    """The server has as many open episodes as it accepts."""
 
     status = 429
     type = "queue_full"
@@ -199,14 +211,15 @@ class SandboxFailed(TurnstileError):
 
 
 class FileProblem(TurnstileError):
-    """A file in a sandbox cannot be read, written, packed or unpacked as asked. The tool door tells the agent."""
+    """A file in a sandbox cannot be read, written, packed or unpacked as asked. Agents get it as a tool
+    result."""
 
     status = 400
     type = "file_problem"
 
 
 class TaskFailed(TurnstileError):
-    """The task itself cannot be run or judged: its image, set-up or hidden tests do not work."""
+    """The task itself cannot be run or graded: its image, set-up or hidden tests do not work."""
 
     status = 422
     type = "task_failed"
@@ -231,25 +244,28 @@ class AgentFailed(TurnstileError):
 
 
 class NotInstalled(TurnstileError):
-    """A part of the server whose packages are not there."""
+    """A part of the server whose packages are not installed."""
 
     status = 501
     type = "not_installed"
 
 
 class StartupError(TurnstileError):
-    """A configuration that cannot serve; the process exits with code 2 and this sentence."""
+    """A configuration that the server cannot run with; the process prints this sentence and exits with code 2."""
 
     type = "startup_error"
 
 
 def error_of_type(name: str, message: str, *, detail: Any = None) -> TurnstileError:
-    """The error that was told elsewhere as ``type`` and ``message`` (an ended episode's, another door's)."""
+    """The error of the class with this ``type``; TurnstileError for a type that is not known.
+
+    It restores an error from a record or from another API.
+    """
     return _by_type(TurnstileError).get(name, TurnstileError)(message, detail=detail)
 
 
 def _by_type(base: type[TurnstileError]) -> dict[str, type[TurnstileError]]:
-    """``base`` and what is derived from it, those that a message is enough for."""
+    """``base`` and its subclasses by type, without those that need more than a message."""
     found = {base.type: base} if base.__init__ is TurnstileError.__init__ else {}
     for derived in base.__subclasses__():
         found |= _by_type(derived)

@@ -1,8 +1,8 @@
-"""The server for a host of its own choosing: ``uvicorn server.app:app``, as OpenEnv's tools start one.
+"""The server as one ASGI application, for a host of its own choosing: ``uvicorn server.app:app``.
 
-The control door is the application; the agent door is a listener that this opens beside it, at the host's start.
-Settings come from the environment (``TURNSTILE_*``); those of the control listener are the host's affair. One
-worker: a data directory has one server. ``turnstile serve`` is the usual way.
+OpenEnv's tools start a server this way; ``turnstile serve`` is the usual way. The application is the control API.
+The agent listener is opened beside it at the host's start. Settings come from the environment (``TURNSTILE_*``),
+without those of the control listener, which the host owns. One worker: a data directory has one server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HostedServer:
-    """One per process. The host must speak ASGI's lifespan: it starts and stops everything."""
+    """One server per process. The host must run ASGI's lifespan, which starts and stops everything."""
 
     def __init__(self) -> None:
         self._control: ASGIApp | None = None
@@ -53,15 +53,15 @@ class HostedServer:
         bound = bind("agent", settings.gate.host, settings.gate.port)
         stack.callback(bound.close)
         agent_url = settings.gate.public_url or url_of(bound)
-        doors = await open_apps(settings, model_folder(settings), agent_url, stack)
+        apps = await open_apps(settings, model_folder(settings), agent_url, stack)
         idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
-        agent = Listener(doors.agent, bound, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        agent = Listener(apps.agent, bound, idle_s=idle_s, grace_s=grace_s, access_log=False)
         serving = await stack.enter_async_context(anyio.create_task_group())
         serving.start_soon(agent.serve)
         stack.callback(agent.stop)
-        stack.callback(doors.closing.set)
-        self._control = doors.control
-        _LOG.info("agent door: %s", agent_url)
+        stack.callback(apps.closing.set)
+        self._control = apps.control
+        _LOG.info("agent listener: %s", agent_url)
 
 
 app = HostedServer()

@@ -29,8 +29,11 @@ class CommittedTurn:
 
 
 class ModelCall:
-    """``call_id`` names the call on the engine, ``turn_id`` the turn that it may become; ``request_key`` is its
-    retry identity; ``created`` is Unix seconds. Every caller gets the same id and time."""
+    """One generation, and the callers that wait for it.
+
+    ``call_id`` names the call on the engine, ``turn_id`` the turn that it may become; ``request_key`` is its
+    retry identity; ``created`` is Unix seconds. Every caller gets the same id and time.
+    """
 
     def __init__(self, turn_id: str, request_key: str, created: float) -> None:
         self.call_id = new_id("call")
@@ -89,8 +92,10 @@ class ModelCall:
         self._notify()
 
     def abandon(self, reason: str) -> bool:
-        """Notes that the reply is no longer wanted. False, with nothing changed, for a call that is done or
-        abandoned already."""
+        """Notes that the reply is no longer wanted.
+
+        False, with nothing changed, for a call that is done or abandoned already.
+        """
         if self.done or self.abandoned is not None:
             return False
         self.abandoned = reason

@@ -101,8 +101,10 @@ class CallPipeline:
     # What the server asks for
 
     async def open(self, session: EpisodeSession, incoming: IncomingCall) -> tuple[ModelRequest, ModelCall]:
-        """Reads the call and starts, joins or replays it. Waits for the body only. Raises what refuses the
-        call."""
+        """Reads the call and starts, joins or replays it.
+
+        Waits for the body only. Raises what refuses the call.
+        """
         with session.counting_refusals():
             session.check_open()  # before the body is read, which would be for nothing
             body = await incoming.read_body()
@@ -111,8 +113,10 @@ class CallPipeline:
             return request, self._place(session, incoming, request)
 
     async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
-        """Tokens of the prompt that the call would have. Leaves no trace. Raises what would refuse to render
-        it."""
+        """Tokens of the prompt that the call would have.
+
+        Leaves no trace. Raises what would refuse to render it.
+        """
         session.check_open()
         request = incoming.dialect.parse(await incoming.read_body(), None, incoming.params)
         self._renderer.check_tools(request.tools)
@@ -122,8 +126,11 @@ class CallPipeline:
         return len(prompt.input_ids)
 
     def abandon(self, call: ModelCall, reason: str) -> None:
-        """Has the engine stop a call whose reply is no longer wanted; the tokens so far are still accounted
-        for."""
+        """Has the engine stop a call whose reply is no longer wanted.
+
+        The tokens sampled so far are still accounted for. Does nothing for a call that is done or abandoned
+        already.
+        """
         if call.abandon(reason):
             self._tasks.start_soon(self._abort, call)
 
@@ -197,8 +204,10 @@ class CallPipeline:
     async def _prepare(
         self, session: EpisodeSession, call: ModelCall, context: CallContext
     ) -> tuple[TurnBuilder, EngineSampling]:
-        """The prompt, and the sampling that the trainer pins (invariant 9): the agent only chooses where to
-        stop."""
+        """Makes the prompt and the engine's sampling.
+
+        The trainer pins the sampling (invariant 9); the agent only chooses where to stop.
+        """
         request = context.request
         identical = session.tree.latest(call.request_key)
         prompt = await self._prompter.prompt(context.match, request.tools, identical)
@@ -270,8 +279,11 @@ class CallPipeline:
     async def _account_for(
         self, error: BaseException, session: EpisodeSession, call: ModelCall, builder: TurnBuilder
     ) -> None:
-        """Tokens of a call that failed: an interrupted turn if a caller saw any of its text (agents do go on
-        from partial text, so it can be a parent), else discarded (invariant 5)."""
+        """Accounts for the tokens of a call that failed (invariant 5).
+
+        They are an interrupted turn if a caller saw any of its text: agents do go on from partial text, so it can
+        be a parent. Else they are discarded.
+        """
         if builder.count == 0:
             return
         builder.context.stopwatch.engine_done()
@@ -292,8 +304,10 @@ class CallPipeline:
             self._journal.append_soon(discard_record(session.episode_id, Discard(reason=reason, tokens=lost)))
 
     async def _abort(self, call: ModelCall) -> None:
-        """Asks the engine first: it then ends the call with what it sampled. Cuts the call off after
-        ``gate.abort_grace_s``."""
+        """Asks the engine first: it then ends the call with what it sampled.
+
+        Cuts the call off after ``gate.abort_grace_s``.
+        """
         with anyio.move_on_after(self._settings.abort_grace_s):
             try:
                 await self._engine.abort(call.call_id)

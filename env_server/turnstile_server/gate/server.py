@@ -51,8 +51,10 @@ class EpisodeDirectory(Protocol):
     """What the gate needs of the owner of the episodes."""
 
     def open_episode(self, episode_id: str, key: str) -> EpisodeSession:
-        """The running episode that ``key`` opens. Raises NotFound (unknown), Unauthorized (wrong key), Gone
-        (ended or deleted)."""
+        """The running episode that ``key`` opens.
+
+        Raises NotFound (unknown), Unauthorized (wrong key), Gone (ended or deleted).
+        """
         ...
 
 
@@ -167,8 +169,10 @@ class Gate:
         request: ModelRequest,
         call: ModelCall,
     ) -> TurnstileError | None:
-        """Replies to one caller of a call, and abandons the call when its last caller has gone. Returns the error
-        to be written if nothing was sent yet."""
+        """Replies to one caller of a call, and abandons the call when its last caller has gone.
+
+        Returns the error to be written if nothing was sent yet.
+        """
         written = False
         try:
             with call.followed(stream=request.stream):
@@ -231,8 +235,10 @@ async def _reply_whole(exchange: AgentExchange, dialect: Dialect, request: Model
 
 
 def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) -> IncomingCall:
-    """What the request says before its body; ``X-Stainless-Retry-Count`` is what the OpenAI SDKs mark a retry
-    with."""
+    """The call as its headers and its path say it, before its body is read.
+
+    The OpenAI SDKs mark a retry with ``X-Stainless-Retry-Count``.
+    """
     headers = exchange.headers
     return IncomingCall(
         dialect=route.dialect,

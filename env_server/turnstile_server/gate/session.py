@@ -82,8 +82,10 @@ class EpisodeSession:
 
     @property
     def in_flight(self) -> Mapping[str, ModelCall]:
-        """The calls whose generation runs, by call id, in order of arrival. A view: it changes with the
-        session."""
+        """The calls whose generation runs, by call id, in order of arrival.
+
+        A view: it changes with the session.
+        """
         return MappingProxyType(self._in_flight)
 
     @property
@@ -98,8 +100,10 @@ class EpisodeSession:
 
     @property
     def last_refusal(self) -> TurnstileError | None:
-        """The error that refused the agent's latest call; None where that call was answered. It is why an agent
-        that gives up then did so."""
+        """The error that refused the agent's latest call; None where that call was answered.
+
+        It is why an agent that gives up then did so.
+        """
         return self._last_refusal
 
     # Admission
@@ -115,8 +119,10 @@ class EpisodeSession:
             raise self._closed
 
     def admit(self, call: ModelCall) -> None:
-        """Puts the call in flight. Raises TooManyCalls when too many are, BudgetExhausted when the episode's turns
-        are used up."""
+        """Puts the call in flight.
+
+        Raises TooManyCalls when too many are, BudgetExhausted when the episode's turns are used up.
+        """
         if len(self._in_flight) >= self.limits.max_calls:
             raise TooManyCalls(
                 f"the episode has {len(self._in_flight)} model calls in flight, which is its limit; wait for one",
@@ -134,8 +140,10 @@ class EpisodeSession:
 
     @contextmanager
     def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:
-        """Counts the error that ends the block as a refusal of the agent, unless ``call`` was abandoned: a caller
-        that went away was refused nothing."""
+        """Counts the error that ends the block as a refusal of the agent.
+
+        Does not count it where ``call`` was abandoned: its caller went away, and was refused nothing.
+        """
         try:
             yield
         except TurnstileError as error:
@@ -144,8 +152,10 @@ class EpisodeSession:
             raise
 
     def _refused(self, error: TurnstileError) -> None:
-        """Stops the agent at the end of a budget, or after ``max_refusals`` in a row that asking again cannot
-        cure: refusals alone stop few agents."""
+        """Counts a refusal, and stops the agent when a budget is spent or after ``max_refusals`` in a row.
+
+        Errors that a later attempt may cure do not count. Refusals alone stop few agents, so the episode ends.
+        """
         if self._closed is not None:
             return
         self._last_refusal = error

@@ -105,8 +105,10 @@ class Prompt:
 
 
 class Prompter:
-    """Makes prompts. Renders more than ``inline_chars`` characters in a worker thread, of which it uses at most
-    ``threads``."""
+    """Makes prompts.
+
+    Renders more than ``inline_chars`` characters in a worker thread, of which it uses at most ``threads``.
+    """
 
     def __init__(self, renderer: Renderer, inline_chars: int, threads: int) -> None:
         self._renderer = renderer
@@ -162,8 +164,10 @@ class TurnBuilder:
     _weights: WeightSpans = field(default_factory=WeightSpans)
 
     def add(self, chunk: EngineChunk) -> None:
-        """Takes the next tokens. Raises EngineProtocolError for a chunk without a finite logprob for each
-        token."""
+        """Takes the next tokens.
+
+        Raises EngineProtocolError for a chunk without a finite logprob for each token.
+        """
         self.context.stopwatch.sampled()
         self.count += len(chunk.ids)
         if len(chunk.logprobs) != len(chunk.ids):
@@ -185,8 +189,10 @@ class TurnBuilder:
         finish_reason: FinishReason,
         parse_status: Sequence[ParseStatus] = (),
     ) -> Turn:
-        """The turn, frozen, of the tokens kept so far. Raises EngineProtocolError when what the engine said
-        contradicts itself."""
+        """The turn, frozen, of the tokens kept so far.
+
+        Raises EngineProtocolError when what the engine said contradicts itself.
+        """
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,

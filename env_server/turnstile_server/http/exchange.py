@@ -166,8 +166,10 @@ class AgentExchange:
         await self.end(b"" if self.method == "HEAD" else data)
 
     async def refuse(self, error: TurnstileError, data: bytes, headers: list[Header] | None = None) -> None:
-        """Responds with the error's status and ``data``; nothing when a status was sent before, because then only
-        a broken end can tell the caller."""
+        """Responds with the error's status and ``data``.
+
+        Does nothing when a status was sent before: then only a broken end can tell the caller.
+        """
         if self.status is not None:
             return
         await self.drain()

@@ -121,8 +121,11 @@ class Listener:
 
 
 def bind(name: str, host: str, port: int) -> socket.socket:
-    """A listening TCP socket. ``port`` 0 takes a free one. Raises StartupError for a port in use, a port that
-    needs privileges, or an address that is not this machine's."""
+    """A listening TCP socket.
+
+    ``port`` 0 takes a free one. Raises StartupError for a port in use, a port that needs privileges, or an
+    address that is not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle off only for sockets that name TCP; with Nagle, replies of two writes take 40 ms longer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -63,8 +63,10 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def parsed(tool: str, model: type[ArgumentsT], arguments: Mapping[str, Any]) -> ArgumentsT:
-    """The checked arguments. Raises WrongArguments, which names every wrong argument and those that the tool
-    takes."""
+    """The checked arguments.
+
+    Raises WrongArguments, which names every wrong argument and those that the tool takes.
+    """
     try:
         return model.model_validate(dict(arguments))
     except ValidationError as error:

@@ -24,8 +24,10 @@ from turnstile_server.tools.arguments import (
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model gets. ``is_error``: the tool could not do what was asked. A command that ran and failed is no
-    error of the tool."""
+    """What the model gets.
+
+    ``is_error``: the tool could not do what was asked. A command that ran and failed is no error of the tool.
+    """
 
     text: str
     is_error: bool = False
@@ -37,10 +39,10 @@ def decoded(data: bytes) -> str:
 
 
 def cut_middle(text: str, max_chars: int, dropped_bytes: int = 0) -> str:
-    """``text`` cut to ``max_chars`` characters from both ends, with a line between them that says how much is
-    missing.
+    """``text`` cut to ``max_chars`` characters from both ends.
 
-    ``dropped_bytes``: bytes that were left out of its middle before.
+    A line between the ends says how much is missing. ``dropped_bytes``: bytes that were left out of its middle
+    before.
     """
     if len(text) <= max_chars and not dropped_bytes:
         return text
@@ -52,10 +54,10 @@ def cut_middle(text: str, max_chars: int, dropped_bytes: int = 0) -> str:
 
 
 def numbered(lines: Sequence[str], first: int, max_chars: int) -> tuple[str, int]:
-    """Lines as ``cat -n`` prints them, numbered from ``first``: as many as fit ``max_chars``, and how many these
-    are.
+    """As many lines as fit ``max_chars``, and their count.
 
-    A first line that does not fit alone is cut.
+    Each line has its number and a tab before it, as ``cat -n`` prints it; the first number is ``first``. A first
+    line that does not fit alone is cut.
     """
     shown: list[str] = []
     room = max_chars
@@ -79,8 +81,10 @@ bash's messages are those that the model knows."""
 
 
 async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSettings) -> ToolResult:
-    """Runs the command in a new shell in the work folder. The result always ends with the exit status, even where
-    its output is cut."""
+    """Runs the command in a new shell in the work folder.
+
+    The result always ends with the exit status, even where its output is cut.
+    """
     most = settings.max_command_timeout_s
     timeout_s = arguments.timeout_s or settings.command_timeout_s
     if timeout_s > most:

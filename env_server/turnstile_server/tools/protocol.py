@@ -19,8 +19,11 @@ class EpisodeTools(Protocol):
         ...
 
     async def submit(self, answer: str) -> None:
-        """Keeps the answer; the last one counts. It ends the episode only for an agent whose spec says
-        ``ends_on_submit``. Raises what ``check_open`` raises."""
+        """Keeps the answer; the last one counts.
+
+        It ends the episode only for an agent whose spec says ``ends_on_submit``. Raises what ``check_open``
+        raises.
+        """
         ...
 
     def check_open(self) -> None:
@@ -28,8 +31,10 @@ class EpisodeTools(Protocol):
         ...
 
     async def ended(self) -> None:
-        """Returns when tools are no longer served. The endpoint then releases what it holds for the episode and
-        stops running calls."""
+        """Returns when tools are no longer served.
+
+        The endpoint then releases what it holds for the episode and stops running calls.
+        """
         ...
 
 
@@ -37,6 +42,9 @@ class ToolDirectory(Protocol):
     """Finds the episode of a request."""
 
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
-        """The running episode that ``key`` opens. Raises NotFound (unknown id), Unauthorized (wrong key), Gone
-        (ended or deleted). A key opens one episode only, even when its id is used again."""
+        """The running episode that ``key`` opens.
+
+        Raises NotFound (unknown id), Unauthorized (wrong key), Gone (ended or deleted). A key opens one episode
+        only, even when its id is used again.
+        """
         ...

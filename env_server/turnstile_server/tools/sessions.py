@@ -86,8 +86,10 @@ class McpRequest:
 
     @contextmanager
     def running_call(self) -> Iterator[None]:
-        """Around a tool call, in whichever task the protocol runs it: the block is cancelled when the request is
-        over."""
+        """Around a tool call, in whichever task the protocol runs it.
+
+        The block is cancelled when the request is over.
+        """
         with anyio.CancelScope() as scope:
             if self._over:
                 scope.cancel()

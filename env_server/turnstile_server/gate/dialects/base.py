@@ -1,6 +1,6 @@
-"""The seam to wire formats.
+"""The seam to wire formats: what a dialect is given and what it gives back.
 
-A dialect turns a body into a ``ModelRequest`` and replies and errors into bytes. It never decides anything about
+A dialect turns a body into a ``ModelRequest``, and replies and errors into bytes. It never decides anything about
 matching, sampling or budgets, and keeps no state but that of one stream's writer.
 """
 
@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any, Literal, Protocol
 
 from turnstile.models import Message, Tool
-from turnstile_server.errors import TurnstileError
+from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import Delta
 
@@ -21,16 +21,17 @@ NO_PARAMS: Mapping[str, str] = {}
 
 
 class Purpose(Enum):
-    """What an endpoint is for. Only ``TURN`` makes turns; the others answer truly and leave no trace."""
+    """What an endpoint is for. Only ``TURN`` makes turns; the others leave no trace."""
 
     TURN = auto()
     COUNT = auto()
-    """How many tokens the call's prompt would have."""
+    """Count the tokens of the prompt that the call would have."""
     MODELS = auto()
+    """List the models."""
     MODEL = auto()
-    """One model; ``params["model"]`` names it."""
+    """Describe one model; ``params["model"]`` names it."""
     PROBE = auto()
-    """Whether anybody is there: 200 and an empty object."""
+    """Probe the server: 200 and an empty object, without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Endpoint:
     """A path below ``/e/{episode_id}`` and what it is for.
 
     ``pattern`` must match the whole path; its named groups become ``params``, as does the query. ``header``: the
-    endpoint is only for requests that have this header (two dialects list models at the same path).
+    endpoint serves only requests that have this header, because two dialects list models at the same path.
     """
 
     pattern: re.Pattern[str]
@@ -50,8 +51,10 @@ class Endpoint:
 
 
 def endpoint(path: str, purpose: Purpose, *, header: str | None = None) -> Endpoint:
-    """``path`` with ``{name}`` for what has no ``:`` (names of models have ``/``); the methods are those of the
-    purpose."""
+    """An endpoint at ``path``, with the HTTP methods of its purpose.
+
+    ``{name}`` in the path stands for a text without ``:``; it may have ``/``, as names of models do.
+    """
     methods = ("POST",) if purpose in (Purpose.TURN, Purpose.COUNT) else ("GET", "HEAD")
     pieces = re.split(r"\{(\w+)\}", path)
     pattern = "".join(
@@ -62,10 +65,10 @@ def endpoint(path: str, purpose: Purpose, *, header: str | None = None) -> Endpo
 
 @dataclass(frozen=True, slots=True)
 class WireTool:
-    """How a tool is called on the wire, where that is not simply its name.
+    """How a tool is named on the wire, where the model sees another name.
 
-    ``namespace``: the namespace it was offered in. ``custom``: it takes one free text instead of JSON; the model
-    is offered (and calls) a function with the one string argument ``input``.
+    ``namespace``: the namespace it was offered in. ``custom``: it takes one free text instead of JSON. The model
+    is then offered, and calls, a function with the one string argument ``input``.
     """
 
     name: str
@@ -73,9 +76,28 @@ class WireTool:
     custom: bool = False
 
 
+@dataclass(slots=True)
+class ToolOffer:
+    """The tools of one request.
+
+    ``tools`` by the name that the model sees; ``hosted``: types of the provider's own tools, which do not exist
+    here and are not offered to the model.
+    """
+
+    tools: dict[str, Tool] = field(default_factory=dict)
+    wire_tools: dict[str, WireTool] = field(default_factory=dict)
+    hosted: list[str] = field(default_factory=list)
+
+    def add(self, tool: Tool, where: str) -> None:
+        """Raises InvalidRequest for a name that was offered before; ``where`` is the tool's place in the body."""
+        if tool.name in self.tools:
+            raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
+        self.tools[tool.name] = tool
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What an agent asked for, free of dialect."""
+    """The body of a model call, free of dialect."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -91,16 +113,16 @@ class ModelRequest:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling and options as asked: recorded, and part of the retry identity."""
     show_reasoning: bool = True
-    """The agent reads reasoning; where it does not, the writer leaves it out (it is recorded all the same)."""
+    """The agent reads reasoning. Where it does not, the writer leaves it out; it is recorded all the same."""
     wire_tools: Mapping[str, WireTool] = field(default_factory=dict)
-    """By the name the model sees; a tool that is missing is called by that name."""
+    """By the name that the model sees; a tool that is missing here has that name on the wire."""
     wire: Mapping[str, Any] = field(default_factory=dict)
-    """What else the dialect's own writer must know of the request, to answer in kind. Nobody else reads it."""
+    """What else the dialect's own writer must know of the request. Nothing else reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. ``cached_tokens`` are part of ``prompt_tokens``; reasoning is part of ``completion_tokens``."""
+    """Counts of tokens. ``prompt_tokens`` include ``cached_tokens``, ``completion_tokens`` include reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -109,8 +131,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What is known of a reply before its first token. ``created`` is Unix seconds. ``prompt_tokens`` is 0 while
-    nobody has counted them."""
+    """What is known of a reply before its first token.
+
+    ``created`` is Unix seconds. ``prompt_tokens`` is 0 until the prompt is rendered.
+    """
 
     turn_id: str
     model: str
@@ -148,18 +172,24 @@ class StreamWriter(Protocol):
     def delta(self, delta: Delta) -> bytes: ...
 
     def keepalive(self) -> bytes:
-        """Bytes that clients pass over, written after each silence of ``gate.keepalive_s``; may be empty."""
+        """Bytes that clients ignore, written after each silence of ``gate.keepalive_s``; may be empty."""
         ...
 
-    def end(self, reply: FinishedReply) -> bytes: ...
+    def end(self, reply: FinishedReply) -> bytes:
+        """The last bytes of a stream that succeeded."""
+        ...
 
-    def error(self, error: TurnstileError) -> bytes: ...
+    def error(self, error: TurnstileError) -> bytes:
+        """The last bytes of a stream that failed after its status was sent."""
+        ...
 
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Dialect(Protocol):
+    """A wire format. Pure and stateless: one instance serves all episodes at once."""
+
     @property
     def name(self) -> str: ...
 
@@ -169,26 +199,35 @@ class Dialect(Protocol):
     def parse(
         self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
     ) -> ModelRequest:
-        """The call in the body of a ``TURN`` or ``COUNT`` endpoint.
+        """The request in the body of a ``TURN`` or ``COUNT`` endpoint.
 
-        ``before``: what the episode's earlier calls in this dialect were parsed into; it saves time and changes
-        nothing. ``params``: named parts of the path, and the query. Raises InvalidRequest, naming the field."""
+        Raises InvalidRequest, which names the field.
+
+        ``before``: what the episode's earlier calls in this dialect were parsed into; it only saves time.
+        ``params``: named parts of the path, and the query.
+        """
         ...
 
     def count(self, tokens: int) -> bytes:
-        """The answer of a ``COUNT`` endpoint."""
+        """The response body of a ``COUNT`` endpoint."""
         ...
 
-    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes: ...
+    def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
+        """The response body of a call that is not streamed."""
+        ...
 
-    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter: ...
+    def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
+        """The writer of one streamed response."""
+        ...
 
-    def error(self, error: TurnstileError) -> bytes: ...
+    def error(self, error: TurnstileError) -> bytes:
+        """The response body of an error, in the shape that the dialect's clients read."""
+        ...
 
     def models(self, name: str, context_length: int) -> bytes:
-        """The list with the one model there is."""
+        """The list of models: the one policy."""
         ...
 
     def model(self, name: str, context_length: int) -> bytes:
-        """One model by name. Any name is served: agents ask for the name they were given."""
+        """One model by name. Any name is served, because agents ask for the name they were configured with."""
         ...

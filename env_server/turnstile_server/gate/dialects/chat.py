@@ -28,6 +28,7 @@ from turnstile_server.gate.dialects.base import (
     Purpose,
     ReplyHead,
     StreamWriter,
+    ToolOffer,
     Usage,
     endpoint,
 )
@@ -155,8 +156,11 @@ class _ChatStream:
         return tail + b"data: [DONE]\n\n"
 
     def error(self, error: TurnstileError) -> bytes:
-        """SDKs raise on a data event that carries ``error``; there is no ``[DONE]`` after it. The status that it
-        would have had stands in front of the message: Pi asks again by such words."""
+        """A data event that carries ``error``: SDKs raise on it, and no ``[DONE]`` follows.
+
+        Its message begins with the status that the error would have had, because Pi decides by these words
+        whether to try again.
+        """
         return b"data: " + error_body(error, stated=True) + b"\n\n"
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
@@ -214,7 +218,7 @@ _ROLES: dict[str, Role] = {
 
 
 def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelRequest:
-    """The call in a Chat Completions body. Raises InvalidRequest, naming the field."""
+    """The request in a Chat Completions body. Raises InvalidRequest, which names the field."""
     source = read_object(body)
     _refuse_unsupported(source)
     messages = (before or ParseCache()).parse(
@@ -273,7 +277,7 @@ def _message(source: dict[str, Any], where: str) -> Message:
 
 
 def _exact(item: dict[str, Any]) -> bool:
-    """Arguments may come as an object; nothing else of a message is a number."""
+    """Whether no number can be in the item: arguments may come as an object, everything else is text."""
     calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
     return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
 
@@ -290,7 +294,7 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
 
 
 def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
-    tools: dict[str, Tool] = {}
+    offer = ToolOffer()
     for index, item in enumerate(objects(source, "tools")):
         where = f"tools[{index}]"
         if item.get("type") != "function" or not isinstance(item.get("function"), dict):
@@ -298,7 +302,5 @@ def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
         name = text(item["function"], "name", f"{where}.function.")
         if not name:
             raise InvalidRequest(f"{where}.function.name is missing")
-        if name in tools:
-            raise InvalidRequest(f"{where}: a tool named {name!r} is offered twice")
-        tools[name] = Tool(name=name, spec=item)
-    return tuple(tools.values())
+        offer.add(Tool(name=name, spec=item), where)
+    return tuple(offer.tools.values())

@@ -14,7 +14,7 @@ from turnstile_server.errors import InvalidRequest
 JsonObject = Mapping[str, Any]
 
 MAX_OPTION_DEPTH = 100
-"""Levels of an option that is recorded: a record must be readable by parsers that count."""
+"""The most levels of an option that is recorded: parsers with a limit must be able to read the record."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def positive_int(source: JsonObject, key: str) -> int | None:
 
 
 def dumped(value: Any, where: str) -> str:
-    """``value`` as JSON text without spaces. Raises InvalidRequest for what is nested too deeply."""
+    """``value`` as JSON text without spaces. Raises InvalidRequest for a value that is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -94,8 +94,11 @@ def dumped(value: Any, where: str) -> str:
 
 
 def strict_arguments(arguments: str) -> str:
-    """A call's arguments as JSON that every client reads: as the model wrote them, but for what Python's parser
-    takes and strict ones refuse (half a surrogate pair is U+FFFD, a number beyond a double null)."""
+    """A call's arguments as JSON that every client reads.
+
+    They stay as the model wrote them, except for what Python's parser accepts and strict ones refuse: half a
+    surrogate pair becomes U+FFFD, a number beyond a double null.
+    """
     try:
         orjson.loads(arguments)
         return arguments
@@ -116,8 +119,10 @@ def _number(written: str) -> int | float | None:
 
 
 def recorded(source: JsonObject, names: Iterable[str], where: str = "") -> dict[str, Any]:
-    """The options of these names that are there, as they came. Raises InvalidRequest for one that is nested deeper
-    than ``MAX_OPTION_DEPTH``."""
+    """The options of these names that the request has, as they came.
+
+    Raises InvalidRequest for one that is nested deeper than ``MAX_OPTION_DEPTH``.
+    """
     return {name: _shallow(source[name], f"{where}{name}") for name in names if source.get(name) is not None}
 
 
@@ -135,7 +140,10 @@ MAX_STOP_STRINGS = 16
 
 
 def stop_strings(value: Any, where: str, *, one_alone: bool = False) -> tuple[str, ...]:
-    """An optional array of stop strings. ``one_alone``: or one string. Raises InvalidRequest."""
+    """An optional array of stop strings.
+
+    ``one_alone``: a single string is accepted too. Raises InvalidRequest.
+    """
     if value is None:
         return ()
     strings = [value] if one_alone and isinstance(value, str) else value
@@ -148,7 +156,10 @@ def stop_strings(value: Any, where: str, *, one_alone: bool = False) -> tuple[st
 
 
 def forced_call(asked: str, auto: str = "auto") -> InvalidRequest:
-    """A call that must happen is not the policy's. ``asked``: the field and its value; ``auto``: what to send."""
+    """The refusal of a forced tool call, which would not be the policy's choice.
+
+    ``asked``: the field and its value; ``auto``: what to send instead.
+    """
     return InvalidRequest(
         f"{asked} is not accepted: forcing a call would change what the policy samples; use {auto}"
     )

@@ -16,8 +16,8 @@ from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
 
-LOGPROBS = "logprobs go to the trainer, through the control door; leave them out"
-"""Each dialect asks for them in a way of its own."""
+LOGPROBS = "logprobs are recorded for the trainer and not sent to agents; leave them out"
+"""Why log probabilities are refused; each dialect asks for them in its own field."""
 
 
 def role_of(item: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> Role:
@@ -29,7 +29,7 @@ def role_of(item: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> R
 
 
 def content_text(value: Any, where: str, types: tuple[str, ...]) -> str:
-    """The text of a message: a string, or parts of these ``types`` and refusals, joined."""
+    """The text of a message: a string as it is, or its parts of these ``types`` and refusals, joined."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -54,7 +54,7 @@ def _part(part: Any, where: str, types: tuple[str, ...]) -> str:
 
 
 def call_arguments(written: Any, where: str) -> str:
-    """The arguments of a call as text: as it came, or of the object that some clients send."""
+    """The arguments of a call as JSON text. Some clients send them as an object."""
     if isinstance(written, str):
         return written
     return "{}" if written is None else dumped(written, where)
@@ -75,8 +75,10 @@ def may_call(choice: Any) -> bool:
 
 
 def format_schema(value: Any, where: str, inner: str | None = None) -> str | None:
-    """The JSON schema, as text, that a format asks for. ``inner``: the key of the object that holds the schema,
-    where it is not the format itself."""
+    """The JSON schema, as text, that a response format asks for; None for plain text.
+
+    ``inner``: the key of the object that holds the schema, where it is not the format itself.
+    """
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -99,8 +101,10 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 def error_body(error: TurnstileError, *, stated: bool = False) -> bytes:
-    """``code`` is our stable type; ``type`` is the nearest of OpenAI's. ``stated``: the message begins with the
-    status, where it is sent without one."""
+    """An error in OpenAI's shape: ``code`` is the stable type of ``errors.py``, ``type`` the nearest of OpenAI's.
+
+    ``stated``: the message begins with the status, for errors that are sent without one.
+    """
     status = f"{error.status} {HTTPStatus(error.status).phrase}: " if stated else ""
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
     body: dict[str, Any] = {

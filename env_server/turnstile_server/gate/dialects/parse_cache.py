@@ -1,8 +1,7 @@
-"""Messages that were parsed before: an agent sends its whole history with every call, most of it as it was.
+"""Saves parsing a known history again: an agent sends its whole history with every call, mostly unchanged.
 
-Holds: a message is taken from an earlier call only where every message up to it came as the same JSON, so what
-is returned is what parsing would return. It only saves time, and remembers only the latest call of a few
-conversations.
+Holds: a message is taken from an earlier call only where every item up to it came as the same JSON, so the result
+is what parsing would give. Only the latest call of a few conversations is remembered.
 """
 
 from __future__ import annotations
@@ -14,18 +13,21 @@ from typing import Any
 from turnstile.models import Message
 
 CONVERSATIONS = 8
-"""Histories remembered: one for each conversation (sub-agent) that takes turns now."""
+"""How many histories are remembered: one for each conversation (sub-agent) that is active."""
 
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """The first ``len(items)`` items of a call, as they came and as they were parsed: some messages each."""
+    """The first items of an earlier call, as they came and as they were parsed.
+
+    One item may give several messages.
+    """
 
     items: Sequence[dict[str, Any]]
     messages: Sequence[tuple[Message, ...]]
 
     def common(self, items: Sequence[dict[str, Any]]) -> int:
-        """How many messages ``items`` begins with that this history begins with."""
+        """How many items at the start of ``items`` are those of this history."""
         count = 0
         try:
             for ours, theirs in zip(self.items, items, strict=False):
@@ -38,7 +40,7 @@ class _History:
 
 
 class ParseCache:
-    """Of one episode and one dialect."""
+    """The histories of one episode in one dialect."""
 
     def __init__(self) -> None:
         self._histories: list[_History] = []
@@ -49,11 +51,12 @@ class ParseCache:
         parse: Callable[[dict[str, Any], int], tuple[Message, ...]],
         exact: Callable[[dict[str, Any]], bool],
     ) -> tuple[Message, ...]:
-        """``parse(item, index)`` of every item joined, but for those known from before; each must depend on its
-        own item alone.
+        """The messages of all items: ``parse(item, index)`` of each, but for those known from before.
 
-        ``exact``: whether Python's equality of such items is equality of their JSON. It takes 1 for 1.0 and for
-        true, which matters where an item carries a call's arguments as an object.
+        ``parse`` may look at that item alone.
+
+        ``exact``: whether Python's equality of such items is equality of their JSON. Python takes 1 for 1.0 and
+        for true, which matters where an item carries a call's arguments as an object.
         """
         lengths = [history.common(items) for history in self._histories]
         count = max(lengths, default=0)

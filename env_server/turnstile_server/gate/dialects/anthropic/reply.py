@@ -37,7 +37,7 @@ from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 _VERSION = "anthropic-version"
-"""The header of every request of this API; OpenAI's models are listed at the same paths."""
+"""A header that every request of this API has; OpenAI's models are listed at the same paths."""
 
 _COUNT = Endpoint(
     pattern=re.compile(rf"/v1/messages/(?P<{COUNTING}>count_tokens)"),
@@ -109,7 +109,7 @@ _TYPES = {
 
 
 def message_value(head: ReplyHead, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-    """A message that has not stopped yet."""
+    """A message object before its end: no stop reason yet."""
     return {
         "id": head.named("msg_"),
         "type": "message",
@@ -123,8 +123,11 @@ def message_value(head: ReplyHead, content: list[dict[str, Any]], usage: Usage) 
 
 
 def content_value(message: Message, head: ReplyHead, show_reasoning: bool) -> list[dict[str, Any]]:
-    """The blocks of a whole reply. A reply that says nothing is one empty text block: there are clients that take
-    a reply without blocks for a broken one, or read ``content[0].text`` of every reply."""
+    """The content blocks of a whole reply.
+
+    An empty reply is one empty text block: some clients take a reply without blocks for a broken one, others read
+    ``content[0].text`` of every reply.
+    """
     blocks: list[dict[str, Any]] = []
     if message.reasoning and show_reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": signature(head)})
@@ -137,12 +140,15 @@ def content_value(message: Message, head: ReplyHead, show_reasoning: bool) -> li
 
 
 def signature(head: ReplyHead) -> str:
-    """Of a thinking block. It is never checked: a reply is known by its content, and ours is what is fed."""
+    """The signature of a thinking block. It is never checked: a reply is recognised by its content."""
     return base64.b64encode(head.named("turnstile ").encode()).decode()
 
 
 def stop(reply: FinishedReply) -> dict[str, Any]:
-    """Why the reply stopped. A reply that was cut off is that first, as on Chat: calls may be missing."""
+    """Why the reply stopped.
+
+    A reply that was cut off says so even if it has calls, because calls may be missing.
+    """
     if reply.finish == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if reply.message.tool_calls:
@@ -153,7 +159,7 @@ def stop(reply: FinishedReply) -> dict[str, Any]:
 
 
 def usage_value(usage: Usage) -> dict[str, Any]:
-    """``input_tokens`` are those that were computed; with those read from the cache they are the prompt."""
+    """Usage. ``input_tokens`` are the computed ones: with those read from the cache they make the prompt."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -163,9 +169,10 @@ def usage_value(usage: Usage) -> dict[str, Any]:
 
 
 def error_value(error: TurnstileError, *, in_stream: bool = False) -> dict[str, Any]:
-    """``details.error_code`` is our stable type, ``type`` the nearest of Anthropic's.
+    """An error object.
 
-    In a stream the HTTP status said 200 before, so the type alone tells clients to ask again: they do for
+    ``details.error_code`` is the stable type of ``errors.py``, ``type`` the nearest of Anthropic's. In a stream
+    the HTTP status was already 200, so the type alone tells clients whether to try again: they do for
     ``overloaded_error``.
     """
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
@@ -181,7 +188,7 @@ def error_value(error: TurnstileError, *, in_stream: bool = False) -> dict[str, 
 
 
 def _message(error: TurnstileError) -> str:
-    """Clients that compact when the context is full know it by these words of the API's, and by nothing else."""
+    """The message. Clients that compact a full context recognise the API's own words, and nothing else."""
     match error:
         case ContextOverflow(detail={"prompt_tokens": int(prompt), "context_length": int(context)}):
             return f"prompt is too long: {prompt} tokens > {context - 1} maximum"
@@ -200,7 +207,7 @@ _EMPTY: dict[_Kind, dict[str, Any]] = {
 
 
 class AnthropicStream:
-    """``show_reasoning``: thinking blocks are written; else reasoning is left out."""
+    """Writes a stream of events. ``show_reasoning``: reasoning becomes thinking blocks; else it is left out."""
 
     content_type = EVENT_STREAM
 
@@ -229,7 +236,7 @@ class AnthropicStream:
         return _PING
 
     def end(self, reply: FinishedReply) -> bytes:
-        # A reply without blocks would be taken for a broken one (see ``content_value``).
+        # Clients take a reply without blocks for a broken one (see ``content_value``).
         ended = self._close() if self._index or self._open else self._ensure("text") + self._close()
         usage = usage_value(reply.usage)
         return ended + _sse("message_delta", delta=stop(reply), usage=usage) + _sse("message_stop")
@@ -244,7 +251,7 @@ class AnthropicStream:
         return opened + body + self._stop()
 
     def _ensure(self, kind: _Kind) -> bytes:
-        """Opens a block of ``kind`` where none is open."""
+        """Opens a block of ``kind`` unless one is open."""
         if self._open == kind:
             return b""
         closed = self._close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -48,16 +48,16 @@ ASKED = (
 """Fields that say how to sample: recorded as asked, and part of the retry identity."""
 
 COUNTING = "counting"
-"""The part of the path that says that the prompt is only counted; such a body has no max_tokens."""
+"""The part of the path by which a body is only counted; such a body has no max_tokens."""
 
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
-"""Types of tools that the provider runs; a date follows."""
+"""Prefixes of the types of tools that the provider runs; a date follows."""
 
 
 def parse_anthropic(
     body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
 ) -> ModelRequest:
-    """The call in a Messages body. Raises InvalidRequest, naming the field."""
+    """The request in a Messages body. Raises InvalidRequest, which names the field."""
     source = read_object(body)
     if source.get("thread") is not None:
         raise InvalidRequest("thread is not accepted: every call must name its whole history in messages")
@@ -67,11 +67,11 @@ def parse_anthropic(
     max_tokens = positive_int(source, "max_tokens")
     if max_tokens is None and COUNTING not in params:
         raise InvalidRequest("max_tokens is missing: it must be a whole number above 0")
-    tools, hosted = _tools(source)
+    offer = _tools(source)
     asked = recorded(source, ASKED)
     return ModelRequest(
         messages=(*parse_system(source.get("system")), *messages),
-        tools=tools,
+        tools=tuple(offer.tools.values()),
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=True,
@@ -79,33 +79,32 @@ def parse_anthropic(
         stop=stop_strings(source.get("stop_sequences"), "stop_sequences"),
         parse_calls=_parse_calls(source.get("tool_choice")),
         json_schema=_json_schema(source),
-        asked={**asked, "hosted_tools": hosted} if hosted else asked,
+        asked={**asked, "hosted_tools": offer.hosted} if offer.hosted else asked,
         show_reasoning=_show_reasoning(source.get("thinking")),
     )
 
 
-def _tools(source: dict[str, Any]) -> tuple[tuple[Tool, ...], list[str]]:
-    """The tools to offer, and the names of those that the provider would have run."""
-    tools: dict[str, Tool] = {}
-    hosted: list[str] = []
+def _tools(source: dict[str, Any]) -> ToolOffer:
+    """The tools to offer.
+
+    Types of hosted tools and names of MCP servers, which the provider would run, are kept apart.
+    """
+    offer = ToolOffer()
     for index, item in enumerate(objects(source, "tools")):
         where = f"tools[{index}]"
         type_ = text(item, "type", f"{where}.") or "custom"
         if type_.startswith(_HOSTED):
-            hosted.append(type_)
+            offer.hosted.append(type_)
         elif type_ != "custom":
             raise InvalidRequest(
                 f"{where}: a tool of type {type_!r} has no schema that this model could read; "
                 "offer it with a name, a description and an input_schema"
             )
         else:
-            tool = _tool(item, where)
-            if tool.name in tools:
-                raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
-            tools[tool.name] = tool
+            offer.add(_tool(item, where), where)
     servers = objects(source, "mcp_servers")
-    hosted += [f"mcp_server {text(item, 'name', f'mcp_servers[{at}].')}" for at, item in enumerate(servers)]
-    return tuple(tools.values()), hosted
+    offer.hosted += [f"mcp_server {text(item, 'name', f'mcp_servers[{at}].')}" for at, item in enumerate(servers)]
+    return offer
 
 
 def _tool(item: dict[str, Any], where: str) -> Tool:
@@ -124,7 +123,10 @@ def _tool(item: dict[str, Any], where: str) -> Tool:
 
 
 def _parse_calls(choice: Any) -> bool:
-    """``disable_parallel_tool_use`` is recorded: how many calls a reply has is the policy's to say."""
+    """Whether the model may call tools.
+
+    ``disable_parallel_tool_use`` is recorded and not obeyed: the policy chooses how many calls a reply has.
+    """
     name = choice.get("type") if isinstance(choice, dict) else choice
     if name in (None, "auto"):
         return True
@@ -134,7 +136,7 @@ def _parse_calls(choice: Any) -> bool:
 
 
 def _show_reasoning(thinking: Any) -> bool:
-    """Thinking blocks are for clients that asked for them: others may not know what to do with one."""
+    """Whether the client asked for thinking blocks; a client that did not may be unable to read one."""
     if thinking is None:
         return False
     if not isinstance(thinking, dict):
@@ -166,16 +168,16 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_messages(items: Sequence[dict[str, Any]], before: ParseCache) -> tuple[Message, ...]:
-    """The messages of ``messages``. Raises InvalidRequest, naming the block."""
+    """The messages of ``messages``, dialect-free. Raises InvalidRequest, which names the block."""
     sealed = [_sealed(item, index) for index, item in enumerate(items)]
     return before.parse(sealed, _parse, lambda _: True)
 
 
 def parse_system(value: Any) -> tuple[Message, ...]:
-    """The top-level ``system`` as one leading message, or none where it says nothing.
+    """The top-level ``system`` as one leading message; none where it is empty.
 
-    Its blocks are sections that clients wrote apart (who it is, what to do, where it works): a blank line keeps
-    them apart. Blocks of one message are one text cut into pieces, and are joined as they are.
+    Its blocks are sections that clients keep apart (who the model is, what to do, where it works), so a blank
+    line separates them. Blocks of one message are pieces of one text, and are joined as they are.
     """
     if isinstance(value, list):
         value = "\n\n".join(part for part in _texts(value, "system") if part)
@@ -185,9 +187,10 @@ def parse_system(value: Any) -> tuple[Message, ...]:
 
 
 def _sealed(item: dict[str, Any], index: int) -> dict[str, Any]:
-    """The item with the input of each tool_use as its JSON text, in bytes, which no JSON value is.
+    """The item with the input of each tool_use as JSON text in bytes, a type that no JSON value has.
 
-    So that equal items are equal JSON: Python's 1 equals 1.0 and True, and its dicts know no order."""
+    Without that, equal items could differ in JSON: Python's 1 equals 1.0 and True, and its dicts ignore order.
+    """
     content = item.get("content")
     if item.get("role") != "assistant" or not isinstance(content, list):
         return item
@@ -214,7 +217,10 @@ def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:
 
 
 def _user(content: Any, where: str) -> tuple[Message, ...]:
-    """In wire order: each tool_result a message of its own, each run of text between them one user message."""
+    """The messages of a user item, in wire order.
+
+    Each tool_result is a message, and so is each run of text between them.
+    """
     messages: list[Message] = []
     run: list[str] = []
     for block, place in _blocks(content, where):
@@ -265,7 +271,7 @@ def _tool_use(block: dict[str, Any], where: str) -> ToolCall:
 
 
 def _result(content: Any, where: str) -> list[str]:
-    """A tool_reference says which tool a search found: its name, on a line. The tool itself was offered."""
+    """The texts of a tool_result. A tool_reference names a tool that a search found: its name, on a line."""
     found: list[str] = []
     for block, place in _blocks(content, where):
         match block.get("type"):
@@ -279,7 +285,7 @@ def _result(content: Any, where: str) -> list[str]:
 
 
 def _texts(content: Any, where: str) -> list[str]:
-    """Texts of content that is nothing but text."""
+    """The texts of content that may hold text only."""
     texts: list[str] = []
     for block, place in _blocks(content, where):
         if block.get("type") != "text":
@@ -293,7 +299,7 @@ def _text(block: dict[str, Any], where: str) -> str:
 
 
 def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    """The blocks and their places; a string is one text block, null none."""
+    """The blocks and their places in the body; a string is one text block, null is none."""
     if content is None:
         return []
     if isinstance(content, str):

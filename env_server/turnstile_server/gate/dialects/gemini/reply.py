@@ -61,7 +61,7 @@ _STATUSES = {
 
 
 def _endpoints(version: str, header: str | None) -> tuple[Endpoint, ...]:
-    """``header``: what a request must have to be asking this dialect for models."""
+    """``header``: what a request must have to get this dialect's list of models."""
     models = f"/{version}/models"
     return (
         _method(models, "generateContent", Purpose.TURN),
@@ -75,7 +75,7 @@ def _endpoints(version: str, header: str | None) -> tuple[Endpoint, ...]:
 
 
 def _method(models: str, name: str, purpose: Purpose) -> Endpoint:
-    """Names of models may hold ``/`` and ``:`` here: the method follows the last colon."""
+    """A method of a model. Names of models may have ``/`` and ``:``; the method follows the last colon."""
     pattern = re.compile(f"{models}/(?P<model>.+):(?P<method>{name})")
     return Endpoint(pattern, purpose, ("POST",), f"{models}/{{model}}:{name}")
 
@@ -100,7 +100,7 @@ class GeminiDialect:
         return _GeminiStream(head, request.show_reasoning, framing)
 
     def error(self, error: TurnstileError) -> bytes:
-        """Our stable type is the ``ErrorInfo``'s, in ``metadata.type``."""
+        """An error; the stable type of ``errors.py`` is in the ``ErrorInfo``'s ``metadata.type``."""
         return dumped({"error": _status(error)})
 
     def models(self, name: str, context_length: int) -> bytes:
@@ -122,7 +122,7 @@ class _GeminiStream:
 
     def delta(self, delta: Delta) -> bytes:
         response = delta_json(delta, self._head, self._thoughts)
-        # Thoughts that are not shown are no silence, so nobody else keeps the connection alive meanwhile.
+        # The server sends no keep-alive while deltas come, so hidden thoughts must send one.
         return self.keepalive() if response is None else self._framing.item(dumped(response))
 
     def keepalive(self) -> bytes:
@@ -154,7 +154,7 @@ def _status(error: TurnstileError) -> dict[str, Any]:
 
 
 def _message(error: TurnstileError) -> str:
-    if isinstance(error, ContextOverflow):  # the words by which agents know that they must compact
+    if isinstance(error, ContextOverflow):  # agents compact when they read these words
         return f"The input token count exceeds the maximum number of tokens allowed: {error.message}"
     return error.message
 
@@ -216,7 +216,7 @@ class EventFraming:
 
 
 class ArrayFraming:
-    """At any time what was sent is JSON but for the closing bracket."""
+    """One JSON array. At any time, the bytes sent so far and a closing bracket are JSON."""
 
     content_type = "application/json"
 
@@ -238,7 +238,7 @@ class ArrayFraming:
 
 
 def dumped(value: dict[str, Any]) -> bytes:
-    """JSON on one line, by any reader's notion of a line."""
+    """JSON on one line, whichever characters a reader takes for line breaks."""
     data = orjson.dumps(value)
     for character, escape in _ESCAPES:
         data = data.replace(character, escape)
@@ -246,7 +246,7 @@ def dumped(value: dict[str, Any]) -> bytes:
 
 
 def reply_json(reply: FinishedReply, thoughts: bool) -> dict[str, Any]:
-    """A whole reply; ``thoughts``: whether the agent reads them. There is always a part."""
+    """A whole reply, which always has a part. ``thoughts``: whether the agent reads them."""
     message = reply.message
     parts: list[PartJson] = []
     if message.reasoning and thoughts:
@@ -258,7 +258,7 @@ def reply_json(reply: FinishedReply, thoughts: bool) -> dict[str, Any]:
 
 
 def delta_json(delta: Delta, head: ReplyHead, thoughts: bool) -> dict[str, Any] | None:
-    """What is new in a stream; None for what the agent does not read."""
+    """The response object for what is new in a stream; None for what the agent does not read."""
     match delta:
         case TextDelta(text):
             return _response(head, [{"text": text}])
@@ -269,7 +269,7 @@ def delta_json(delta: Delta, head: ReplyHead, thoughts: bool) -> dict[str, Any] 
 
 
 def last_json(reply: FinishedReply) -> dict[str, Any]:
-    """The end of a stream: why it ended, and usage."""
+    """The last object of a stream: why it ended, and usage."""
     return _response(reply.head, [_EMPTY], reply)
 
 
@@ -287,9 +287,10 @@ def _thought(text: str) -> PartJson:
 
 
 def _function_call(call: ToolCall, head: ReplyHead) -> PartJson:
-    """The arguments as the model wrote them, but for spaces and what strict clients do not read.
+    """A function call, its arguments as the model wrote them but for spaces and what strict clients do not read.
 
-    Clients of thinking models want a signature beside a call and send it back; it says nothing here."""
+    Clients of thinking models expect a signature beside a call and send it back; it carries nothing here.
+    """
     args = orjson.Fragment(_STRING_OR_SPACE.sub(lambda found: found[1] or "", strict_arguments(call.arguments)))
     return {
         "functionCall": {"id": call.id, "name": call.name, "args": args},

@@ -47,13 +47,14 @@ _DATA = ("text", "functionCall", "functionResponse")
 _OTHER_DATA = ("inlineData", "fileData", "executableCode", "codeExecutionResult")
 _ABOUT_A_PART = ("thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution", "callIndex")
 _WRAPPERS = ("output", "result", "content", "error")
-"""Keys that clients wrap a tool's text in, because the wire wants an object."""
+"""Keys in which clients wrap a tool's text, because the wire takes an object only."""
 
 
 def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ModelRequest:
-    """The call in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
+    """The request in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
-    Raises InvalidRequest, naming the field."""
+    Raises InvalidRequest, which names the field.
+    """
     source = camel(read_object(body))
     if params.get("method") == "countTokens" and source.get("generateContentRequest") is not None:
         source = item(source, "generateContentRequest")
@@ -75,10 +76,10 @@ def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str])
     offer = read_tools(source)
     asked = {**recorded(config, ASKED, "generationConfig."), **recorded(source, ["toolConfig"])}
     if offer.hosted:
-        asked["hosted_tools"] = list(offer.hosted)
+        asked["hosted_tools"] = offer.hosted
     return ModelRequest(
         messages=(*_system(source.get("systemInstruction")), *messages),
-        tools=offer.tools,
+        tools=tuple(offer.tools.values()),
         model=params.get("model", ""),
         stream=params.get("method") == "streamGenerateContent",
         stream_usage=True,
@@ -109,7 +110,7 @@ def _refuse_unsupported(config: dict[str, Any]) -> None:
 
 
 def _system(instruction: Any) -> tuple[Message, ...]:
-    """One leading system message; none where the instruction has no text."""
+    """One leading system message; none for an instruction without text."""
     if isinstance(instruction, dict):
         parts = _Parts(camel(instruction), "systemInstruction")
         parts.refuse("functionCall", "functionResponse")
@@ -134,9 +135,10 @@ def _content(source: dict[str, Any], index: int) -> tuple[Message, ...]:
 
 
 class _Parts:
-    """The parts of one content, each with its path; only those of text, calls and results.
+    """The parts of one content, each with its path.
 
-    Raises InvalidRequest for any other."""
+    Raises InvalidRequest for a part that is no text, call or result.
+    """
 
     def __init__(self, content: dict[str, Any], where: str) -> None:
         self._found = [
@@ -145,7 +147,7 @@ class _Parts:
         ]
         for part, path in self._found:
             there = {key for key, value in part.items() if value is not None}
-            # A field that is not known is data where the part has no other, else something about it.
+            # An unknown field is the part's data where the part has no other data, else a remark about it.
             data = [key for key in part if key in there.difference(_DATA, _ABOUT_A_PART)]
             refused = data if there.isdisjoint(_DATA) else [key for key in data if key in _OTHER_DATA]
             if refused:
@@ -162,7 +164,7 @@ class _Parts:
 
 
 def _reply(parts: _Parts) -> Message:
-    """Thoughts and texts each joined, calls in order."""
+    """The message of a model's content: thoughts and texts each joined, calls in order."""
     said: list[str] = []
     thought: list[str] = []
     calls: list[ToolCall] = []
@@ -188,7 +190,10 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
 
 
 def _inputs(parts: _Parts) -> Iterator[Message]:
-    """Each result is a message; texts side by side are one user message, in wire order with the results."""
+    """The messages of a user's content, in wire order.
+
+    Each result is a message, and so is each run of text between them.
+    """
     said: list[str] = []
     answered = False
     for part, where in parts:
@@ -214,8 +219,10 @@ def _result(source: dict[str, Any], where: str) -> Message:
 
 
 def _output(response: Mapping[str, Any], where: str) -> str:
-    """A tool's output as the other dialects carry it: the lone text in its wrapper, nothing for nothing, else the
-    whole object as JSON."""
+    """A tool's output as the other dialects carry it.
+
+    It is the only text in its wrapper, empty for an empty object, else the whole object as JSON.
+    """
     if len(response) == 1:
         ((key, value),) = response.items()
         if key in _WRAPPERS and isinstance(value, str):
@@ -224,7 +231,7 @@ def _output(response: Mapping[str, Any], where: str) -> str:
 
 
 def _exact(source: dict[str, Any]) -> bool:
-    """Arguments and results are objects, in which equal numbers may be of different types."""
+    """Whether no number is in the content's arguments and results: Python's equality does not tell 1 from 1.0."""
     parts = [camel(part) for part in items(camel(source), "parts")]
     inside = [part.get(key) for part in parts for key in ("functionCall", "functionResponse")]
     while inside:
@@ -236,7 +243,7 @@ def _exact(source: dict[str, Any]) -> bool:
 
 
 def _answers_named(messages: Sequence[Message], contents: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
-    """``messages`` with the call id of each result that came without: of the first open call of its name."""
+    """``messages`` where a result without a call id gets the id of the first open call of its name."""
     if all(message.role != "tool" or message.tool_call_id for message in messages):
         return tuple(messages)
     names = _answered_names(contents)
@@ -260,7 +267,7 @@ def _answers_named(messages: Sequence[Message], contents: Sequence[dict[str, Any
 
 
 def _answered_names(contents: Sequence[dict[str, Any]]) -> Iterator[str | None]:
-    """The names of all results, in order: one for each tool message."""
+    """The names of all results in order, one for each tool message."""
     for content in contents:
         for part in items(camel(content), "parts"):
             if (response := camel(part).get("functionResponse")) is not None:

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.gate.dialects.base import ToolOffer
 from turnstile_server.gate.dialects.json import forced_call, kind, objects, text
 
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
 
 def camel(source: Mapping[str, Any]) -> dict[str, Any]:
-    """``source`` with its own keys in camelCase, in order; of a field in both spellings, that one counts."""
+    """``source`` with its own keys in camelCase, in order.
+
+    Of a field in both spellings, the camelCase one counts.
+    """
     named: dict[str, Any] = {}
     for key, value in source.items():
         name = _UNDERSCORE.sub(lambda found: found[1].upper(), key) if "_" in key else key
@@ -58,31 +61,17 @@ _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NOT_JSON_SCHEMA = ("nullable", "propertyOrdering")
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """``tools``: what the model is offered; ``hosted``: names of Google's own tools that were asked for, which
-    do not exist here."""
-
-    tools: tuple[Tool, ...]
-    hosted: tuple[str, ...]
-
-
-def read_tools(source: Mapping[str, Any]) -> Offer:
-    """Raises InvalidRequest, naming the field."""
-    tools: dict[str, Tool] = {}
-    hosted: dict[str, None] = {}
+def read_tools(source: Mapping[str, Any]) -> ToolOffer:
+    """The tools to offer; Google's own are kept apart by name. Raises InvalidRequest, which names the field."""
+    offer = ToolOffer()
     for index, entry in enumerate(items(source, "tools")):
         kinds = camel(entry)
-        hosted |= {
-            name: None for name, value in kinds.items() if name != "functionDeclarations" and value is not None
-        }
+        google = (name for name, value in kinds.items() if name != "functionDeclarations" and value is not None)
+        offer.hosted += [name for name in google if name not in offer.hosted]
         for at, declared in enumerate(items(kinds, "functionDeclarations", f"tools[{index}].")):
             where = f"tools[{index}].functionDeclarations[{at}]"
-            tool = _tool(camel(declared), where)
-            if tool.name in tools:
-                raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
-            tools[tool.name] = tool
-    return Offer(tuple(tools.values()), tuple(hosted))
+            offer.add(_tool(camel(declared), where), where)
+    return offer
 
 
 def _tool(declared: dict[str, Any], where: str) -> Tool:
@@ -104,10 +93,10 @@ def _tool(declared: dict[str, Any], where: str) -> Tool:
 
 
 def may_call(source: Mapping[str, Any]) -> bool:
-    """Whether the model may call tools. Raises InvalidRequest where the call asks to force or restrict calls.
+    """Whether the model may call tools. Raises InvalidRequest for a request that forces or restricts calls.
 
-    ``VALIDATED`` lets the model choose between a call and text, as ``AUTO`` does, and is taken as that: its
-    promise that arguments fit their schema is not kept, because a grammar would change what the policy samples.
+    ``VALIDATED`` is taken as ``AUTO``: the model chooses between a call and text. Its promise that arguments fit
+    their schema is not kept, because a grammar would change what the policy samples.
     """
     config = item(item(source, "toolConfig"), "functionCallingConfig", "toolConfig.")
     where = "toolConfig.functionCallingConfig"
@@ -122,7 +111,7 @@ def may_call(source: Mapping[str, Any]) -> bool:
 
 
 def json_schema(schema: Any) -> Any:
-    """A schema of Gemini's as JSON schema. What is no object comes back as it is."""
+    """A schema of Gemini's as JSON schema. A value that is no object comes back as it is."""
     if not isinstance(schema, dict):
         return schema
     source = camel(schema)
@@ -153,7 +142,7 @@ def _type(value: Any) -> Any:
 
 
 def _ordered(properties: Mapping[str, Any], ordering: Any) -> list[str]:
-    """The names of ``properties``, those that ``ordering`` has first and in its order."""
+    """The names of ``properties``: first those that ``ordering`` names, in its order."""
     first = [name for name in ordering if isinstance(name, str)] if isinstance(ordering, list) else []
     return [name for name in dict.fromkeys([*first, *properties]) if name in properties]
 

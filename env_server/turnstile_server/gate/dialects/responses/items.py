@@ -1,5 +1,4 @@
-"""The objects of a Responses reply: output items, the response around them, usage, error codes, carried
-reasoning.
+"""The objects of a Responses reply: output items, the response around them, usage, error codes.
 
 Item ids follow from the turn and the item's place (``msg_{turn}_{index}``), so every caller of a turn gets the
 same ids. ``status`` is ``in_progress``, ``completed`` or ``incomplete``.
@@ -35,12 +34,15 @@ _DEFAULTS: dict[str, Any] = {
     "tools": [],
     "top_p": None,
 }
-"""Of the fields that repeat the request, those that are always there."""
+"""The fields that repeat the request and are always present, with their defaults."""
 
 
 def reasoning_item(head: ReplyHead, index: int, text: str, status: str) -> Item:
-    """The whole reasoning is the summary: that is what agents read and show. It is in ``encrypted_content`` too,
-    asked for or not: Qwen Code turns reasoning that comes without it into an answer of the model."""
+    """A reasoning item. The whole reasoning is the summary, because agents read and show the summary.
+
+    It is also in ``encrypted_content``, asked for or not: Qwen Code turns reasoning that comes without it into a
+    reply of the model.
+    """
     done = status != "in_progress"
     return {
         "id": _id(head, "rs", index),
@@ -62,7 +64,7 @@ def message_item(head: ReplyHead, index: int, text: str, status: str) -> Item:
 
 
 def call_item(head: ReplyHead, index: int, call: ToolCall, wire_tool: WireTool, status: str) -> Item:
-    """In progress it has no arguments yet."""
+    """A function or custom call. While it is in progress it has no arguments."""
     begun = status == "in_progress"
     item: Item = {"id": _id(head, "ctc" if wire_tool.custom else "fc", index)}
     if wire_tool.custom:
@@ -92,7 +94,7 @@ def response_object(
     reply: FinishedReply | None = None,
     error: TurnstileError | None = None,
 ) -> Item:
-    """``reply`` where it is finished, ``error`` where it failed."""
+    """The response around the output items. ``reply``: once it is finished; ``error``: once it failed."""
     return {
         "id": head.named("resp_"),
         "object": "response",
@@ -117,7 +119,7 @@ def status_of(reply: FinishedReply) -> str:
 
 
 def error_code(error: TurnstileError) -> str:
-    """The code of an error inside a stream: one of OpenAI's, because clients decide by it whether to ask again."""
+    """The code of an error inside a stream: one of OpenAI's, by which clients decide whether to try again."""
     if isinstance(error, ContextOverflow):
         return "context_length_exceeded"
     if not error.retryable:
@@ -147,7 +149,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(content: str) -> str | None:
-    """The reasoning in what ``sealed`` made; None for anything else."""
+    """The reasoning in a text that ``sealed`` made; None for any other text."""
     if not content.startswith(_MARK):
         return None
     try:

@@ -84,8 +84,11 @@ class ResponsesDialect:
 
 
 def _output(reply: FinishedReply, request: ModelRequest) -> list[Item]:
-    """Reasoning, then text, then calls. Without a call there always is a message, be it empty: agents send an
-    empty answer back only if there is one."""
+    """The output items of a whole reply: reasoning, then text, then calls.
+
+    A reply without a call always has a message, even an empty one: agents send an empty reply back only if it has
+    a message.
+    """
     head, message = reply.head, reply.message
     output: list[Item] = []
     last = "completed" if message.tool_calls else status_of(reply)
@@ -134,21 +137,26 @@ class ResponsesStream:
                 return self._close("completed") + self._called(call)
 
     def keepalive(self) -> bytes:
-        """An event, because Codex's idle timer does not hear comments; one that every client passes over."""
+        """One more ``response.in_progress``, which every client ignores.
+
+        A comment would not do: Codex's idle timer does not count comments.
+        """
         return self._sse("response.in_progress", response=response_object(self._head, self._request, []))
 
     def end(self, reply: FinishedReply) -> bytes:
         status = status_of(reply)
         tail = self._close(status if self._open else "completed")
-        if not self._answered:  # agents send an empty answer back only if there is one
+        if not self._answered:  # agents send an empty reply back only if it has a message
             tail += self._text("message", "") + self._close(status)
         whole = response_object(self._head, self._request, self._done, status, reply=reply)
         return tail + self._sse(f"response.{status}", response=whole)
 
     def error(self, error: TurnstileError) -> bytes:
-        """``response.failed`` for those who decide by its code whether to ask again (Codex, Pi, Qwen Code), and
-        ``error`` behind it, on which SDKs raise. An item that was begun stays open: what is done goes into an
-        agent's history."""
+        """``response.failed`` and then ``error``.
+
+        Codex, Pi and Qwen Code decide by the first one's code whether to try again; SDKs raise on the second. An
+        item that was begun stays open, because a finished item would enter an agent's history.
+        """
         code = error_code(error)
         told = {"type": error.type, "code": code, "message": error.message, "param": None}
         failed = response_object(self._head, self._request, self._done, "failed", error=error)
@@ -219,7 +227,7 @@ class ResponsesStream:
         return make(self._head, len(self._done), "".join(self._texts), status)
 
     def _of_part(self, name: str, **fields: Any) -> bytes:
-        """An event of the open item's one part."""
+        """An event of the open item's only part."""
         part = "content_index" if self._open == "message" else "summary_index"
         return self._sse(name, item_id=self._id, output_index=len(self._done), **{part: 0}, **fields)
 

@@ -49,8 +49,8 @@ ASKED = (
     "text",
     "truncation",
 )
-"""Fields that say how to sample: recorded as asked, and part of the retry identity. The types of the hosted tools
-stand beside them as ``hosted_tools``."""
+"""Fields that say how to sample: recorded as asked, and part of the retry identity. ``hosted_tools`` beside them
+lists the types of hosted tools."""
 
 ECHOED = (
     "instructions",
@@ -76,7 +76,7 @@ _STATE = {
     "prompt": "send the prompt's text in instructions or input",
     "background": "leave it out and wait for the response, or stream it",
 }
-"""What needs a server that keeps responses, and what to send instead."""
+"""Fields that need a server which stores responses, and what to send instead."""
 
 _ROLES: dict[str, Role] = {
     "user": "user",
@@ -89,7 +89,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelRequest:
-    """The call in a Responses body. Raises InvalidRequest, naming the field."""
+    """The request in a Responses body. Raises InvalidRequest, which names the field."""
     source = read_object(body)
     _refuse_unsupported(source)
     instructions = text(source, "instructions")
@@ -139,8 +139,11 @@ def _input(source: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _without_open_reasoning(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Without reasoning at the very end. It is what Codex kept of a reply whose stream was cut: it asks for the
-    whole reply again, and OpenAI takes no reasoning item without the item it led to."""
+    """The messages without reasoning at the very end.
+
+    Codex keeps such reasoning of a reply whose stream was cut, and asks for the whole reply again. OpenAI accepts
+    no reasoning item without the item that follows it.
+    """
     end = len(messages)
     while end and messages[end - 1].reasoning and messages[end - 1].role == "assistant":
         end -= 1
@@ -148,7 +151,7 @@ def _without_open_reasoning(messages: tuple[Message, ...]) -> tuple[Message, ...
 
 
 def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """The item as messages; it is looked at alone, because it may be known from an earlier call."""
+    """The messages of one item. Only this item may be looked at, because the result is kept for later calls."""
     match item.get("type") or ("message" if "role" in item else "item_reference"):
         case "message":
             return (_message(item, where),)
@@ -187,7 +190,10 @@ def _call(item: dict[str, Any], where: str) -> ToolCall:
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
-    """What we wrote ourselves, else the item's text, else its summary. What another server encrypted is lost."""
+    """The reasoning of an item: what this dialect sealed in it, else its text, else its summary.
+
+    What another server encrypted is lost.
+    """
     own = unsealed(text(item, "encrypted_content", f"{where}.") or "")
     if own is not None:
         return own
@@ -205,7 +211,10 @@ def _texts(item: dict[str, Any], key: str, wanted: str, where: str) -> str:
 
 
 def _exact(item: dict[str, Any]) -> bool:
-    """Arguments may come as an object; nothing else that is read of an item is a number."""
+    """Whether no number can be in the item.
+
+    Arguments may come as an object; everything else that is read is text.
+    """
     return isinstance(item.get("arguments", ""), str)
 
 

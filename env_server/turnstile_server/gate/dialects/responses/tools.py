@@ -8,32 +8,22 @@ alone, so an item of a history reads the same whatever is offered beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import WireTool
+from turnstile_server.gate.dialects.base import ToolOffer, WireTool
 from turnstile_server.gate.dialects.json import kind, objects, text
 
 _JOINT = "__"
 _INPUT = "input"
 
 
-@dataclass
-class Offer:
-    """What a request offers. ``hosted``: types of the tools that only OpenAI runs; the model is not shown them."""
-
-    tools: dict[str, Tool] = field(default_factory=dict)
-    wire_tools: dict[str, WireTool] = field(default_factory=dict)
-    hosted: list[str] = field(default_factory=list)
-
-
-def offered(source: dict[str, Any]) -> Offer:
-    """The request's ``tools``. Raises InvalidRequest."""
-    offer = Offer()
+def offered(source: dict[str, Any]) -> ToolOffer:
+    """The tools to offer; types of hosted tools are kept apart. Raises InvalidRequest."""
+    offer = ToolOffer()
     for index, item in enumerate(objects(source, "tools")):
         where = f"tools[{index}]"
         if item.get("type") == "namespace":
@@ -56,17 +46,19 @@ def custom_arguments(written: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """The input in a call of a custom tool; the arguments as they are where they are not as asked for, so that
-    the agent's answer tells the model what it did."""
+    """The input in a call of a custom tool.
+
+    Arguments of another form come back as they are, so that the agent's reply shows the model its mistake.
+    """
     try:
         value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:  # numbers and surrogates that a parser of calls may let through
+    except orjson.JSONDecodeError:  # a parser of calls accepts numbers and surrogates that are not strict JSON
         return arguments
     written = value.get(_INPUT) if isinstance(value, dict) and len(value) == 1 else None
     return written if isinstance(written, str) else arguments
 
 
-def _add(offer: Offer, item: dict[str, Any], where: str, namespace: str | None) -> None:
+def _add(offer: ToolOffer, item: dict[str, Any], where: str, namespace: str | None) -> None:
     match item.get("type"):
         case "function":
             function = _function(item, where)
@@ -79,15 +71,16 @@ def _add(offer: Offer, item: dict[str, Any], where: str, namespace: str | None) 
             raise InvalidRequest(f"{where}.type must be a string, not {kind(other)}")
     bare = function["name"]
     name = function["name"] = joined(namespace, bare)
-    if name in offer.tools:
-        raise InvalidRequest(f"{where}: a tool named {name!r} is offered twice")
-    offer.tools[name] = Tool(name=name, spec={"type": "function", "function": function})
+    offer.add(Tool(name=name, spec={"type": "function", "function": function}), where)
     if namespace or item["type"] == "custom":
         offer.wire_tools[name] = WireTool(bare, namespace, custom=item["type"] == "custom")
 
 
 def _function(item: dict[str, Any], where: str) -> dict[str, Any]:
-    """``strict`` stays out: nothing here enforces it, and clients of the same tool differ in it."""
+    """The function that the model is offered.
+
+    ``strict`` is left out: nothing here enforces it, and clients send the same tool with and without it.
+    """
     function: dict[str, Any] = {"name": _name(item, where)}
     description = text(item, "description", f"{where}.")
     if description is not None:
@@ -115,7 +108,7 @@ def _custom(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _grammar(item: dict[str, Any], where: str) -> str | None:
-    """The format as words: the model is told of it, and nothing holds it to it."""
+    """The format in words for the model; nothing enforces it."""
     wanted = item.get("format")
     if wanted is None:
         return None
