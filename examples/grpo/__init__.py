@@ -1,1 +1,1 @@
-"""GRPO in plain PyTorch on episodes of a real agent. See README.md."""
+"""GRPO in plain PyTorch on episodes of a real agent. See docs/grpo.md."""

@@ -1,10 +1,10 @@
-"""GRPO on the tiny policy: episodes of a real agent in sandboxes, graded by hidden tests, while the learner works.
+"""GRPO on the tiny policy: a real agent plays episodes in sandboxes while the learner trains.
 
-    python -m grpo.grpo OUT [--steps 16] [--seed 1]     (in examples/; docs/grpo.md says what comes out)
+    python -m grpo.grpo OUT [--steps 16] [--seed 1]     (in examples/; docs/grpo.md has the results)
 
-One task collects: `AsyncClient.rollouts` plays groups of episodes without end, and a finished group waits in a
-queue. The other learns: it takes the groups of a step, trains, and pushes the new weights to the engine under a
-new version, while episodes go on. Each token keeps the log-probability of the weights that sampled it, so an
+The collector plays groups of episodes in an endless stream (`AsyncClient.rollouts`) and puts each finished group
+into a queue. The learner takes the groups of a step, trains, and pushes the new weights to the engine under a new
+version, while episodes continue. Each token keeps the log-probability of the weights that sampled it, so an
 episode that saw two versions is still exact.
 """
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,21 +42,22 @@ EXAMPLES = ROOT / "examples"
 AGENT = "plain-loop"
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 120.0}
 MONITOR_SEED, FINAL_SEED = 7, 1009
-"""Of the held-out errands that are looked at on the way, and of those that are looked at once, at the end."""
+"""Seeds of the held-out errands: those of the monitor, and those that are played once before and once after."""
+PROGRESS_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     steps: int = 16
     groups: int = 8
-    """Groups with a signal per step: those whose rewards are all equal teach nothing, and others are played."""
+    """Groups with a signal per step. A group whose rewards are all equal teaches nothing; another replaces it."""
     most_groups: int = 20
-    """Groups per step with the refills: a policy that is nearly always right gives few with a signal."""
+    """Groups per step, replaced ones included: a policy that is nearly always right gives few with a signal."""
     hopeless_groups: int = 200
-    """After so many in a row that gave nothing the run fails, and says what became of them."""
+    """The run fails after this many groups in a row without a signal, and says how they ended."""
     group_size: int = 8
     staleness: int = 2
-    """A group is dropped when its oldest token is of weights more than so many versions back."""
+    """A group is dropped when the weights of its oldest token are more versions behind than this."""
     max_concurrent: int = 16
     monitor_every: int = 4
     monitor_episodes: int = 200
@@ -70,7 +71,7 @@ class RunError(Exception):
 
 @dataclass(slots=True)
 class Collected:
-    """What became of the groups since the last step."""
+    """The groups since the last step: those that are used, and counts of all."""
 
     used: list[list[Rollout]] = field(default_factory=list)
     played: Counter[str] = field(default_factory=Counter)
@@ -80,12 +81,18 @@ class Collected:
 
 
 class Collector:
-    """Plays groups for ever; ``groups`` gives those that teach something and are fresh enough."""
+    """Plays groups in an endless stream; ``groups`` gives those that have a signal and are fresh enough.
 
-    def __init__(self, client: AsyncClient, settings: RunSettings) -> None:
+    ``report`` is called with a sentence on the progress, after every finished group.
+    """
+
+    def __init__(
+        self, client: AsyncClient, settings: RunSettings, report: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._client = client
         self._settings = settings
-        # Bounded, so that collection waits for the learner, not the staleness bound for its harvest.
+        self._report = report
+        # Bounded, so that the collector waits for the learner instead of playing groups that become too old.
         self.finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
 
     async def run(self) -> None:
@@ -102,7 +109,7 @@ class Collector:
                     await self.finished.put(open_groups.pop(rollout.group_id))
 
     async def groups(self, version: int) -> Collected:
-        """The groups of one step, for a learner at ``version``. Raises RunError where none can be used."""
+        """The groups of one step, for a learner at ``version``. Raises RunError when none can be used."""
         collected = Collected()
         taken = 0
         while len(collected.used) < self._settings.groups and not (
@@ -125,6 +132,10 @@ class Collector:
                 collected.played["groups too old"] += 1
             else:
                 collected.used.append(group)
+            self._report(
+                f"{len(collected.used)} of {self._settings.groups} groups for step {version + 1}, "
+                f"{len(collected.rewards)} episodes"
+            )
         if not collected.used:
             raise RunError(
                 f"none of {self._settings.most_groups} groups can be learned from: {dict(collected.played)}"
@@ -133,7 +144,7 @@ class Collector:
 
 
 def outcome(rollout: Rollout) -> str:
-    """How it ended, with the type of its error where it has one."""
+    """How the rollout ended: its status, and the type of its error if it has one."""
     return rollout.status.value if rollout.error is None else f"{rollout.status.value}: {rollout.error.type}"
 
 
@@ -151,7 +162,7 @@ def rows_of(groups: list[list[Rollout]]) -> list[Row]:
 
 
 class Weights:
-    """Pushes the network to the engine as folders ``v1``, ``v2``, …; keeps the last only."""
+    """Pushes the network to the engine, as the folders ``v1``, ``v2``, …; only the last one is kept."""
 
     def __init__(self, client: AsyncClient, network: PreTrainedModel, folder: Path) -> None:
         self._client = client
@@ -169,14 +180,22 @@ class Weights:
 
 
 class Log:
-    """One line of JSON per step in ``log.jsonl``, one readable line on the terminal."""
+    """Writes one line of JSON per step to ``log.jsonl`` and one readable line to the terminal."""
 
     def __init__(self, out: Path) -> None:
         self._file = out / "log.jsonl"
-        self._started = time.monotonic()
+        self._started = self._shown = time.monotonic()
+
+    def progress(self, text: str) -> None:
+        """Show ``text`` on the terminal unless something was shown in the last seconds."""
+        now = time.monotonic()
+        if now - self._shown >= PROGRESS_EVERY_S:
+            self._shown = now
+            print(f"{now - self._started:6.0f} s  … {text}", flush=True)
 
     def write(self, entry: dict[str, Any], line: str) -> None:
-        seconds = time.monotonic() - self._started
+        self._shown = time.monotonic()
+        seconds = self._shown - self._started
         with self._file.open("a") as file:
             file.write(json.dumps({"seconds": round(seconds, 1), **entry}) + "\n")
         print(f"{seconds:6.0f} s  {line}", flush=True)
@@ -205,8 +224,11 @@ class Log:
 
 
 async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
-    """The success rate on held-out errands, played in memory by ``tiny_policy.evaluate``: in a process of its own,
-    which can be ended at once and takes nothing from the learner's interpreter."""
+    """The success rate on held-out errands, played in memory by ``tiny_policy.evaluate``.
+
+    It runs in a process of its own, which can be ended at once and leaves the learner's interpreter alone. That
+    process shows its progress on standard error.
+    """
     print(f"          {episodes} held-out errands are played in memory …", flush=True)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tiny_policy.evaluate", checkpoint, "--json"),
@@ -222,10 +244,10 @@ async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
 
 
 async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log) -> Path:
-    """Returns the folder of the last weights."""
+    """Train for ``settings.steps`` steps. Returns the folder of the last weights."""
     network = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     learner = Learner(network, grpo, settings.seed)
-    collector = Collector(client, settings)
+    collector = Collector(client, settings, log.progress)
     weights = Weights(client, network, out)
     folder = await weights.push(0)
     collecting = asyncio.create_task(collector.run())
@@ -246,7 +268,7 @@ async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: Grp
 
 
 async def _unless_ended(collecting: asyncio.Task[None], wanted: Coroutine[Any, Any, Collected]) -> Collected:
-    """What ``wanted`` gives; the collector's error when that comes first."""
+    """The result of ``wanted``, or the collector's error if that comes first."""
     waiting = asyncio.create_task(wanted)
     await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     if collecting.done():

@@ -1,4 +1,4 @@
-"""The learner: rows of token-exact samples in, a better network out. Plain PyTorch; knows nothing of servers.
+"""The learner: trains a network on rows of token-exact samples. Plain PyTorch, no server.
 
 GRPO (Shao et al. 2024, arXiv 2402.03300) with the recorded log-probabilities as the behaviour policy's, the
 asymmetric clip and the mean over tokens of DAPO (Yu et al. 2025, arXiv 2503.14476). No KL term.
@@ -23,15 +23,15 @@ class GrpoSettings:
     rate: float = 1e-4
     """Adam's learning rate."""
     passes: int = 1
-    """How often each batch of rows is gone through."""
+    """How often a step goes through its rows."""
     minibatches: int = 4
     """Updates per pass."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     max_norm: float = 0.5
-    """Of the gradient."""
+    """Norm to which the gradient is clipped."""
     rows_at_once: int = 16
-    """Per forward pass: bounds memory, changes no result."""
+    """Rows per forward pass. It bounds memory and changes no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step did. Log-probabilities in nats, over the trained tokens of the step.
+    """The numbers of one step. Log-probabilities are in nats, over the trained tokens of the step.
 
-    ``fresh_gap``: largest |recorded − recomputed| before the step, over rows that the present weights sampled;
-    None without such a row. ``drift``: mean recorded − recomputed of all rows before the step: the KL divergence
-    from the weights that sampled them to the present ones (the k1 estimator). ``clipped``: share of tokens whose
-    ratio was cut.
+    ``fresh_gap``: largest |recorded − recomputed| before the step, over rows that the current weights sampled;
+    None without such a row. ``drift``: mean recorded − recomputed of all rows before the step, which estimates the
+    KL divergence from the weights that sampled them to the current ones (k1). ``clipped``: share of tokens whose
+    ratio was clipped.
     """
 
     tokens: int
@@ -68,8 +68,10 @@ class Learner:
         self._draw = random.Random(seed)
 
     def step(self, rows: Sequence[Row], version: int) -> Update:
-        """Trains on ``rows``, which the weights ``version`` and a few before it sampled; at least one must have a
-        token to train."""
+        """Train on ``rows``, which the weights ``version`` and a few before them sampled.
+
+        At least one row must have a token to train.
+        """
         settings = self._settings
         rows = [row for row in rows if row.sample.loss_mask.any()]
         with torch.no_grad():
@@ -101,7 +103,7 @@ class Learner:
         )
 
     def _loss(self, rows: Sequence[Row]) -> tuple[Tensor, float]:
-        """Sum over the trained tokens of −min(ratio · A, clipped ratio · A), and how many the clip held back."""
+        """Sum over the trained tokens of −min(ratio · A, clipped ratio · A), and the number of clipped tokens."""
         padded = Padded(rows)
         advantage = torch.tensor([row.advantage for row in rows])[:, None]
         ratio = torch.exp(logprobs_of(self.network, padded.ids) - padded.logprobs)
@@ -112,9 +114,9 @@ class Learner:
 
 
 class Padded:
-    """Rows as tensors, padded on the right, which a causal network does not see.
+    """Rows as tensors, padded on the right, where a causal network does not look.
 
-    ``ids`` int64 [R, T]; ``mask`` bool and ``logprobs`` float32 [R, T − 1], of the tokens after the first.
+    ``ids`` int64 [R, T]; ``mask`` bool and ``logprobs`` float32 [R, T − 1], for the tokens after the first.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -144,7 +146,7 @@ def _gap(network: PreTrainedModel, rows: Sequence[Row]) -> list[tuple[Row, Tenso
 
 
 def _parts(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Rows of like length together."""
+    """Rows in parts of ``size``, of similar lengths, so that little is padded."""
     ordered = sorted(rows, key=lambda row: len(row.sample.input_ids))
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]

@@ -1,4 +1,4 @@
-"""Draws runs of `grpo.grpo`: reward on the way, held-out success before and after, what the tokens were worth.
+"""Plots runs of `grpo.grpo`: rewards, held-out success before and after, agreement of log-probabilities.
 
 python -m grpo.plot OUT.svg RUN… (folders with a log.jsonl, one per seed; in examples/)
 """
@@ -17,10 +17,10 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 SMOOTHED = 3
-"""Steps that a point of the reward's curve is the mean of."""
+"""Steps over which a point of the reward curve is averaged."""
 
 TOLERANCE = 1e-4
-"""Nats by which an audit lets two log-probabilities differ; drawn for comparison."""
+"""Nats by which an audit lets two log-probabilities differ; drawn as a line."""
 
 Entries = list[dict[str, Any]]
 

@@ -1,9 +1,10 @@
-"""How often a checkpoint solves errands at temperature 1: many episodes at once, in memory.
+"""Measures how often a checkpoint solves held-out errands at temperature 1: many episodes at once, in memory.
 
     python -m tiny_policy.evaluate CHECKPOINT [--episodes 600] [--seed 991]     (in examples/)
 
-The engine is the embedded one's scheduler, the prompts are the gate's renderer's, the tools are ``world``'s: no
-server, no sandbox, some hundred episodes a second instead of a few. Errands are held-out ones, each played once.
+The scheduler is the embedded engine's, the renderer is the gate's, the tools are ``world``'s. There is no server
+and no sandbox, so it plays some ten episodes a second on a core instead of one. Each errand is played once.
+Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import json
 import math
 import queue
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,19 +37,20 @@ from turnstile_server.settings import RenderingSettings
 
 WINDOW = 1024
 SILENCE_S = 60.0
-"""An engine that says nothing for so long has crashed."""
+"""An engine that is silent for this long has crashed."""
+REPORT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Successes of ``episodes`` episodes, also by level."""
+    """How many episodes were played and how many solved, by level."""
 
     episodes: Counter[int]
     solved: Counter[int]
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Score:
-        """Of what ``--json`` prints."""
+        """Read what ``--json`` prints."""
         found = json.loads(text)
         episodes, solved = (
             Counter({int(level): count for level, count in found[name].items()}) for name in ("episodes", "solved")
@@ -70,9 +73,18 @@ class Score:
 
 
 def play(
-    checkpoint: Path, tasks: Iterable[Errand], *, seed: int = 0, temperature: float = 1.0, batch: int = 64
+    checkpoint: Path,
+    tasks: Iterable[Errand],
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    batch: int = 64,
+    on_ended: Callable[[int], None] = lambda _: None,
 ) -> list[Conversation]:
-    """Every errand once, by the policy in the folder ``checkpoint``; ``batch`` at a time."""
+    """Play every errand once by the policy in the folder ``checkpoint``, ``batch`` at a time.
+
+    ``on_ended`` is called with the number of ended episodes whenever it grows.
+    """
     said: queue.SimpleQueue[tuple[Call, Event]] = queue.SimpleQueue()
 
     def post(events: list[tuple[Call, Event]]) -> None:
@@ -80,7 +92,7 @@ def play(
             said.put(event)
 
     def crash() -> None:
-        raise SystemExit  # of the engine's thread, which has printed why
+        raise SystemExit  # ends the engine's thread, which has printed why
 
     renderer = create_renderer(checkpoint, RenderingSettings())
     limits = SchedulerLimits(max_batch=batch, prefill_chunk=1024, window=WINDOW)
@@ -112,6 +124,7 @@ def play(
                 ask(conversation)
                 continue
             ended.append(conversation)
+            on_ended(len(ended))
             for following in itertools.islice(waiting, 1):
                 ask(following)
     finally:
@@ -126,6 +139,20 @@ def score(conversations: Iterable[Conversation]) -> Score:
         episodes[conversation.errand.level] += 1
         solved[conversation.errand.level] += int(conversation.reward)
     return Score(episodes, solved)
+
+
+def reporter(total: int) -> Callable[[int], None]:
+    """Says on standard error how many of ``total`` episodes have ended, every few seconds."""
+    started = shown = time.monotonic()
+
+    def report(ended: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= REPORT_EVERY_S or ended == total:
+            shown = now
+            sys.stderr.write(f"          {ended} of {total} episodes, {now - started:.0f} s\n")
+
+    return report
 
 
 def held_out(episodes: int, seed: int, levels: tuple[int, ...] = LEVELS) -> list[Errand]:
@@ -143,7 +170,13 @@ def main() -> int:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     tasks = held_out(arguments.episodes, arguments.seed)
-    ended = play(arguments.checkpoint, tasks, seed=arguments.seed, temperature=arguments.temperature)
+    ended = play(
+        arguments.checkpoint,
+        tasks,
+        seed=arguments.seed,
+        temperature=arguments.temperature,
+        on_ended=reporter(len(tasks)),
+    )
     found = score(ended)
     print(json.dumps({"episodes": found.episodes, "solved": found.solved}) if arguments.json else found)
     return 0

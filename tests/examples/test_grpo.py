@@ -15,10 +15,11 @@ import torch
 from interruption import leaves_nothing_when_interrupted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo.grpo import Collected, Collector, RunSettings, rows_of
+from grpo.grpo import Collected, Collector, Log, RunSettings, rows_of
 from grpo.learner import GrpoSettings, Learner, Padded, Row, logprobs_of
 from grpo.plot import draw, summary
 from local import ROOT
+from tiny_policy.evaluate import reporter
 from turnstile import AsyncClient, Rollout
 from turnstile.models import Episode, EpisodeStatus, Sample, SampleSet, TaskRef
 from turnstile.models.episode import EpisodeStats
@@ -165,6 +166,33 @@ async def test_groups_that_teach_nothing_or_are_too_old_are_left_out_and_counted
     assert found.rewards == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
     enough = await collected([fresh, fresh, fresh], version=5)
     assert len(enough.used) == 2
+
+
+def test_a_long_evaluation_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reporter(3)
+    report(1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("tiny_policy.evaluate.REPORT_EVERY_S", 0.0)
+    report(2)
+    report(3)
+    assert [line.split(",")[0].strip() for line in capsys.readouterr().err.splitlines()] == [
+        "2 of 3 episodes",
+        "3 of 3 episodes",
+    ]
+
+
+def test_the_way_to_a_step_is_shown_when_nothing_was_for_a_while(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path)
+    log.progress("3 of 8 groups for step 1, 24 episodes")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("grpo.grpo.PROGRESS_EVERY_S", 0.0)
+    log.progress("4 of 8 groups for step 1, 32 episodes")
+    assert "4 of 8 groups for step 1, 32 episodes" in capsys.readouterr().out
+    assert not (tmp_path / "log.jsonl").exists()
 
 
 @pytest.fixture(scope="module")
