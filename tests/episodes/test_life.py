@@ -385,7 +385,7 @@ async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
         await anyio.sleep(0.2)
 
     monkeypatch.setattr(stage.journal, "append", slow)
-    episodes = stage.doors.tools
+    episodes = stage.apps.tools
     assert isinstance(episodes, Episodes)
     with anyio.move_on_after(0.1):
         await episodes.create(EpisodeRequest(task=TaskRef(instruction="t"), episode_id="mine"))

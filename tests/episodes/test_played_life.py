@@ -477,8 +477,8 @@ async def test_a_submission_ends_an_episode_whose_agent_says_so(server: EpisodeS
     process = await server.provider.agent()
     await server.think(process)
     key = process.command.env["KEY"]
-    assert server.stage.doors.tools is not None
-    await server.stage.doors.tools.open_tools(created["episode_id"], key).submit("42")
+    assert server.stage.apps.tools is not None
+    await server.stage.apps.tools.open_tools(created["episode_id"], key).submit("42")
     shown = await server.ended(created)
     assert shown["status"] == "completed"
     assert server.grader.graded[0][1].answer == "42"

@@ -1,4 +1,4 @@
-"""A whole server around an engine that answers as told: real renderer, real journal, real doors on real ports."""
+"""A whole server around a scripted engine: real renderer, real journal, real listeners on real ports."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Stage:
     engine: ScriptedEngine
     journal: FileJournal
     encode: Callable[[str], list[int]]
-    doors: Apps
+    apps: Apps
 
     async def episode(self, **fields: Any) -> dict[str, Any]:
         """Creates an external episode; the answer's JSON."""
@@ -210,11 +210,11 @@ async def staged(
         engine.answers = [says([1, 2, 3])]
         renderer = _renderer(model, wanted.rendering.model_dump_json())
         parts = Parts(wanted, journal, renderer, engine, EpisodeKeys(b"s" * 32), Metrics(), work)
-        doors = await assemble(parts, url_of(agent_socket), None, stack)
+        apps = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [
             Listener(app, bound, idle_s=5, grace_s=1, access_log=False)
-            for app, bound in ((doors.control, control_socket), (doors.agent, agent_socket))
+            for app, bound in ((apps.control, control_socket), (apps.agent, agent_socket))
         ]
         for listener in listeners:
             tasks.start_soon(listener.serve)
@@ -225,7 +225,7 @@ async def staged(
             return list(vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
 
         try:
-            yield Stage(client, url_of(agent_socket), engine, journal, encode, doors)
+            yield Stage(client, url_of(agent_socket), engine, journal, encode, apps)
         finally:
             for listener in listeners:
                 listener.stop()

@@ -50,7 +50,7 @@ async def test_a_clock_costs_new_prompts_that_are_counted_and_no_reply_is_lost(s
 
 async def test_a_clock_that_the_agents_spec_names_costs_nothing(stage: Stage) -> None:
     episode = await stage.episode()
-    episodes = stage.doors.tools
+    episodes = stage.apps.tools
     assert isinstance(episodes, Episodes)
     session = episodes.open_episode(episode["episode_id"], episode["episode_key"])
     session.tree = TokenTree(VolatileText([r"\d{2}:\d{2}"]))

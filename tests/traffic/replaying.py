@@ -24,7 +24,7 @@ from agents_matrix.recording import Call, Recording, Said
 from agents_matrix.tape import CURRENT, Heard
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
-from turnstile_server.gate.session import EpisodeSession, ThreadHeaders
+from turnstile_server.gate.session import ConversationHeaders, EpisodeSession
 
 SETTLED_AFTER = 100
 """Rounds of the event loop: many times what a request takes to its refusal, or a chunk to its caller."""
@@ -152,7 +152,7 @@ class Replay:
             one.answer += message.get("body", b"")
 
         try:
-            await self._stage.doors.agent(self._scope(one), receive, send)
+            await self._stage.apps.agent(self._scope(one), receive, send)
         finally:
             one.over.set()
 
@@ -212,11 +212,11 @@ def _signature(mark: bytes) -> bytes:
 async def replay(stage: Stage, recording: Recording) -> tuple[dict[str, Any], Replay]:
     """The episode, still running, and what was played. Raises OtherWay."""
     episode = await stage.episode(limits={"max_turns": recording.header.max_turns})
-    episodes = stage.doors.tools
+    episodes = stage.apps.tools
     assert isinstance(episodes, Episodes)
     calls = episodes.open_episode(episode["episode_id"], episode["episode_key"])
     threads = recording.header.threads
-    calls.thread_headers = ThreadHeaders(threads.name, threads.parent)
+    calls.conversation_headers = ConversationHeaders(threads.name, threads.parent)
     played = Replay(stage, recording, episode, calls)
     await played.run()
     return episode, played

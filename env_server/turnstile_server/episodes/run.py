@@ -42,7 +42,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.pipeline import CallPipeline
-from turnstile_server.gate.session import EpisodeSession, ThreadHeaders
+from turnstile_server.gate.session import ConversationHeaders, EpisodeSession
 from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
@@ -83,7 +83,9 @@ class EpisodeRun:
             episode.sampling,
             call_limits(episode.limits, settings.gate),
             lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
-            ThreadHeaders() if plan.agent is None else ThreadHeaders(**plan.agent.threads.model_dump()),
+            ConversationHeaders()
+            if plan.agent is None
+            else ConversationHeaders(**plan.agent.threads.model_dump()),
             () if plan.agent is None else plan.agent.volatile,
         )
         self._sandbox = (

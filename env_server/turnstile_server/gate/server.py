@@ -246,7 +246,7 @@ def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) ->
         read_body=exchange.body,
         retried=(header_count(headers, "x-stainless-retry-count") or 0) > 0,
         idempotency_key=headers.get("idempotency-key"),
-        thread=session.thread_headers.read(headers),
+        thread=session.conversation_headers.read(headers),
     )
 
 

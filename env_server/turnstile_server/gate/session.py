@@ -38,8 +38,8 @@ class CallLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadHeaders:
-    """Names of the headers in which the episode's agent tells its conversations apart; None where it does not."""
+class ConversationHeaders:
+    """Names of the headers in which the agent names the conversation of a call; None where it names none."""
 
     name: str | None = None
     parent: str | None = None
@@ -51,20 +51,22 @@ class ThreadHeaders:
 
 
 class EpisodeSession:
+    """One running episode, as the gate sees it."""
+
     def __init__(
         self,
         episode_id: str,
         sampling: Sampling,
         limits: CallLimits,
         on_exhausted: Callable[[TurnstileError], None],
-        thread_headers: ThreadHeaders = ThreadHeaders(),
+        conversation_headers: ConversationHeaders = ConversationHeaders(),
         volatile: Sequence[str] = (),
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning."""
         self.episode_id = episode_id
         self.sampling = sampling
         self.limits = limits
-        self.thread_headers = thread_headers
+        self.conversation_headers = conversation_headers
         self.tree = TokenTree(VolatileText(volatile))
         self._on_exhausted = on_exhausted
         self._in_flight: dict[str, ModelCall] = {}

@@ -65,7 +65,7 @@ class ParseCache:
             found = self._histories[lengths.index(count)]
             known = found.messages[:count]
             if 2 * count >= len(found.items):
-                self._histories.remove(found)  # this call goes on where that one was
+                self._histories.remove(found)  # this call continues that conversation
         new = [parse(item, index) for index, item in enumerate(items[count:], count)]
         messages = (*known, *new)
         kept = next((at for at in range(count, len(items)) if not exact(items[at])), len(items))

@@ -158,10 +158,10 @@ class ResponsesStream:
         item that was begun stays open, because a finished item would enter an agent's history.
         """
         code = error_code(error)
-        told = {"type": error.type, "code": code, "message": error.message, "param": None}
+        fault = {"type": error.type, "code": code, "message": error.message, "param": None}
         failed = response_object(self._head, self._request, self._done, "failed", error=error)
         return self._sse("response.failed", response=failed) + self._sse(
-            "error", code=code, message=error.message, param=None, error=told
+            "error", code=code, message=error.message, param=None, error=fault
         )
 
     def _text(self, kind: _Kind, text: str) -> bytes:
