@@ -121,6 +121,17 @@ def test_nothing_is_decided_before_a_stop_is_requested() -> None:
     assert (life.decided, life.needs_grade, life.stop) == (False, False, None)
 
 
+@pytest.mark.parametrize("first", [None, *OUTCOMES])
+def test_no_stop_counts_after_the_shutdown_began(first: EpisodeStatus | None) -> None:
+    life = lifecycle()
+    if first is not None:
+        life.request_stop(OUTCOMES[first])
+    before = (life.stop, life.decided)
+    life.shut_down()
+    assert not any(life.request_stop(outcome) for outcome in OUTCOMES.values())
+    assert (life.stop, life.decided) == before
+
+
 # Limits of time
 
 

@@ -19,6 +19,7 @@ from gate_support import Prompted, Said, says, staged
 from test_life import gathered
 from test_played_life import EpisodeServer, call, opened
 
+from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.errors import JournalUnavailable, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.grading.protocol import Grade, Work
@@ -447,6 +448,24 @@ async def test_a_bug_in_the_journal_delays_an_end_and_loses_none(
         server.refuse = None
         assert (await server.ended(created))["status"] == "completed"
         assert len(server.grader.graded) == len(server.ends) == 1
+        await server.place_is_free()
+
+
+async def test_a_bug_in_the_reports_of_changes_fails_no_episode(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with recording(tiny_model, tmp_path, monkeypatch) as server:
+        created = await server.play()
+        process = await server.provider.agent()
+        await server.think(process)
+        monkeypatch.setattr(Broadcast, "publish", publish)
+        process.end(result())
+        shown = await server.ended(created)
+        assert (shown["status"], shown["reward"]) == ("completed", 1.0)
+        monkeypatch.undo()
         await server.place_is_free()
 
 

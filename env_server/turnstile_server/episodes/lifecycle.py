@@ -6,6 +6,8 @@ Times are monotonic seconds, pushed in by the caller. What must hold:
 2. The first stop request decides how the episode ends. There is one exception: a cancellation also replaces an
    earlier outcome whose work is still to be graded, because a cancelled episode has no reward.
 3. Work is graded at most once, and only after an outcome in ``GRADED``; a grade that was given is final.
+4. When the server shuts down, no further stop counts: an episode is stored as it was decided before, or not at
+   all.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Lifecycle:
         """The record as it is now; its statistics are not kept here."""
         self.stop: Outcome | None = None
         """How the episode is to end; None while no stop was requested."""
+        self.shutting_down = False
+        """The server stops: no stop request counts any more, and no grading is to begin."""
         self._to_grade = graded
         self._created = self._started = self._moved = now
 
@@ -59,7 +63,10 @@ class Lifecycle:
             self._started = now
 
     def request_stop(self, outcome: Outcome) -> bool:
-        """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands."""
+        """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands, or the server
+        stops."""
+        if self.shutting_down:
+            return False
         if self.stop is None:
             self.stop = outcome
             return True
@@ -67,6 +74,9 @@ class Lifecycle:
             self.stop = Outcome(EpisodeStatus.CANCELLED, None, self.stop.agent)
             return True
         return False
+
+    def shut_down(self) -> None:
+        self.shutting_down = True
 
     @property
     def needs_grade(self) -> bool:

@@ -29,7 +29,7 @@ import anyio
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import Outcome, outcome_of_exit
+from turnstile_server.episodes.outcome import AgentEnd, Outcome, outcome_of_exit
 from turnstile_server.episodes.plan import Plan, call_limits
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.store import Forest, Stored
@@ -65,8 +65,10 @@ class RunParts:
 
 
 class EpisodeRun:
-    """Implements the MCP endpoint's EpisodeTools. ``env``: what the trainer adds to the agent's environment; it is
-    in no record, because it may hold secrets."""
+    """A running episode: its owner task, its model calls, its sandbox. Implements the MCP endpoint's EpisodeTools.
+
+    ``env``: what the trainer adds to the agent's environment; it is in no record, because it may hold secrets.
+    """
 
     def __init__(
         self, stored: Stored, plan: Plan, episode_key: str, env: Mapping[str, str], parts: RunParts
@@ -95,7 +97,6 @@ class EpisodeRun:
         )
         self._answer: str | None = None
         self._stopping = anyio.Event()
-        self._interrupted = False
         self._grading = anyio.CancelScope()
         self._has_place = False
         self._changed = anyio.Event()
@@ -113,38 +114,31 @@ class EpisodeRun:
         """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
         with anyio.CancelScope(shield=True):
             try:
-                if await self._reach_outcome():
+                try:
+                    await self._prepare_run_and_drain()
+                    await self._grade()
+                except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
+                    self._log_bug("an episode failed")
+                    self._life.settle(_bug("the server failed"))
+                finally:
                     await self._destroy_sandbox()
-                    await self._store()
-            except Exception:  # noqa: BLE001 - a bug in one episode must not end the others in this task group
-                self._log_bug("an episode's owner task failed")
+                await self._store()
             finally:
-                await self._destroy_sandbox()
                 if self._has_place:
                     self._parts.places.release()
                 if not self.episode.status.ended:
                     self._store_error = SandboxUnavailable("the server is stopping")
                 self._attempted.set()
 
-    async def _reach_outcome(self) -> bool:
-        """Prepare, run, drain, grade. False when the server stops before the outcome is decided."""
-        try:
-            async with anyio.create_task_group() as active:
-                if self._sandbox is not None:
-                    active.start_soon(self._prepare_and_run, self._sandbox)
-                await self._stopping.wait()
-                stop = self._life.stop
-                if stop is not None:
-                    await self._drain(stop)  # while the agent still lives, to receive the replies
-                active.cancel_scope.cancel()
-            if stop is None:
-                return False
-            if self._life.needs_grade and not self._interrupted:
-                await self._grade()
-        except Exception:  # noqa: BLE001 - the boundary: a bug ends the episode as failed
-            self._log_bug("an episode failed")
-            self._life.settle(Outcome(EpisodeStatus.FAILED, _server_fault("the server failed")))
-        return self._life.decided
+    async def _prepare_run_and_drain(self) -> None:
+        """Lasts until a stop is requested. The agent lives until its calls in flight are drained, to receive the
+        replies."""
+        async with anyio.create_task_group() as active:
+            if self._sandbox is not None:
+                active.start_soon(self._prepare_and_run, self._sandbox)
+            await self._stopping.wait()
+            await self._drain()
+            active.cancel_scope.cancel()
 
     async def _prepare_and_run(self, sandbox: EpisodeSandbox) -> None:
         """Requests the stop itself: with the agent's exit, or with what failed."""
@@ -159,7 +153,7 @@ class EpisodeRun:
             outcome = Outcome(EpisodeStatus.FAILED, error)
         except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
             self._log_bug("an episode failed")
-            outcome = Outcome(EpisodeStatus.FAILED, _server_fault("the server failed"))
+            outcome = _bug("the server failed")
         self.request_stop(outcome)
 
     async def _agent_outcome(self, sandbox: EpisodeSandbox) -> Outcome:
@@ -169,19 +163,23 @@ class EpisodeRun:
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
         return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
-    async def _drain(self, stop: Outcome) -> None:
+    async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
-        wait_s = self._parts.settings.gate.drain_s if stop.status in DRAINED else 0.0
-        await self._parts.pipeline.drain(self.session, wait_s, stop.status.value)
+        stop = self._life.stop
+        if stop is not None:
+            wait_s = self._parts.settings.gate.drain_s if stop.status in DRAINED else 0.0
+            await self._parts.pipeline.drain(self.session, wait_s, stop.status.value)
 
     async def _grade(self) -> None:
         """Settles the outcome with its grade, or with why there is none. A cancellation or a shutdown cuts it
         short; then it settles nothing."""
-        assert self._life.stop is not None
+        stop = self._life.stop
+        if stop is None or not self._life.needs_grade or self._life.shutting_down:
+            return
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            graded = await self._graded(self._life.stop)
+            graded = await self._graded(stop)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
 
@@ -199,12 +197,12 @@ class EpisodeRun:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
         except Exception:  # noqa: BLE001 - the boundary to the grader: logged, and there is no reward
             self._log_bug("a grading failed")
-            return Outcome(EpisodeStatus.FAILED, _server_fault("the grading failed"), outcome.agent)
+            return _bug("the grading failed", outcome.agent)
         return replace(outcome, grade=grade)
 
     async def _store(self) -> None:
-        """Stores the end, again and again until the journal has taken it or the server stops."""
-        while not await self._stored_now() and not self._interrupted:
+        """Stores a decided outcome, again and again until the journal has taken it or the server stops."""
+        while self._life.decided and not await self._stored_now() and not self._life.shutting_down:
             self._retry = anyio.Event()
             with anyio.move_on_after(self._parts.settings.episodes.watch_interval_s):
                 await self._retry.wait()
@@ -250,9 +248,10 @@ class EpisodeRun:
     def _report(self, before: EpisodeStatus) -> None:
         try:
             self._parts.changed(self, before)
-        finally:
-            changed, self._changed = self._changed, anyio.Event()
-            changed.set()
+        except Exception:  # noqa: BLE001 - the boundary to metrics and readers: no episode fails by them
+            self._log_bug("a change of status could not be reported")
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
 
     def _log_bug(self, message: str) -> None:
         _LOG.exception(message, extra={"episode_id": self.episode_id})
@@ -282,7 +281,7 @@ class EpisodeRun:
 
     def interrupt(self) -> None:
         """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""
-        self._interrupted = True
+        self._life.shut_down()
         self._stopping.set()
         self._grading.cancel()
         self._retry.set()
@@ -347,5 +346,6 @@ class EpisodeRun:
                 raise self._store_error
 
 
-def _server_fault(what: str) -> TurnstileError:
-    return TurnstileError(f"{what}; the server's log says why")
+def _bug(what: str, agent: AgentEnd | None = None) -> Outcome:
+    error = TurnstileError(f"{what}; the server's log says why")
+    return Outcome(EpisodeStatus.FAILED, error, agent)
