@@ -14,10 +14,10 @@ from rendering_models import BASH, USER, ids_of, parse
 
 from turnstile.models import Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
-from turnstile_server.rendering.detokenizer import Detokenizer, Piece
+from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.reply_parser import Tag, TagParser, Tags
-from turnstile_server.rendering.stop_strings import StopFilter
+from turnstile_server.rendering.reply_parser import TagParser
+from turnstile_server.rendering.tags import Tag, Tags
 from turnstile_server.rendering.template import TemplateRenderer
 
 Make = Callable[..., TemplateRenderer]

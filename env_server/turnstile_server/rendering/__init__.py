@@ -1,0 +1,15 @@
+"""Chat templates: messages to token ids, and sampled ids back to a reply.
+
+Reading order:
+
+- ``protocol``: the seam that the rest of the server sees (``Renderer``, ``ReplyParser``, the deltas of a reply).
+- ``factory``: builds the renderer that the settings name.
+- ``vocabulary``: a model folder's tokenizer, its control tokens and end tokens.
+- ``encoder``: text to ids; text of a caller never becomes a control token.
+- ``normalise``: messages and tools in the shape that templates expect.
+- ``detokenizer``: ids to text as they come, cut at stop strings.
+- ``tags``: the tags around thinking and calls, and where thinking is open.
+- ``call_format``, ``reply_parser``: a completion to text, reasoning and calls.
+- ``template``, ``continuation``: the backend for any Hugging Face chat template.
+- ``family``, ``family_parser``: the backend over the ``renderers`` package.
+"""

@@ -1,7 +1,7 @@
-"""The Hermes / Qwen call format: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+"""The Hermes / Qwen call format: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
 
-Pure: the text between the tags in, a call or the reason why it is none out. The arguments stay the exact slice
-that the model wrote; nothing is serialised again.
+``parse_call`` takes the text between the tags and returns a call, or the reason why it is not one. The arguments
+are the exact slice that the model wrote; nothing is serialised again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from turnstile.models import ParseStatus, ToolCall
 
 
 class _Unusable(ValueError):
-    """JSON's `NaN` and `Infinity`, which Python would accept."""
+    """``NaN`` or ``Infinity``, which Python's parser accepts and JSON does not have."""
 
 
 def _refuse_constant(name: str) -> None:

@@ -27,14 +27,14 @@ from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import Shield, TextEncoder
 from turnstile_server.rendering.normalise import Prepared, Stock
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd
-from turnstile_server.rendering.reply_parser import TagReplyParser, Tags
-from turnstile_server.rendering.thinking import may_hold_thinking, opened_by
+from turnstile_server.rendering.reply_parser import TagReplyParser
+from turnstile_server.rendering.tags import Tags, may_hold_thinking, opened_by
 
 _TOOL = Tool("probe", {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {}}})
 
 
 class Template(Protocol):
-    """What this module needs of a chat template."""
+    """The part of a chat template that this module uses."""
 
     def stock(self, messages: Sequence[Message]) -> list[Stock]: ...
 
@@ -45,7 +45,8 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """``close``: what follows the reply where nothing comes after it; ``new``: the text of the new messages."""
+    """``close``: the text that follows a reply at the end of a conversation. ``new``: the text of the new messages
+    and the generation prompt. ``shield``: the stand-ins in both."""
 
     close: str
     new: str
@@ -57,7 +58,7 @@ class Unbridgeable(Exception):
 
 
 class Synthetic:
-    """The synthetic renders. Immutable after construction."""
+    """Renders synthetic conversations to learn what the template writes around a reply. Immutable."""
 
     def __init__(self, template: Template, encoder: TextEncoder) -> None:
         self._template = template
@@ -187,7 +188,7 @@ class Synthetic:
 
 
 class Continuation:
-    """Decides how a path goes on. Immutable, safe to use from several threads."""
+    """Makes the continuation of a path. Immutable, safe to use from several threads."""
 
     def __init__(
         self,

@@ -1,9 +1,12 @@
-"""Ids to text, as they come, exact to the byte.
+"""Ids to text as they come, exact to the byte; and the caller's stop strings, which end the view of that text.
 
 A token of a byte-level vocabulary is a run of bytes, not text: a character may be split over several tokens.
-`Detokenizer` holds an incomplete UTF-8 sequence until it is decided; bytes that can never become a character
-give U+FFFD, as the tokenizer's own decode does. Ids without a token (padding of the model's vocabulary) are
-empty.
+``Detokenizer`` holds an incomplete UTF-8 sequence back until it is decided. Bytes that can never become a
+character give U+FFFD, as the tokenizer's own decode does. Ids without a token (padding of the model's
+vocabulary) are empty.
+
+``StopFilter`` cuts what is shown, never what was sampled. The cut depends on the text alone, not on how it
+arrives. Text that may begin a stop string is held back until that is decided; what was passed is never taken back.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +34,7 @@ def byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Decoded text. ``control``: the control token id that it spells, None for ordinary text."""
+    """Decoded text. ``control``: the id of the control token that it is the text of, None for ordinary text."""
 
     text: str
     control: int | None = None
@@ -78,7 +81,7 @@ def _converter(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
 
 
 class Detokenizer:
-    """Feeds ids, gives pieces of text. ``finish`` releases an incomplete character as U+FFFD."""
+    """Ids to pieces of text, incrementally. ``finish`` releases an incomplete character as U+FFFD."""
 
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
@@ -108,3 +111,57 @@ class Detokenizer:
     def finish(self) -> list[Piece]:
         text = self._utf8.decode(b"", final=True)
         return [Piece(text)] if text else []
+
+
+def held_suffix(text: str, needles: Sequence[str]) -> int:
+    """Length of the longest suffix of ``text`` that is a proper beginning of a needle."""
+    longest = min(len(text), max((len(needle) for needle in needles), default=0) - 1)
+    for length in range(longest, 0, -1):
+        suffix = text[-length:]
+        if any(len(needle) > length and needle.startswith(suffix) for needle in needles):
+            return length
+    return 0
+
+
+class StopFilter:
+    """Passes pieces of text until a stop string is complete. Of several, the one that ends first counts, then the
+    longest. ``matched``: that stop string, None before."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = [needle for needle in stop if needle]
+        self._held: list[Piece] = []
+        self.matched: str | None = None
+
+    def feed(self, pieces: list[Piece]) -> list[Piece]:
+        if self.matched is not None:
+            return []
+        if not self._stop:
+            return pieces
+        self._held += pieces
+        text = "".join(piece.text for piece in self._held)
+        ends = [(text.find(needle) + len(needle), -len(needle), needle) for needle in self._stop if needle in text]
+        if ends:
+            end, length, self.matched = min(ends)
+            passed = self._take(end + length)
+            self._held = []
+            return passed
+        return self._take(len(text) - held_suffix(text, self._stop))
+
+    def finish(self) -> list[Piece]:
+        held, self._held = self._held, []
+        return held
+
+    def _take(self, length: int) -> list[Piece]:
+        """Releases the first ``length`` characters; a control token only whole."""
+        taken: list[Piece] = []
+        while self._held:
+            piece = self._held[0]
+            if len(piece.text) <= length:
+                taken.append(self._held.pop(0))
+                length -= len(piece.text)
+                continue
+            if length > 0 and piece.control is None:
+                taken.append(Piece(piece.text[:length]))
+                self._held[0] = Piece(piece.text[length:])
+            break
+        return taken

@@ -1,17 +1,18 @@
-"""Text to ids, with invariant 7: text in content never becomes a control token.
+"""Text to ids. Text in content never becomes a control token (invariant 7).
 
-How it holds. Before a template runs, `Shield` replaces each literal occurrence of a control token in the
-caller's strings by one private-use character that occurs nowhere in the input (its *stand-in*). The template
-runs on that. In the rendered text every remaining control-token literal was written by the template; every
-stand-in was written by a caller. `TextEncoder.encode` cuts the text at the former and encodes each piece that
-holds a stand-in with a second tokenizer that has no control tokens, after putting the literal back. Text
-without stand-ins goes through the stock tokenizer in one call, so clean conversations encode exactly as stock.
+How it holds. Before a template runs, each literal occurrence of a control token in the caller's strings is
+replaced by one private-use character that occurs nowhere in the input: its *stand-in*. In the rendered text,
+every control-token literal was then written by the template, and every stand-in by a caller.
+``TextEncoder.encode`` cuts the text at the literals. It puts the callers' literals back into the pieces and
+encodes each such piece with a second tokenizer that has no control tokens. Text without stand-ins goes through
+the stock tokenizer in one call, so clean conversations encode exactly as stock.
 
-A caller's text can also complete a control token together with the template's own characters (`<` + `think` +
-`>`). Where a string could (`normalise.prepare`), it is fenced: rendered a second time with stand-ins around it,
-and a literal that crosses a fence is not a control token.
+A caller's text can also complete a control token together with the template's own characters (``<`` + ``think``
++ ``>``). A string that could do so (``normalise.prepare``) is fenced: rendered a second time with stand-ins around
+it. A literal that crosses a fence is not a control token.
 
-Never: drops or alters a caller's character (lone surrogates, which no tokenizer takes, become U+FFFD).
+Characters of a caller are never dropped or changed, with one exception: lone surrogates, which no tokenizer
+takes, become U+FFFD.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Shield:
-    """The stand-ins of one rendering: stand-in character -> the literal it stands for ("" for a fence)."""
+    """The stand-ins of one rendering: each character, and the literal that it stands for ("" for a fence)."""
 
     stand_ins: dict[str, str] = field(default_factory=dict)
 
     def unescape(self, text: str) -> str:
-        """Undoes a template's `tojson(ensure_ascii=True)` on stand-ins (and on nothing else)."""
+        """``text`` with stand-ins that a template escaped (``tojson(ensure_ascii=True)``) as characters again."""
         for character in self.stand_ins:
             text = text.replace(json.dumps(character)[1:-1], character)
         return text
 
     def restore(self, text: str) -> str:
+        """``text`` with the literals in the place of their stand-ins."""
         for character, literal in self.stand_ins.items():
             text = text.replace(character, literal)
         return text
@@ -55,8 +57,8 @@ NO_SHIELD = Shield()
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """``ids`` and the UTF-8 bytes that went through the tokenizer."""
+class EncodedText:
+    """Ids, and the number of UTF-8 bytes that went through the tokenizer to make them."""
 
     ids: list[int]
     tokenized_bytes: int
@@ -99,7 +101,7 @@ class ControlText:
         return (match.span() for match in self._cut.finditer(text))
 
     def edge(self, text: str) -> bool:
-        """True when ``text`` ends like the beginning, or begins like the end, of a control token."""
+        """True when ``text`` ends as a control token begins, or begins as one ends."""
         for length in range(1, min(len(text), self._longest - 1) + 1):
             if text[-length:] in self._heads or text[:length] in self._tails:
                 return True
@@ -161,7 +163,7 @@ class TextEncoder:
             token["normalized"] for token in spec["added_tokens"] if token["content"].strip()
         )
 
-    def encode(self, text: str, shield: Shield = NO_SHIELD, *, after: int | None = None) -> Encoded:
+    def encode(self, text: str, shield: Shield = NO_SHIELD, *, after: int | None = None) -> EncodedText:
         """Ids of rendered ``text`` (control literals in it are control tokens, stand-ins of ``shield`` are not).
 
         ``after``: a control token id that precedes the text in the sequence, for tokenizers whose encoding
@@ -174,8 +176,8 @@ class TextEncoder:
         if not marked:
             ids = self._stock.encode(lead + text, add_special_tokens=False).ids
             if not self._may_normalise or self._count(ids) == sum(1 for _ in self.control.cuts(lead + text)):
-                return Encoded(self._drop_lead(ids, after), len(text.encode()))
-        return Encoded(self._drop_lead(self._encode_cut(lead + text, shield), after), len(text.encode()))
+                return EncodedText(self._drop_lead(ids, after), len(text.encode()))
+        return EncodedText(self._drop_lead(self._encode_cut(lead + text, shield), after), len(text.encode()))
 
     def _count(self, ids: list[int]) -> int:
         return sum(1 for index in ids if index in self.control_ids)

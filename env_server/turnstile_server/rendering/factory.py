@@ -1,4 +1,4 @@
-"""Chooses and builds the renderer that the settings name."""
+"""Builds the renderer that ``settings.rendering`` names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ __all__ = ["create_renderer", "tokenizer_fingerprint"]
 
 
 def create_renderer(model_dir: Path, settings: RenderingSettings) -> Renderer:
-    """The renderer for a Hugging Face folder. Raises StartupError, saying what is missing and what to do."""
+    """The renderer for a Hugging Face model folder.
+
+    Raises StartupError that says what is missing and what to do.
+    """
     vocabulary = load_vocabulary(model_dir)
     if settings.backend != "renderers":
         return TemplateRenderer(vocabulary, settings)
-    # An optional and heavy dependency (over a second), needed by this backend only.
+    # The package takes over a second to import, and only this backend needs it.
     try:
         from turnstile_server.rendering.family import FamilyRenderer  # noqa: PLC0415
     except ImportError as error:

@@ -1,9 +1,10 @@
-"""The `renderers` backend: hand-written renderers of model families, behind our own contract.
+"""The ``renderers`` backend: the package's hand-written renderers of model families, as a ``Renderer``.
 
-The package (pinned, see `pyproject.toml`) knows each family's template and call format. What it does not keep
-is kept here: content never becomes control (`ShieldedTokenizer`), `developer` is not dropped, a continuation
-is accepted only if it begins with exactly the prompt and completion, and a call that did not parse is text.
-The package is imported here only, and this module only when the backend is chosen.
+The package (pinned in ``pyproject.toml``) knows each family's template and call format. This module adds what
+the package does not guarantee: content never becomes control (``ShieldedTokenizer``), ``developer`` messages are
+not dropped, a continuation is accepted only if it begins with exactly the prompt and the completion, an end token
+that the family never writes is followed by the family's close, and a call that did not parse is text. The package
+is imported here and in ``family_parser`` only, and these modules only when the backend is chosen.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from renderers.configs import config_from_name
 
 from turnstile.models import Int32Array, Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest, StartupError
-from turnstile_server.rendering.conventions import find_tags
 from turnstile_server.rendering.detokenizer import Detokenizer, TokenBytes
 from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder, completion_ids
 from turnstile_server.rendering.family_parser import FamilyReplyParser
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
-from turnstile_server.rendering.thinking import may_hold_thinking, opened_by
+from turnstile_server.rendering.tags import find_tags, may_hold_thinking, opened_by
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
 
@@ -36,18 +36,19 @@ _TAIL = 64
 """Prompt ids that a continuation looks at: the generation prompt."""
 
 _BRACKETS = ("<", "</", "<|", "<｜", "[", ">", "|>", "｜>", "]")
-"""What the families' code may write around a caller's string."""
+"""Characters that the families' code may write around a caller's string."""
 
 _PROBE = "turnstile text"
 
 _NAMES_RESULTS = frozenset({"gpt-oss"})
-"""Families that write the called tool's name into its result, and cannot look it up in a continuation."""
+"""Families that write the name of the called tool into its result; a continuation does not hold the call."""
 
 
 class ShieldedTokenizer:
-    """The tokenizer that the package is given. Encodes stand-ins as the ordinary text they stand for.
+    """The tokenizer that the package gets. It encodes stand-ins as the ordinary text that they stand for.
 
-    Also counts the bytes it tokenizes. State of a call is in context variables: safe in several threads.
+    It also counts the bytes that it tokenizes. The state of a call is in context variables, so several threads
+    may use it.
     """
 
     def __init__(self, vocabulary: Vocabulary, encoder: TextEncoder) -> None:
@@ -61,6 +62,7 @@ class ShieldedTokenizer:
         self._bytes: ContextVar[int] = ContextVar("bytes", default=0)
 
     def begin(self, shield: Shield) -> None:
+        """Starts a call of the package: its stand-ins, and the count of bytes from 0."""
         self._shield.set(shield)
         self._bytes.set(0)
 
@@ -85,7 +87,8 @@ class ShieldedTokenizer:
 
 
 class FamilyRenderer:
-    """`Renderer` over the package. Raises StartupError for an unknown family or one that does not fit."""
+    """A ``Renderer`` over the package. Raises StartupError for an unknown family, and for one that does not fit
+    the model folder."""
 
     def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings) -> None:
         family = settings.family
@@ -100,7 +103,7 @@ class FamilyRenderer:
         self._tokenizer = ShieldedTokenizer(vocabulary, self._encoder)
         self._keep = settings.thinking_history == "keep"
         self._renderer = self._make(family, settings, keep=self._keep)
-        # Only tells why a continuation is refused.
+        # Used only to find out why there is no continuation.
         self._keeping = self._renderer if self._keep else self._make(family, settings, keep=True)
         self._stop_ids = tuple(dict.fromkeys([*self._renderer.get_stop_token_ids(), *vocabulary.stop_ids]))
         try:
@@ -257,7 +260,8 @@ class FamilyRenderer:
     def _suffix(
         self, renderer: Any, tail: list[int], completion: list[int], prepared: Prepared
     ) -> list[int] | None:
-        """What the package appends; None where it refuses, or where it changed what is there."""
+        """The ids that the package appends; None where it refuses, or where it changed the prompt or
+        completion."""
         self._tokenizer.begin(prepared.shield)
         try:
             result = renderer.bridge_to_next_turn(

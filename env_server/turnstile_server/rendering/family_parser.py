@@ -1,12 +1,12 @@
-"""Replies of the `renderers` backend: the package parses whole completions; this streams what is safe.
+"""Replies of the ``renderers`` backend. The package parses whole completions; this parser streams what is safe.
 
-Text leaves early only while it is plain: reasoning inside the family's thinking tags, then content up to the
-first control token. From there all is held until the end, when the package has parsed the whole. What has
-left is never taken back: if the package disagrees with it, the whole reply is shown as plain text, without
-calls. Everything is a function of the ids alone, so every chunking gives the same reply.
+Text is shown early only while it is plain: reasoning inside the family's thinking tags, then content up to the
+first control token. Everything behind that is held back until the package has parsed the whole completion. Text
+that was shown is never taken back: if the package disagrees with it, the whole reply is shown as plain text,
+without calls. The reply depends on the ids alone, so every chunking gives the same one.
 
-A call that did not parse, or names no offered tool, is shown as its text. Text between and after calls, which
-the package drops, is kept.
+A call that did not parse, or that names no offered tool, is shown as its text. The package drops text between and
+after calls; this parser keeps it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
 from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
-from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenBytes
+from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.reply_parser import Tags, as_ints, merged
-from turnstile_server.rendering.stop_strings import StopFilter
+from turnstile_server.rendering.reply_parser import as_ints, merged
+from turnstile_server.rendering.tags import Tags
 
 _STATUS = {
     ToolCallParseStatus.OK: ParseStatus.OK,
@@ -35,7 +35,7 @@ _STATUS = {
 
 
 class Trim:
-    """Text without whitespace at both ends, as the package trims it."""
+    """Trims text at both ends as it comes, as the package does for whole texts."""
 
     def __init__(self, before: str = "") -> None:
         self._space: list[str] = []
@@ -70,7 +70,7 @@ class _Cut:
 
 
 class FamilyReplyParser:
-    """The `ReplyParser` of a family."""
+    """The ``ReplyParser`` for a model family."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Messages and tools in the stock shape that templates and renderers expect, with control text marked.
+"""Messages and tools in the shape that chat templates expect, with control text marked. Both backends use it.
 
-The one place that both backends share: `developer` becomes `system` where the template does not know it (in
-place, never moved), calls get the OpenAI envelope with their arguments as an object where they parse to one,
-reasoning goes into the field that the template reads, tools are the whole stored envelope. Then every string
-that a caller wrote, keys included, has its control-token literals replaced by stand-ins (`encoder`).
+``developer`` becomes ``system`` where the template does not know it, in place. Calls get the OpenAI envelope;
+their arguments are an object where they parse to one. Reasoning goes into the field that the template reads.
+Tools are the whole stored envelope. Then the control-token literals in every string that a caller wrote, keys
+included, are replaced by stand-ins (``encoder``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Stock = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a template is given. ``shield`` undoes the stand-ins in what it renders.
+    """The input of a template, and the ``shield`` that undoes the stand-ins in the rendered text.
 
-    ``fenced``: the same with fences around the strings that could complete a control token together with the
-    template's own characters; None where no string could.
+    ``fenced``: the same input with fences around the strings that could complete a control token together with
+    the template's own characters; None where no string could.
     """
 
     messages: list[Stock]
@@ -42,6 +42,7 @@ class Prepared:
 
 
 def stock_message(message: Message, *, knows_developer: bool, reasoning_key: str = "reasoning_content") -> Stock:
+    """A message as the dict that ``transformers`` passes to a template."""
     role = "system" if message.role == "developer" and not knows_developer else message.role
     stock: Stock = {"role": role, "content": message.content}
     if message.name is not None:
@@ -63,7 +64,7 @@ def stock_message(message: Message, *, knows_developer: bool, reasoning_key: str
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | str:
-    """The arguments as an object where the text is one, else the text itself."""
+    """The arguments as an object where the text is a JSON object, else the text itself."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

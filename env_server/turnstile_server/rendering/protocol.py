@@ -1,8 +1,8 @@
-"""The seam to chat templates: messages to ids, and completion ids back to a reply.
+"""The protocol of chat-template renderers: messages to ids, and completion ids back to a reply.
 
-A renderer is pure: it keeps no state between calls, is safe to use from several threads, and does no I/O
-after construction. It never changes a sampled id. Text in any content is encoded as ordinary text
-(invariant 7): no string in a message, a tool or an argument can become a control token.
+A renderer is pure: it keeps no state between calls, is safe to use from several threads, and does no I/O after
+construction. It never changes a sampled id. Text in any content is encoded as ordinary text (invariant 7): no
+string in a message, a tool or an argument can become a control token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from turnstile.models import Int32Array, Message, ParseStatus, Tool, ToolCall
 class PathEnd:
     """The end of a token path that a call continues.
 
-    ``prompt_tail`` int32: the last ids of the prompt (at least 64, or all) before the completion, enough to
-    see whether the generation prompt opened a thinking block. ``completion_ids`` int32: what was sampled.
-    ``reply``: the stored parse of those ids. ``finish_reason``: why sampling ended.
-    ``earlier_thinking``: turns above this one may hold thinking (only ``thinking_history = template`` asks; False
-    is for who knows that none does).
+    ``prompt_tail``: int32, the last ids of the prompt before the completion (at least 64, or all), enough to see
+    whether the generation prompt opened a thinking block. ``completion_ids``: int32, the sampled ids. ``reply``:
+    the stored parse of those ids. ``finish_reason``: why sampling ended. ``earlier_thinking``: False only when no
+    turn above this one holds thinking; used with ``thinking_history = template``.
     """
 
     prompt_tail: Int32Array
@@ -34,10 +33,10 @@ class PathEnd:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """The continuation: ``context_ids`` int32 to append after the completion, all of mask 0.
+    """A continuation: ``context_ids`` (int32) are appended to the completion, with loss mask 0.
 
-    ``tokenized_bytes``: UTF-8 bytes that went through the tokenizer to make them (benchmarks assert that they
-    are those of the new messages, not of the history).
+    ``tokenized_bytes``: UTF-8 bytes that went through the tokenizer to make them. Benchmarks assert that these are
+    the bytes of the new messages, not of the history.
     """
 
     context_ids: Int32Array
@@ -46,7 +45,8 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class CannotBridge:
-    """No append-only continuation: ``thinking_stripped`` (template policy) or ``renderer_cannot_continue``."""
+    """There is no append-only continuation. ``thinking_stripped``: the template would drop earlier thinking here
+    (``thinking_history = template``). ``detail``: why, for people."""
 
     reason: Literal["thinking_stripped", "renderer_cannot_continue"]
     detail: str
@@ -54,7 +54,7 @@ class CannotBridge:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A whole conversation with the generation prompt, as ids."""
+    """A whole conversation with the generation prompt: ``ids`` int32, and the UTF-8 bytes that were tokenized."""
 
     ids: Int32Array
     tokenized_bytes: int
@@ -62,13 +62,15 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Visible text that is final: concatenated deltas are the reply's content."""
+    """A piece of visible text. It is never taken back: concatenated, the deltas are the reply's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
+    """A piece of reasoning. It is never taken back: concatenated, the deltas are the reply's reasoning."""
+
     text: str
 
 
@@ -100,11 +102,15 @@ class ParsedReply:
 
 
 class ReplyParser(Protocol):
-    """Incremental parse of one completion. Law: for every chunking of the same ids, the concatenated deltas
-    equal the message of ``finish``; text that may belong to a tag, a stop string or an incomplete UTF-8
-    sequence is held back until that is decided."""
+    """Incremental parse of one completion.
 
-    def feed(self, ids: Sequence[int] | Int32Array) -> list[Delta]: ...
+    Law: for every chunking of the same ids, the concatenated deltas equal the message of ``finish``. Text that may
+    belong to a tag, a stop string or an incomplete UTF-8 sequence is held back until that is decided.
+    """
+
+    def feed(self, ids: Sequence[int] | Int32Array) -> list[Delta]:
+        """Takes the next sampled ids; returns what can be shown now."""
+        ...
 
     def finish(self) -> tuple[list[Delta], ParsedReply]:
         """Releases what was held back. Call once; afterwards the parser is spent."""
@@ -112,9 +118,11 @@ class ReplyParser(Protocol):
 
 
 class Renderer(Protocol):
+    """One model's chat template. ``factory.create_renderer`` makes it."""
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn (passed to the engine; the sampled one stays in the completion)."""
+        """Ids at which the engine stops; the sampled one stays in the completion."""
         ...
 
     @property
@@ -124,11 +132,11 @@ class Renderer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids at or above it are not the model's. No id outside may ever reach an engine."""
+        """Size of the model's vocabulary: an id at or above it must never reach an engine."""
         ...
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Raises InvalidRequest when tools are offered and the model has no known call format."""
+        """Raises InvalidRequest when tools are offered and the model's call format is not known."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
@@ -138,8 +146,8 @@ class Renderer(Protocol):
     def bridge(
         self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Bridge | CannotBridge:
-        """Closes the path's last turn where its completion did not, appends ``new_messages`` and the
-        generation prompt. Never trims, repeats or reorders sampled ids."""
+        """The ids behind a path: the close of its last turn where the completion lacks it, ``new_messages``, and
+        the generation prompt. Never trims, repeats or reorders sampled ids."""
         ...
 
     def parser(
@@ -152,14 +160,14 @@ class Renderer(Protocol):
         ...
 
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
-        """int32: what the policy would have sampled to write ``text``, the inverse of ``decode``.
+        """int32: the ids that the policy would have sampled to write ``text``; the inverse of ``decode``.
 
-        This is the policy's own output, not content (invariant 7 is about content): the text of a control token
-        (``<tool_call>``, ``<think>``, the turn-close) becomes that token. ``close``: the turn-close token follows
-        where the text does not end with a stop token.
+        ``text`` is the policy's own output, not content (invariant 7 is about content): the text of a control
+        token (``<tool_call>``, ``<think>``, the end of a turn) becomes that token. ``close``: the template's end
+        token is added where the text does not end with an end token.
         """
         ...
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
-        """All ids as text, special tokens included (for people, never for rendering)."""
+        """All ids as text, special tokens included. For people to read, never for rendering."""
         ...

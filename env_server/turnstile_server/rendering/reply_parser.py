@@ -1,8 +1,8 @@
-"""Completion ids to the reply an agent is shown: one incremental parser, streamed and not.
+"""Completion ids to the reply that the agent is shown: one incremental parser, for streams and whole replies.
 
-Three stages, each fed by the one before: `Detokenizer` (bytes to text), `StopFilter` (the caller's stop
-strings cut the view), `TagParser` (thinking, calls, text). Parsing a whole completion is feeding it all and
-finishing, so a stream and its unstreamed twin cannot differ.
+Three stages feed each other: ``Detokenizer`` (bytes to text), ``StopFilter`` (the caller's stop strings end the
+view), ``TagParser`` (thinking, calls, text). A whole completion is parsed by feeding all of it and finishing, so a
+streamed reply and the same reply unstreamed cannot differ.
 
 What the reply is:
 - A tag that is an added token counts only as that token; the same characters spelled in ordinary tokens are
@@ -18,35 +18,18 @@ What the reply is:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
-from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenBytes
+from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes, held_suffix
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.stop_strings import StopFilter, held_suffix
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """A tag: its text, and its id where it is an added token."""
-
-    text: str
-    id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """The tags a model writes; None where it has none."""
-
-    think: tuple[Tag, Tag] | None = None
-    call: tuple[Tag, Tag] | None = None
+from turnstile_server.rendering.tags import Tag, Tags
 
 
 class TextTrim:
-    """Visible text: leading newlines dropped, whitespace held until text follows it."""
+    """Trims visible text as it comes: drops leading newlines, holds whitespace back until text follows it."""
 
     def __init__(self) -> None:
         self._space: list[str] = []
@@ -66,7 +49,7 @@ class TextTrim:
 
 
 class TagParser:
-    """Pieces to deltas. States: thinking, content, call."""
+    """Pieces of text to deltas. Its states are thinking, content and call."""
 
     def __init__(self, tags: Tags, known_tools: frozenset[str], *, thinking: bool, parse_calls: bool) -> None:
         self._think = tags.think
@@ -198,7 +181,7 @@ class TagParser:
 
 
 class TagReplyParser:
-    """The `ReplyParser` of models whose replies are text with tags."""
+    """The ``ReplyParser`` for models whose replies are text with tags."""
 
     def __init__(
         self,

@@ -1,30 +1,30 @@
-"""The `template` backend: the model folder's own chat template, rendered as `transformers` renders it.
+"""The ``template`` backend: the model folder's own chat template, rendered as ``transformers`` renders it.
 
-What must hold: a clean conversation renders to exactly the ids of `tokenizer.apply_chat_template`; a bridge
-appends, and never depends on the text that was sampled (`continuation`). Never: guesses a call format, moves a
-message, or keeps state between calls (the cache of synthetic renders is a pure function's).
+What must hold: a clean conversation renders to exactly the ids of ``tokenizer.apply_chat_template``. A bridge
+only appends, and never depends on the text that was sampled (``continuation``). The backend never guesses a call
+format, moves a message, or keeps state between calls.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from turnstile.models import Int32Array, Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.continuation import Continuation, Synthetic
-from turnstile_server.rendering.conventions import constants, find_tags, reasoning_key, speaks_hermes
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
 from turnstile_server.rendering.reply_parser import TagReplyParser
-from turnstile_server.rendering.thinking import opened_by
+from turnstile_server.rendering.tags import find_tags, opened_by, speaks_hermes
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
 
@@ -32,7 +32,7 @@ BACKEND = "template/1"
 
 
 class ChatTemplate:
-    """Messages to text. ``text`` raises InvalidRequest for what the template refuses."""
+    """Messages to text. ``text`` raises InvalidRequest with the template's words where the template refuses."""
 
     def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings, encoder: TextEncoder) -> None:
         self._sources = vocabulary.chat_templates
@@ -72,7 +72,7 @@ class ChatTemplate:
 
 
 class TemplateRenderer:
-    """`Renderer` over a chat template. Raises StartupError when the folder cannot serve."""
+    """A ``Renderer`` over a chat template. Raises StartupError when the folder has no usable one."""
 
     def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings) -> None:
         if not vocabulary.chat_templates:
@@ -176,3 +176,20 @@ class TemplateRenderer:
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
+
+
+def reasoning_key(sources: Iterable[str]) -> str:
+    """The field in which the templates look for a reply's reasoning; ``reasoning_content`` where they do not."""
+    text = "\n".join(sources)
+    keys = ("reasoning_content", "reasoning", "thinking")
+    return next((key for key in keys if re.search(rf"[.'\"]{key}\b", text)), keys[0])
+
+
+def constants(source: str) -> list[str]:
+    """The text and string constants of a template. Raises StartupError when it cannot be parsed."""
+    try:
+        tokens = list(Environment().lex(source))
+    except TemplateSyntaxError as error:
+        raise StartupError(f"the chat template cannot be read: {error}") from error
+    data = [value for _, kind, value in tokens if kind == "data"]
+    return data + [value[1:-1] for _, kind, value in tokens if kind == "string"]

@@ -1,9 +1,9 @@
-"""A model folder's tokenizer: loading, control tokens, stop tokens, fingerprint.
+"""A model folder's tokenizer: loading, control tokens, end tokens, fingerprint.
 
-Owns the only place where tokenizer files are read. *Control tokens* are all added tokens that are not pure
-whitespace, whether marked special or not: `<|im_end|>` opens and closes turns, `<tool_call>` is a tag that our
-parser acts on. Nothing a caller writes may become one of them (`encoder`). Never imports torch:
-`PreTrainedTokenizerFast` reads `tokenizer.json` as it is.
+This is the only module that reads tokenizer files. *Control tokens* are all added tokens that are not pure
+whitespace, whether marked special or not: ``<|im_end|>`` ends a turn, ``<tool_call>`` is a tag that our parser
+acts on. Text of a caller must never become one of them (``encoder``). The module never imports torch:
+``PreTrainedTokenizerFast`` reads ``tokenizer.json`` as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turnstile_server.errors import StartupError
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
-    """An added token. ``lstrip``/``rstrip``: it swallows the whitespace on that side (stock behaviour)."""
+    """An added token. ``lstrip``, ``rstrip``: it takes the whitespace on that side with it, as its file says."""
 
     id: int
     text: str
@@ -33,10 +33,11 @@ class ControlToken:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A loaded tokenizer. ``special_names``: what templates see as `bos_token`, `eos_token`, …
+    """A loaded tokenizer.
 
-    ``size``: the model's vocabulary (`config.json`) where the folder has one, else the tokenizer's.
-    ``stop_ids``: end-of-sequence ids that the folder declares (generation config, then tokenizer).
+    ``special_names``: the texts that templates see as ``bos_token``, ``eos_token`` and so on. ``size``: the size
+    of the model's vocabulary (``config.json``) where the folder has one, else of the tokenizer's. ``stop_ids``:
+    the end tokens that the folder declares, first those of ``generation_config.json``, then the tokenizer's.
     """
 
     path: Path
@@ -86,7 +87,7 @@ def load_vocabulary(model_dir: Path) -> Vocabulary:
 
 
 def tokenizer_fingerprint(model_dir: Path) -> str:
-    """Hash of vocabulary and added tokens: equal for two folders iff they map ids to the same strings.
+    """Hash of vocabulary and added tokens, equal for two folders exactly when they map ids to the same strings.
 
     Raises StartupError when the folder has no readable tokenizer.
     """

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError, TurnstileError
-from turnstile_server.rendering.conventions import find_tags, speaks_hermes
 from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.rendering.tags import find_tags, speaks_hermes
 from turnstile_server.rendering.vocabulary import Vocabulary
 
 TOOLS_OPEN = "<tools>\n"
