@@ -24,7 +24,7 @@ from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
-from turnstile_server.control.openenv import DoorLoader, OpenEnvParts, build_openenv_router, preloading
+from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, load_secret
@@ -179,7 +179,7 @@ async def _control_app(
     sampling = TrainerSampling(
         episodes, parked_calls, lambda text, close: renderer.encode_completion(text, close=close), workers
     )
-    openenv = DoorLoader(
+    openenv = OpenEnvLoader(
         OpenEnvParts(
             episodes,
             episodes,

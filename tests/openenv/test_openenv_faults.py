@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_support import Door, OpenDoor, running_app
 from turnstile_server.control.app import build_control_app
-from turnstile_server.control.openenv import DoorLoader, build_openenv_router
+from turnstile_server.control.openenv import OpenEnvLoader, build_openenv_router
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
@@ -154,7 +154,7 @@ async def test_the_key_of_a_socket_is_in_no_log(door: Door, caplog: pytest.LogCa
 
 
 async def test_a_server_without_the_package_says_what_to_install(door: Door) -> None:
-    loader = DoorLoader(None, "no_such_package.door")  # type: ignore[arg-type]
+    loader = OpenEnvLoader(None, "no_such_package.server")  # type: ignore[arg-type]
     app = build_control_app(
         [build_openenv_router(loader)], key=None, metrics=Metrics(), settings=ControlSettings()
     )

@@ -12,7 +12,7 @@ import pytest
 from openenv_support import REPLY_S, TASK, base_url, ended, wired
 
 from control_support import OpenDoor
-from turnstile_server.control.openenv import DoorLoader, preloading
+from turnstile_server.control.openenv import OpenEnvLoader, preloading
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def test_a_peer_that_answers_no_ping_is_gone(open_door: OpenDoor) -> None:
         writer.close()
 
 
-class CountedDoor:
+class CountedServer:
     made = 0
 
     def __init__(self, parts: object) -> None:
@@ -51,16 +51,16 @@ class CountedDoor:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedDoor]:
-    module = ModuleType("counted_door")
-    module.OpenEnvDoor = CountedDoor  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "counted_door", module)
-    monkeypatch.setattr(CountedDoor, "made", 0)
-    return CountedDoor
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedServer]:
+    module = ModuleType("counted_server")
+    module.OpenEnvServer = CountedServer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "counted_server", module)
+    monkeypatch.setattr(CountedServer, "made", 0)
+    return CountedServer
 
 
-async def test_preload_makes_the_door_before_anybody_asks_and_once(counted: type[CountedDoor]) -> None:
-    loader = DoorLoader(None, "counted_door")  # type: ignore[arg-type]
+async def test_preload_makes_the_door_before_anybody_asks_and_once(counted: type[CountedServer]) -> None:
+    loader = OpenEnvLoader(None, "counted_server")  # type: ignore[arg-type]
     async with preloading(loader, wanted=False):
         await anyio.wait_all_tasks_blocked()
     assert counted.made == 0
@@ -68,5 +68,5 @@ async def test_preload_makes_the_door_before_anybody_asks_and_once(counted: type
         with anyio.fail_after(REPLY_S):
             while not counted.made:  # noqa: ASYNC110 - nothing tells of it
                 await anyio.sleep(0.01)
-        await loader.door()
+        await loader.server()
     assert counted.made == 1

@@ -1,11 +1,12 @@
 """One episode as an OpenEnv environment.
 
-Holds: what it started and owns is cancelled by ``release``, on every path; a detached episode is nobody's but its
-own limits'. A step has no time limit but the ones it names and those of the tool or model. The agent's failures
-are observations; what the trainer asked wrongly is an error. It never computes a reward: it tells the episode's.
+What must hold: ``release`` cancels the episode that the environment started and owns, on every path; a detached
+episode ends by its own limits only. The time limits of a step are its own and those of the tool or the model.
+Failures of the agent are observations; mistakes of the trainer are errors. Rewards are the episode's; none is
+computed here.
 
 The framework's own server is not used (``docs/openenv.md`` says why), so only the asynchronous half of the
-interface runs here.
+interface runs.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
-from turnstile_server.control.openenv.metadata import metadata
-from turnstile_server.control.openenv.model_call import ModelDoor
-from turnstile_server.control.openenv.parts import OpenEnvParts
-from turnstile_server.control.openenv.tool_calls import EpisodeToolCalls, Said
+from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
+from turnstile_server.control.openenv.loader import OpenEnvParts, metadata
 from turnstile_server.control.openenv.wire import (
     ResetParameters,
     TurnstileAction,
@@ -40,14 +39,14 @@ _ASYNC_ONLY = "this environment lives on its server's event loop: use reset_asyn
 
 
 class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, TurnstileState]):
-    """Plays at most one episode at a time; ``reset`` gives up the one before."""
+    """At most one episode at a time; ``reset`` releases the one before."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, parts: OpenEnvParts) -> None:
         super().__init__()
         self._parts = parts
-        self._model = ModelDoor(parts.gate)
+        self._model = ModelCalls(parts.gate)
         self._tools = EpisodeToolCalls(parts.directory, parts.toolbox)
         self._created: EpisodeCreated | None = None
         self._seen: Episode | None = None
@@ -77,14 +76,17 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     async def reset_async(
         self, /, seed: int | None = None, episode_id: str | None = None, **rest: Any
     ) -> TurnstileObservation:
-        """Starts an episode (``ResetParameters``). For an external agent it answers once the episode runs, at
-        latest after ``openenv.wait_s``. Raises pydantic.ValidationError, the errors of creating an episode, and
-        the error of an episode that ended while it was prepared."""
+        """Start an episode with the fields of ``ResetParameters``.
+
+        For an external agent the answer comes once the episode runs, after ``openenv.wait_s`` at the latest.
+        Raises pydantic.ValidationError, the errors of creating an episode, and the error of an episode that ended
+        while it was prepared.
+        """
         given = {"seed": seed, "episode_id": episode_id}
         asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
         await self.release()
         self._created, self._seen, self._steps = None, None, 0
-        # From the creation on somebody must own it, so a caller that leaves now is noticed after it.
+        # A created episode must have an owner, so a caller that leaves now is noticed after the creation.
         with anyio.CancelScope(shield=True):
             created, _ = await self._parts.episodes.create(asked.request())
             self._created, self._owned = created, not asked.detached
@@ -99,19 +101,19 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         if episode.status.ended and episode.error is not None:
             detail = {"episode_id": episode.episode_id}
             raise error_of_type(episode.error.type, episode.error.message, detail=detail)
-        told = {
+        fields = {
             "instruction": self._instruction(episode),
             "model_url": created.model_url,
             "tool_url": created.tool_url,
             "episode_key": created.episode_key,
             **waiting,
         }
-        return self._observation(**{name: value for name, value in told.items() if value is not None})
+        return self._observation(**{name: value for name, value in fields.items() if value is not None})
 
     async def step_async(
         self, action: TurnstileAction, timeout_s: float | None = None, **_: Any
     ) -> TurnstileObservation:
-        """Raises Conflict where there is no episode to act in, and the errors of the episode service."""
+        """Run one action. Raises Conflict without an episode to act in, and the errors of the episode service."""
         if action.type == "list_tools" and self._seen is None:
             return TurnstileObservation(step=0, tools=self._tools.known())
         if self._seen is None:
@@ -120,7 +122,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         limit_s = action.timeout_s if action.timeout_s is not None else timeout_s
         match action.type:
             case "list_tools":
-                return await self._told(tools=self.tools())
+                return await self._observed(tools=self.tools())
             case "call_tool":
                 return await self._call_tool(action, limit_s)
             case "generate" if action.completes:
@@ -140,7 +142,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
 
     @property
     def state(self) -> TurnstileState:
-        """The episode as it was last seen; ``refreshed`` looks first."""
+        """The episode as it was seen last; ``refreshed`` asks for its present state."""
         episode = self._seen
         if episode is None:
             return TurnstileState(episode_id=None, step_count=0)
@@ -170,29 +172,29 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         return self.state
 
     def tools(self) -> list[Tool]:
-        """The episode's tools, or all that there are where there is no episode yet."""
+        """The episode's tools; without an episode, all tools of the server."""
         if self._created is None or self._seen is None or self._seen.status.ended:
             return self._tools.known()
         return self._tools.of(self._seen.episode_id, self._key("list_tools"))
 
-    # What the doors add
+    # Beside the framework's interface
 
     async def attach(self, episode_id: str) -> None:
-        """Plays an episode that was started elsewhere, without its key: no tools, no ``generate``. Raises
-        NotFound."""
+        """Take an episode that was started elsewhere. Its key is not known, so there are no tools and no
+        ``generate``. Raises NotFound."""
         self._seen = await self._parts.episodes.get(episode_id)
 
     def detach(self) -> None:
-        """From now on the episode does not end with this environment."""
+        """Give up the ownership of the episode: it goes on without this environment."""
         self._owned = False
 
     async def cancel(self) -> None:
-        """Ends an open episode as cancelled."""
+        """End an open episode as cancelled."""
         assert self._seen is not None
         self._seen = await self._parts.episodes.cancel(self._seen.episode_id)
 
     async def has_ended(self) -> bool:
-        """Whether its episode has, or is no more."""
+        """Whether its episode has ended or was deleted."""
         if self._seen is None or self._seen.status.ended:
             return True
         try:
@@ -201,7 +203,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             return True
 
     async def release(self) -> None:
-        """Cancels the episode if it is owned. Nothing stops it, and it may be called again."""
+        """Cancel the episode if it is owned. Runs to its end even if the caller is cancelled; may be repeated."""
         owned, self._owned = self._owned, False
         if not owned or self._created is None:
             return
@@ -219,28 +221,30 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     async def _call_tool(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
         assert self._seen is not None
         name, key = action.tool_name or "", self._key("call_tool")
-        said = _timeout(name, limit_s)
+        answer = _timeout(name, limit_s)
         with anyio.move_on_after(limit_s):
-            said = await self._tools.call(self._seen.episode_id, key, name, action.arguments)
-        told = {"result": said.result, "is_error": said.is_error}
-        return await self._told(tool_name=name, **(told if said.error is None else {"error": said.error}))
+            answer = await self._tools.call(self._seen.episode_id, key, name, action.arguments)
+        fields = {"result": answer.result, "is_error": answer.is_error}
+        return await self._observed(
+            tool_name=name, **(fields if answer.error is None else {"error": answer.error})
+        )
 
     async def _generate(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
         assert self._seen is not None
         key = self._key("generate")
-        told: dict[str, Any] = {"error": _timeout("generate", limit_s).error}
+        fields: dict[str, Any] = {"error": _timeout("generate", limit_s).error}
         with anyio.move_on_after(limit_s):
             try:
                 answer = await self._model.chat(self._seen.episode_id, key, self._chat_body(action))
                 choice = answer["choices"][0]
-                told = {name: choice[name] for name in ("message", "finish_reason")} | {"usage": answer["usage"]}
+                fields = {name: choice[name] for name in ("message", "finish_reason")} | {"usage": answer["usage"]}
             except TurnstileError as refusal:
                 message = f"{refusal.type}: {refusal.message}"
-                told = {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
-        return await self._told(**told)
+                fields = {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
+        return await self._observed(**fields)
 
     async def _complete(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
-        """Completes a pending call of the agent; answers with its next one, or with the end."""
+        """Complete a pending call of the agent; the observation has its next call, or the end of the episode."""
         assert self._seen is not None
         training, episode_id = self._parts.training, self._seen.episode_id
         call_id = action.call_id
@@ -257,7 +261,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         return self._observation(**await self._pending(self._bounded(limit_s)))
 
     async def _pending(self, wait_s: float) -> dict[str, Any]:
-        """The oldest waiting call, if one comes within ``wait_s``, as an observation's field."""
+        """The field ``pending`` of an observation: the oldest waiting call, if one comes within ``wait_s``."""
         assert self._seen is not None
         found = await self._parts.training.pending(self._seen.episode_id, wait_s)
         self._seen = await self._parts.episodes.get(self._seen.episode_id)
@@ -278,7 +282,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     # Helpers
 
     async def _until(self, reached: Callable[[Episode], bool], wait_s: float) -> Episode:
-        """Follows the episode until ``reached(episode)`` or its end, at most ``wait_s``."""
+        """Wait until ``reached(episode)`` or the episode's end, at most ``wait_s`` seconds."""
         assert self._seen is not None
         deadline = anyio.current_time() + wait_s
         self._seen = await self._parts.episodes.get(self._seen.episode_id)
@@ -304,8 +308,8 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             return episode.task.instruction
         return self._parts.tasks.get(episode.task.id).instruction
 
-    async def _told(self, **fields: Any) -> TurnstileObservation:
-        """An observation after something was done: the episode may have ended by it."""
+    async def _observed(self, **fields: Any) -> TurnstileObservation:
+        """An observation of the episode as it is after an action, which may have ended it."""
         assert self._seen is not None
         self._seen = await self._parts.episodes.get(self._seen.episode_id)
         return self._observation(**fields)
@@ -315,10 +319,10 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         return TurnstileObservation(step=self._steps, **outcome(self._seen), **fields)
 
 
-def _timeout(what: str, limit_s: float | None) -> Said:
-    """What is said of a call that ``timeout_s`` stopped."""
+def _timeout(what: str, limit_s: float | None) -> ToolAnswer:
+    """The answer to a call that ``timeout_s`` stopped."""
     message = f"{what} was stopped after timeout_s = {limit_s}"
-    return Said(error=ToolError(error_type=ToolErrorType.TIMEOUT, message=message))
+    return ToolAnswer(error=ToolError(error_type=ToolErrorType.TIMEOUT, message=message))
 
 
 def _as_function(tool: Tool) -> dict[str, Any]:

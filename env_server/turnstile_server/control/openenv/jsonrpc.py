@@ -1,9 +1,9 @@
-"""``/mcp`` of the control door: OpenEnv's JSON-RPC, enough of MCP for a standard client to get clear answers.
+"""``/mcp`` of the control API: OpenEnv's JSON-RPC, with enough of MCP for a standard client to get clear answers.
 
-``tools/list`` and ``tools/call`` act in one episode, named by ``session_id`` or ``episode_id`` in the parameters,
-by ``?episode_id=`` of the address, or by the WebSocket they came on. ``openenv/session/create`` takes what
+``tools/list`` and ``tools/call`` act in one episode. The parameters name it (``session_id`` or ``episode_id``), or
+the address does (``?episode_id=``), or it is the episode of the WebSocket. ``openenv/session/create`` takes what
 ``reset`` takes and starts a detached episode, whose id is the session's; ``openenv/session/close`` cancels it.
-Agents have their own, standard MCP server: the tool door. JSON-RPC: https://www.jsonrpc.org/specification
+Agents have a standard MCP server of their own, the MCP endpoint. JSON-RPC: https://www.jsonrpc.org/specification
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcResponse,
 from pydantic import ValidationError
 
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
-from turnstile_server.control.openenv.metadata import metadata
+from turnstile_server.control.openenv.loader import metadata
 from turnstile_server.control.openenv.wire import TurnstileAction
 from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
 
 _LOG = logging.getLogger(__name__)
 
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
-"""Of MCP, newest first; all that is answered here is the same in each."""
+"""Versions of MCP, newest first. The answers here are the same in each."""
 
 _ABOUT = (
-    "The trainer's door. tools/call acts in the episode named by ?episode_id= of this address, or by session_id "
-    "in the parameters. An agent's MCP server is its episode's tool_url."
+    "The trainer's endpoint. tools/call acts in the episode that ?episode_id= of this address or session_id "
+    "in the parameters names. An agent's MCP server is its episode's tool_url."
 )
 
 Find = Callable[[str], Awaitable[TurnstileEnvironment]]
@@ -35,12 +35,14 @@ Create = Callable[[dict[str, Any]], Awaitable[TurnstileEnvironment]]
 
 
 class InvalidRpc(Exception):
+    """A message that is not valid JSON-RPC or MCP, with its JSON-RPC error code."""
+
     def __init__(self, code: JsonRpcErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class Rpc:
+class JsonRpc:
     """``find`` gives the environment that plays an episode, ``create`` one with a new, detached episode."""
 
     def __init__(self, find: Find, create: Create) -> None:
@@ -50,8 +52,11 @@ class Rpc:
     async def answer(
         self, message: Any, environment: TurnstileEnvironment, *, episode_id: str | None = None
     ) -> dict[str, Any] | None:
-        """The answer to one message, None to a notification. ``environment`` is that of the connection, over HTTP
-        one without an episode; ``episode_id`` is meant where the parameters name none."""
+        """Answer one message; None for a notification.
+
+        ``environment`` is the connection's; over HTTP it has no episode. ``episode_id`` counts if the parameters
+        name no episode.
+        """
         request_id = message.get("id") if isinstance(message, dict) else None
         try:
             method, params = _checked(message)

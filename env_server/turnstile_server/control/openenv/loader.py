@@ -1,8 +1,9 @@
-"""``openenv-core``, imported once, in a thread, when somebody needs it.
+"""``openenv-core``, imported once, in a worker thread, at the first request that needs it.
 
-The package imports a web user interface with it and takes seconds. So no module that the server starts with
-imports it, and the event loop goes on while it is imported. A server without it answers 501 and says what to
-install.
+The package brings a web user interface along and takes seconds to import. So no module that the server starts with
+imports it, and the event loop keeps running during the import. A server without the package answers 501 and says
+what to install. What the OpenEnv server is built from, and the description of the environment, stand here because
+they must not need the package.
 """
 
 from __future__ import annotations
@@ -11,39 +12,77 @@ import gc
 import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
+from starlette.types import ASGIApp
 
-from turnstile_server.control.openenv.parts import OpenEnvParts
+from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.errors import NotInstalled, TurnstileError
+from turnstile_server.settings import ControlSettings, OpenEnvSettings
+from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tools.protocol import ToolDirectory
+from turnstile_server.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from turnstile_server.control.openenv.door import OpenEnvDoor
+    from turnstile_server.control.openenv.server import OpenEnvServer
 
-DOOR = "turnstile_server.control.openenv.door"
+SERVER = "turnstile_server.control.openenv.server"
+"""The module that needs ``openenv-core``."""
+
+NAME = "turnstile"
+DESCRIPTION = "Token-exact episodes from real language-model agents, for training them by reinforcement learning."
 
 
-class DoorLoader:
-    """Gives the one OpenEnvDoor. ``module`` is where it is (a test names one that cannot be imported)."""
+def metadata() -> dict[str, str]:
+    """Answer to ``GET /metadata``: name, description and version of the environment."""
+    return {"name": NAME, "description": DESCRIPTION, "version": version("turnstile-rl")}
 
-    def __init__(self, parts: OpenEnvParts, module: str = DOOR) -> None:
+
+@dataclass(frozen=True, slots=True)
+class OpenEnvParts:
+    """What the OpenEnv server is built from.
+
+    ``gate``: the model API, called in process by ``generate`` as an agent calls it, so that turns are recorded in
+    one way only. ``training``: the calls that wait for the training loop, where it samples. ``tasks``: to look up
+    the instruction of a task named by id. ``closing``: set when the server stops; sockets then close at once and
+    cancel nothing.
+    """
+
+    episodes: EpisodeService
+    directory: ToolDirectory
+    toolbox: Toolbox
+    gate: ASGIApp
+    training: TrainerSampling
+    tasks: TaskCatalog | None
+    control: ControlSettings
+    settings: OpenEnvSettings
+    closing: anyio.Event
+
+
+class OpenEnvLoader:
+    """Gives the one OpenEnvServer. ``module`` is where it is (a test names one that cannot be imported)."""
+
+    def __init__(self, parts: OpenEnvParts, module: str = SERVER) -> None:
         self._parts = parts
         self._module = module
-        self._door: OpenEnvDoor | None = None
+        self._server: OpenEnvServer | None = None
         self._loading = anyio.Lock()
 
-    async def door(self) -> OpenEnvDoor:
-        """Raises NotInstalled where ``openenv-core`` is not there, or cannot be imported."""
-        if self._door is None:
+    async def server(self) -> OpenEnvServer:
+        """Raises NotInstalled if ``openenv-core`` is missing or cannot be imported."""
+        if self._server is None:
             async with self._loading:
-                if self._door is None:
-                    # A caller that leaves does not wait; the import ends by itself, and the next one finds it.
-                    self._door = await anyio.to_thread.run_sync(self._load, abandon_on_cancel=True)
-        return self._door
+                if self._server is None:
+                    # A caller that leaves does not wait. The import goes on, and the next caller finds it done.
+                    self._server = await anyio.to_thread.run_sync(self._load, abandon_on_cancel=True)
+        return self._server
 
-    def _load(self) -> OpenEnvDoor:
+    def _load(self) -> OpenEnvServer:
         try:
             module = importlib.import_module(self._module)
         except ImportError as error:
@@ -51,19 +90,19 @@ class DoorLoader:
                 f"this server cannot speak OpenEnv: {error}. Install openenv-core==0.3.0 beside it, or the extra "
                 "'server' of turnstile-rl; the REST routes (/episodes) work without it"
             ) from error
-        # It lives as long as the process: a full collection need not walk it in the middle of somebody's call.
+        # The package stays for the life of the process: later garbage collections need not visit its objects.
         gc.freeze()
-        door: OpenEnvDoor = module.OpenEnvDoor(self._parts)
-        return door
+        server: OpenEnvServer = module.OpenEnvServer(self._parts)
+        return server
 
 
 @asynccontextmanager
-async def preloading(loader: DoorLoader, wanted: bool) -> AsyncIterator[None]:
-    """Loads in the background, where ``wanted``; a failure is told to whoever asks later."""
+async def preloading(loader: OpenEnvLoader, wanted: bool) -> AsyncIterator[None]:
+    """Load in the background if ``wanted``. A failure is raised at the first request that needs the package."""
 
     async def load() -> None:
         try:
-            await loader.door()
+            await loader.server()
         except TurnstileError:
             return
 

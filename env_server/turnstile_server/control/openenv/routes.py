@@ -1,6 +1,6 @@
-"""The OpenEnv routes. Reads HTTP, hands over to the door, writes HTTP; imports nothing of the framework.
+"""The OpenEnv routes: HTTP in and out, nothing of the framework. ``OpenEnvServer`` does the work.
 
-Request and reply shapes are those of openenv-core 0.3.0's own server; errors have the control door's shape.
+Request and reply shapes are those of openenv-core 0.3.0's own server; errors have the control API's shape.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from turnstile_server.control.body import (
     while_connected,
 )
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.control.openenv.loader import DoorLoader
-from turnstile_server.control.openenv.metadata import metadata
+from turnstile_server.control.openenv.loader import OpenEnvLoader, metadata
 from turnstile_server.errors import InvalidRequest, NotInstalled
 
 PARSE_ERROR = -32700
@@ -32,7 +31,7 @@ INTERNAL_ERROR = 1011
 """Close code (RFC 6455, section 7.4.1)."""
 
 
-def build_openenv_router(loader: DoorLoader) -> APIRouter:
+def build_openenv_router(loader: OpenEnvLoader) -> APIRouter:
     """``/ws``, ``/reset``, ``/step``, ``/state``, ``/schema``, ``/metadata`` and ``/mcp``."""
     router = APIRouter()
     _add_description_routes(router, loader)
@@ -45,64 +44,64 @@ def build_openenv_router(loader: DoorLoader) -> APIRouter:
             await websocket.accept()
             await _serve(websocket)
         except WebSocketDisconnect:
-            return  # it went before there was anything to let go
+            return  # the client left before anything was started
 
     async def _serve(websocket: WebSocket) -> None:
         try:
-            door = await loader.door()
+            server = await loader.server()
         except NotInstalled as error:
             data = {"message": error.message, "code": "SESSION_ERROR", "type": error.type}
             await websocket.send_text(json_bytes({"type": "error", "data": data}).decode())
             await websocket.close(INTERNAL_ERROR)
             return
-        await door.socket(websocket)
+        await server.socket(websocket)
 
     return router
 
 
-def _add_description_routes(router: APIRouter, loader: DoorLoader) -> None:
+def _add_description_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
     @router.get("/metadata")
     async def get_metadata() -> Response:
         return json_response(metadata())
 
     @router.get("/schema")
     async def get_schema() -> Response:
-        return json_response((await loader.door()).schema())
+        return json_response((await loader.server()).schema())
 
 
-def _add_simulation_routes(router: APIRouter, loader: DoorLoader) -> None:
+def _add_simulation_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
     @router.post("/reset")
     async def reset(request: Request) -> Response:
         parameters = await _object(request)
-        door = await loader.door()
-        return await _answer(request, lambda: door.reset(parameters))
+        server = await loader.server()
+        return await _answer(request, lambda: server.reset(parameters))
 
     @router.post("/step")
     async def step(request: Request) -> Response:
         raw = await _object(request)
-        door = await loader.door()
+        server = await loader.server()
         try:
-            wanted = door.step_request.model_validate(raw)
+            wanted = server.step_request.model_validate(raw)
         except ValidationError as error:
             raise unprocessable(error.errors()) from error
-        return await _answer(request, lambda: door.step(wanted))
+        return await _answer(request, lambda: server.step(wanted))
 
     @router.get("/state")
     async def state(episode_id: str | None = None) -> Response:
-        return json_response(await (await loader.door()).state(episode_id))
+        return json_response(await (await loader.server()).state(episode_id))
 
 
-def _add_mcp_route(router: APIRouter, loader: DoorLoader) -> None:
+def _add_mcp_route(router: APIRouter, loader: OpenEnvLoader) -> None:
     @router.post("/mcp")
     async def mcp(request: Request, episode_id: str | None = None) -> Response:
         raw = await request.body()
-        door = await loader.door()
+        server = await loader.server()
         try:
             message = parse_json(raw)
         except ValueError as error:
             fault = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
             return json_response({"jsonrpc": "2.0", "id": None, "error": fault})
-        return await _answer(request, lambda: door.rpc(message, episode_id))
+        return await _answer(request, lambda: server.rpc(message, episode_id))
 
 
 async def _object(request: Request) -> dict[str, Any]:

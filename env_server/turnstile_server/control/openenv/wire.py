@@ -1,7 +1,7 @@
-"""The one action, the one observation and the state, on the framework's types (openenv-core 0.3.0).
+"""Action, observation and state on the framework's types (openenv-core 0.3.0).
 
-Data is in declared fields, because the framework drops an observation's ``metadata``. A field that does not apply
-is absent from the wire: the published tool client tells observations apart by the fields they have (``tools``: a
+All data is in declared fields, because the framework drops an observation's ``metadata``. Fields that do not apply
+are left out on the wire: the published tool client tells observations apart by the fields they have (``tools``: a
 ListToolsObservation, ``tool_name``: a CallToolObservation).
 """
 
@@ -39,7 +39,7 @@ class TurnstileAction(Action):
         None,
         gt=0,
         le=MAX_SECONDS,
-        description="`call_tool`, `generate`: given up after this (none: their own limits). `wait`, `finish`: how "
+        description="`call_tool`, `generate`: stopped after this (none: their own limits). `wait`, `finish`: how "
         "long to wait.",
     )
     tool_name: str | None = Field(None, description="`call_tool`: which tool.")
@@ -47,7 +47,7 @@ class TurnstileAction(Action):
     messages: JsonObjects | None = Field(
         None, description="`generate`: the conversation so far, as in Chat Completions."
     )
-    prompt: str | None = Field(None, description="`generate`: short for one user message.")
+    prompt: str | None = Field(None, description="`generate`: in place of `messages`, one user message.")
     tools: JsonObjects | None = Field(None, description="`generate`: tools, as in Chat Completions.")
     offer_tools: bool = Field(False, description="`generate`: offer the episode's own tools to the model.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32, description="`generate`: most tokens to sample.")
@@ -97,10 +97,8 @@ class TurnstileObservation(Observation):
     episode_key: str | None = Field(None, description="`reset`, external agents: opens both.")
     tools: list[Tool] | None = Field(None, description="`list_tools`.")
     tool_name: str | None = Field(None, description="`call_tool`: the tool that was called.")
-    result: Any = Field(None, description="`call_tool`: what the tool said, its own failures included.")
-    is_error: bool = Field(
-        False, description="`call_tool`: the tool could not do what was asked; `result` says why."
-    )
+    result: Any = Field(None, description="`call_tool`: the tool's text, also when the tool failed.")
+    is_error: bool = Field(False, description="`call_tool`: the tool failed; `result` says why.")
     error: ToolError | None = Field(None, description="The tool or model call could not be made.")
     message: dict[str, Any] | None = Field(None, description="`generate`: the reply, as in Chat Completions.")
     finish_reason: str | None = Field(None, description="`generate`: stop, length or tool_calls.")
@@ -118,7 +116,7 @@ class TurnstileObservation(Observation):
 
 
 class TurnstileState(State):
-    """The episode, as the trainer may ask at any time."""
+    """The episode, which the client may ask for at any time."""
 
     status: str | None = None
     done: bool = False
@@ -143,7 +141,7 @@ class ResetParameters(EpisodeRequest):
     task: TaskRef = TaskRef()
     task_id: str | None = None
     detached: bool = False
-    """True: dropping the socket leaves the episode alone."""
+    """True: the episode goes on when its socket closes."""
 
     @model_validator(mode="after")
     def _one_task(self) -> ResetParameters:
@@ -159,7 +157,7 @@ class ResetParameters(EpisodeRequest):
 
 
 def serialise(observation: TurnstileObservation) -> dict[str, Any]:
-    """As the framework sends an observation, without the fields that were not set."""
+    """The observation as the framework sends one, without the fields that were not set."""
     left_out = {"reward", "done", "metadata"}
     return {
         "observation": observation.model_dump(mode="json", exclude=left_out, exclude_unset=True),
@@ -169,18 +167,18 @@ def serialise(observation: TurnstileObservation) -> dict[str, Any]:
 
 
 def outcome(episode: Episode) -> dict[str, Any]:
-    """What every observation of an episode says of it."""
-    told: dict[str, Any] = {
+    """The fields that every observation of an episode has."""
+    fields: dict[str, Any] = {
         "episode_id": episode.episode_id,
         "status": episode.status.value,
         "done": episode.status.ended,
         "reward": episode.reward,
     }
     if episode.status.ended:
-        told["reward_components"] = dict(episode.reward_components)
+        fields["reward_components"] = dict(episode.reward_components)
         if episode.error is not None:
-            told["episode_error"] = error_of(episode.error)
-    return told
+            fields["episode_error"] = error_of(episode.error)
+    return fields
 
 
 def error_of(error: ErrorInfo) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Everything of OpenEnv that needs ``openenv-core``, behind one object that ``loader`` makes once.
+"""The OpenEnv server: what its routes do, over HTTP and over WebSockets. ``loader`` makes it once.
 
-HTTP here is not stateless, as it is in the framework: ``reset`` starts a detached episode, and ``step`` and
-``state`` name it.
+HTTP is not stateless here, unlike in the framework's own server: ``reset`` starts a detached episode, and ``step``
+and ``state`` name it by its id.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from starlette.websockets import WebSocket
 
 from turnstile.models.base import MAX_SECONDS
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
-from turnstile_server.control.openenv.frames import error_frame
-from turnstile_server.control.openenv.jsonrpc import Rpc
-from turnstile_server.control.openenv.parts import OpenEnvParts
-from turnstile_server.control.openenv.registry import Registry
-from turnstile_server.control.openenv.socket import Socket, SocketLimits
+from turnstile_server.control.openenv.jsonrpc import JsonRpc
+from turnstile_server.control.openenv.loader import OpenEnvParts
+from turnstile_server.control.openenv.websocket import OpenEnvSocket, SocketLimits, error_frame
 from turnstile_server.control.openenv.wire import (
     ResetParameters,
     TurnstileAction,
@@ -30,7 +28,7 @@ from turnstile_server.errors import Unprocessable
 
 
 class StepRequest(BaseModel):
-    """Body of ``POST /step``. ``request_id`` is the framework's; it comes back in nothing, there as here."""
+    """Body of ``POST /step``. ``request_id`` is a field of the framework; no answer repeats it, there as here."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,13 +38,49 @@ class StepRequest(BaseModel):
     request_id: str | None = Field(None, max_length=255)
 
 
-class OpenEnvDoor:
+class DetachedEpisodes:
+    """Environments of detached episodes by id, so that any later request can continue one.
+
+    An environment whose episode runs is never forgotten (the server bounds how many run). Of ended ones the newest
+    ``kept`` stay.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._environments: dict[str, TurnstileEnvironment] = {}
+
+    def add(self, environment: TurnstileEnvironment) -> None:
+        assert environment.episode_id is not None
+        self._environments[environment.episode_id] = environment
+
+    def get(self, episode_id: str) -> TurnstileEnvironment | None:
+        return self._environments.get(episode_id)
+
+    async def tidy(self) -> None:
+        """Forget the oldest of the ended episodes beyond ``kept``."""
+        if len(self._environments) <= self._kept:
+            return
+        ended = [
+            episode_id
+            for episode_id, environment in list(self._environments.items())
+            if await environment.has_ended()
+        ]
+        for episode_id in ended[: max(0, len(ended) - self._kept)]:
+            self._environments.pop(episode_id, None)
+
+    def __len__(self) -> int:
+        return len(self._environments)
+
+
+class OpenEnvServer:
+    """Serves every OpenEnv route, but for ``/metadata``, which needs nothing of the framework."""
+
     step_request = StepRequest
 
     def __init__(self, parts: OpenEnvParts) -> None:
         self._parts = parts
-        self._registry = Registry(parts.settings.kept)
-        self._rpc = Rpc(self._find, self._create)
+        self._detached = DetachedEpisodes(parts.settings.kept)
+        self._rpc = JsonRpc(self._find, self._create)
         self._sockets = 0
         self._limits = SocketLimits(
             parts.control.max_body_bytes, parts.settings.max_ahead, parts.control.send_timeout_s
@@ -55,8 +89,10 @@ class OpenEnvDoor:
     # HTTP
 
     async def reset(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Raises what TurnstileEnvironment.reset_async raises. A caller that leaves before the answer cancels the
-        episode: nobody else knows of it."""
+        """Start a detached episode. Raises what TurnstileEnvironment.reset_async raises.
+
+        A caller that leaves before the answer does not know the episode's id, so that cancels the episode.
+        """
         environment = TurnstileEnvironment(self._parts)
         return serialise(await self._reset(environment, parameters))
 
@@ -82,34 +118,33 @@ class OpenEnvDoor:
         }
 
     async def rpc(self, message: Any, episode_id: str | None) -> dict[str, Any] | None:
-        """The answer to one JSON-RPC message; None to a notification."""
+        """Answer one JSON-RPC message; None for a notification."""
         return await self._rpc.answer(message, TurnstileEnvironment(self._parts), episode_id=episode_id)
 
     # WebSocket
 
     async def socket(self, websocket: WebSocket) -> None:
-        """Serves an accepted socket to its end."""
+        """Serve an accepted socket to its end."""
         if self._sockets >= self._parts.settings.max_sockets:
-            most = self._parts.settings.max_sockets
-            said = f"{self._sockets} sockets are open, the server's limit (openenv.max_sockets)"
-            full = {"active_sessions": self._sockets, "max_sessions": most}
-            await websocket.send_text(error_frame(said, WSErrorCode.CAPACITY_REACHED, **full))
+            message = f"{self._sockets} sockets are open, the server's limit (openenv.max_sockets)"
+            counts = {"active_sessions": self._sockets, "max_sessions": self._parts.settings.max_sockets}
+            await websocket.send_text(error_frame(message, WSErrorCode.CAPACITY_REACHED, **counts))
             await websocket.close()
             return
         self._sockets += 1
         try:
             environment = TurnstileEnvironment(self._parts)
             closing = self._parts.closing
-            await Socket(websocket, environment, self._rpc, self._limits, closing, self._keep).serve()
+            await OpenEnvSocket(websocket, environment, self._rpc, self._limits, closing, self._keep).serve()
         finally:
             self._sockets -= 1
 
     # Helpers
 
     async def _find(self, episode_id: str) -> TurnstileEnvironment:
-        """The environment of a detached episode; one without its key for an episode that REST or an owned socket
-        started. Raises NotFound."""
-        known = self._registry.get(episode_id)
+        """The environment of a detached episode. An episode that REST or another socket started gets one without
+        its key. Raises NotFound."""
+        known = self._detached.get(episode_id)
         if known is not None:
             return known
         environment = TurnstileEnvironment(self._parts)
@@ -132,5 +167,5 @@ class OpenEnvDoor:
         return observation
 
     async def _keep(self, environment: TurnstileEnvironment) -> None:
-        self._registry.add(environment)
-        await self._registry.tidy()
+        self._detached.add(environment)
+        await self._detached.tidy()

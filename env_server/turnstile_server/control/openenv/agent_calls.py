@@ -1,0 +1,83 @@
+"""What the client of an external agent does in its episode: model calls and tool calls, with the episode's key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
+from starlette.types import ASGIApp
+
+from turnstile_server.control.body import json_bytes, parse_json
+from turnstile_server.errors import SandboxFailed, TurnstileError, error_of_type
+from turnstile_server.tools.protocol import ToolDirectory
+from turnstile_server.tools.toolbox import Toolbox, ToolSpec
+
+
+class ModelCalls:
+    """Chat Completions in process, over ``gate``: the model API as an agent sees it over the network. Cancelling a
+    call has the effect of a client that hangs up: the engine stops."""
+
+    def __init__(self, gate: ASGIApp) -> None:
+        self._transport = httpx.ASGITransport(app=gate)
+
+    async def chat(self, episode_id: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer's body. Raises the error that the model API answered with."""
+        request = httpx.Request(
+            "POST",
+            f"http://gate/e/{episode_id}/v1/chat/completions",
+            headers={"authorization": f"Bearer {key}"},
+            content=json_bytes(body),
+        )
+        response = await self._transport.handle_async_request(request)
+        answer: dict[str, Any] = parse_json(await response.aread())
+        if response.status_code != 200:
+            error = answer["error"]
+            raise error_of_type(error["code"], error["message"])
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """``result`` is the tool's own text, also when the tool failed (then ``is_error``). ``error`` says that there
+    is no such tool, or that no tool could run."""
+
+    result: str | None = None
+    is_error: bool = False
+    error: ToolError | None = None
+
+
+class EpisodeToolCalls:
+    """``list_tools`` and ``call_tool`` of one episode."""
+
+    def __init__(self, directory: ToolDirectory, toolbox: Toolbox) -> None:
+        self._directory = directory
+        self._toolbox = toolbox
+
+    def known(self) -> list[Tool]:
+        """All tools of the server; an episode may have fewer."""
+        return [_as_tool(spec) for spec in self._toolbox.all_tools]
+
+    def of(self, episode_id: str, key: str) -> list[Tool]:
+        """The episode's tools. Raises what ToolDirectory raises."""
+        return [_as_tool(spec) for spec in self._toolbox.tools_of(self._directory.open_tools(episode_id, key))]
+
+    async def call(self, episode_id: str, key: str, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        """Call a tool. Cancelling the call stops its command."""
+        try:
+            episode = self._directory.open_tools(episode_id, key)
+            known = [spec.name for spec in self._toolbox.tools_of(episode)]
+            if name not in known:
+                message = f"there is no tool {name!r} in this episode; there are {', '.join(known)}"
+                return ToolAnswer(error=ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=message))
+            done = await self._toolbox.call(episode, name, arguments)
+        except TurnstileError as error:
+            lost = isinstance(error, SandboxFailed)
+            kind = ToolErrorType.TRANSPORT_ERROR if lost else ToolErrorType.EXECUTION_ERROR
+            return ToolAnswer(error=ToolError(error_type=kind, message=f"{error.type}: {error.message}"))
+        return ToolAnswer(done.text, done.is_error)
+
+
+def _as_tool(spec: ToolSpec) -> Tool:
+    return Tool(name=spec.name, description=spec.description, input_schema=spec.input_schema)
