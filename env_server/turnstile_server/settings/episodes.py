@@ -29,7 +29,11 @@ class EpisodeSettings(Section):
         ge=0,
         description="`finish` waits this long for the grading; then it answers with the status `grading`.",
     )
-    watch_interval_s: float = Field(1.0, gt=0, description="How often the wall and idle limits are checked.")
+    watch_interval_s: float = Field(
+        1.0,
+        gt=0,
+        description="How often the wall and idle limits are checked, and storing a refused end is tried again.",
+    )
     max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more are 429.")
     subscriber_queue: int = Field(
         1000, ge=1, description="Undelivered events of one reader of `GET /events`; with more it is disconnected."
