@@ -15,7 +15,7 @@ import numpy as np
 from turnstile_server.journal.files import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.recovery import list_segments
-from turnstile_server.journal.segments import Damaged, Found, scan
+from turnstile_server.journal.segments import DamagedBytes, FoundRecord, scan
 from turnstile_server.settings import JournalSettings
 
 SMALL_SEGMENT = 1 << 16
@@ -55,9 +55,9 @@ def segment_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("segment-*.tsj"))
 
 
-def pieces(directory: Path) -> list[Found | Damaged]:
+def pieces(directory: Path) -> list[FoundRecord | DamagedBytes]:
     """Everything a scan of all segments finds, read independently of journal and index."""
-    found: list[Found | Damaged] = []
+    found: list[FoundRecord | DamagedBytes] = []
     for segment in list_segments(directory):
         with segment.path.open("rb") as file:
             found += scan(file, 24, segment.size, segment.path.name)

@@ -18,7 +18,7 @@ from journal_support import FaultyFiles, QuotaFiles, eventually, numbers, pieces
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, Record, RecordType
 from turnstile_server.journal.files import FileOps, RealFiles
-from turnstile_server.journal.segments import Found
+from turnstile_server.journal.segments import FoundRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +101,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_works_again_once_space_is_f
     expected = [*acknowledged, 20_000, *again]
     assert numbers(await journal.read("e")) == expected
     await journal.close()
-    assert all(isinstance(piece, Found) for piece in pieces(disk.directory))
+    assert all(isinstance(piece, FoundRecord) for piece in pieces(disk.directory))
     elsewhere = tmp_path / "copy"  # a rebuilt index needs room, and this disk is full again
     shutil.copytree(disk.directory, elsewhere, ignore=shutil.ignore_patterns("index.*"))
     journal = await FileJournal.open(elsewhere, small())

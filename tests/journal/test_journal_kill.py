@@ -17,7 +17,7 @@ import pytest
 from journal_support import numbers, pieces, segment_files, small
 
 from turnstile_server.journal import FileJournal, RecordType
-from turnstile_server.journal.segments import Found
+from turnstile_server.journal.segments import FoundRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ async def check(directory: Path, acknowledged: dict[str, list[int]], life: int) 
         assert len(doomed) <= 2
     assert journal.stats.corrupt_records == 0
     await journal.close()
-    assert all(isinstance(piece, Found) for piece in pieces(directory)), "the tail is whole after opening"
+    assert all(isinstance(piece, FoundRecord) for piece in pieces(directory)), "the tail is whole after opening"
 
 
 async def kill_often(directory: Path, kills: int, seed: int) -> int:

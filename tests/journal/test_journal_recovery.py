@@ -22,20 +22,20 @@ from journal_support import (
 
 from turnstile_server.errors import StartupError
 from turnstile_server.journal import FileJournal, JournalStats, Record, RecordType
-from turnstile_server.journal.segments import FILE_HEADER, Found, encode, file_header, record_header
+from turnstile_server.journal.segments import FILE_HEADER, FoundRecord, encode, file_header, record_header
 
 pytestmark = pytest.mark.anyio
 
 
-async def written(directory: Path, count: int, items: int = 4, **settings: object) -> list[Found]:
+async def written(directory: Path, count: int, items: int = 4, **settings: object) -> list[FoundRecord]:
     """A closed journal with turns 0..count of episode "e"; what a scan finds in it."""
     journal = await FileJournal.open(directory, small(**settings))
     for number in range(count):
         await journal.append(turn("e", number, items))
     await journal.close()
     found = pieces(directory)
-    assert all(isinstance(piece, Found) for piece in found)
-    return [piece for piece in found if isinstance(piece, Found)]
+    assert all(isinstance(piece, FoundRecord) for piece in found)
+    return [piece for piece in found if isinstance(piece, FoundRecord)]
 
 
 async def reopened(directory: Path) -> tuple[list[int], JournalStats]:
@@ -79,9 +79,9 @@ async def test_a_write_torn_at_any_byte_of_the_last_two_records_keeps_all_before
         assert found == list(range(whole))
         assert stats.torn_bytes == size - (safe if whole == 3 else fifth.offset if whole == 4 else len(data))
         assert stats.corrupt_records == 0
-        assert all(isinstance(piece, Found) for piece in pieces(torn))
+        assert all(isinstance(piece, FoundRecord) for piece in pieces(torn))
         shutil.rmtree(torn)
-    assert isinstance(fourth, Found)
+    assert isinstance(fourth, FoundRecord)
 
 
 async def test_a_tail_of_zeros_or_garbage_is_cut(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_a_tail_of_zeros_or_garbage_is_cut(tmp_path: Path) -> None:
         found, stats = await reopened(directory)
         assert found == [0, 1, 2]
         assert stats.torn_bytes == len(tail)
-        assert all(isinstance(piece, Found) for piece in pieces(directory))
+        assert all(isinstance(piece, FoundRecord) for piece in pieces(directory))
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
@@ -197,7 +197,7 @@ async def test_unknown_record_types_are_skipped_and_kept(tmp_path: Path) -> None
     for _ in range(2):
         assert (await reopened(tmp_path))[0][:2] == [0, 1]
         drop_index(tmp_path)
-    assert [piece.type for piece in pieces(tmp_path) if isinstance(piece, Found)] == [2, 2, 99, 2, 2]
+    assert [piece.type for piece in pieces(tmp_path) if isinstance(piece, FoundRecord)] == [2, 2, 99, 2, 2]
     journal = await FileJournal.open(tmp_path, small())
     await journal.delete("e")
     assert await journal.read("e") == []

@@ -8,9 +8,8 @@ import pytest
 from journal_support import drop_index, numbers, segment_files, small, state, turn
 
 from turnstile_server.journal import FileJournal
-from turnstile_server.journal.entries import UNKNOWN_END
-from turnstile_server.journal.index import Location, State
-from turnstile_server.journal.retention import DAY_S, expired
+from turnstile_server.journal.entries import UNKNOWN_END, RecordLocation
+from turnstile_server.journal.index import DAY_S, LastState, expired
 
 pytestmark = pytest.mark.anyio
 
@@ -172,8 +171,8 @@ async def test_without_retention_settings_nothing_is_deleted(tmp_path: Path) -> 
     await journal.close()
 
 
-def _state(name: str, ended_at: float | None) -> State:
-    return State(name, Location(0, 0, 1), ended_at)
+def _state(name: str, ended_at: float | None) -> LastState:
+    return LastState(name, RecordLocation(0, 0, 1), ended_at)
 
 
 def test_age_and_size_add_up_and_unknown_ages_go_only_by_size() -> None:

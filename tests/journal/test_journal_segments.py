@@ -16,9 +16,9 @@ from turnstile_server.errors import StartupError
 from turnstile_server.journal.entries import UNKNOWN_END, facts_of, place, position
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.segments import (
-    Damaged,
-    Encoded,
-    Found,
+    DamagedBytes,
+    EncodedRecord,
+    FoundRecord,
     decode,
     encode,
     file_header,
@@ -39,15 +39,15 @@ DTYPES = st.sampled_from(
 ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 40)))
 
 
-def on_disk(encoded: Encoded, **kwargs: int) -> bytes:
+def on_disk(encoded: EncodedRecord, **kwargs: int) -> bytes:
     return record_header(encoded, **kwargs) + b"".join(encoded.parts)
 
 
-def payload(encoded: Encoded) -> bytes:
+def payload(encoded: EncodedRecord) -> bytes:
     return b"".join(encoded.parts)
 
 
-def scanned(data: bytes, start: int = 0) -> list[Found | Damaged]:
+def scanned(data: bytes, start: int = 0) -> list[FoundRecord | DamagedBytes]:
     return list(scan(io.BytesIO(data), start, len(data), "memory"))
 
 
@@ -69,7 +69,7 @@ def test_the_layout_is_the_documented_one_byte_for_byte() -> None:
 def test_any_record_comes_back_bit_for_bit(episode_id: str, meta: dict, arrays: dict) -> None:
     encoded = encode(Record(RecordType.TURN, episode_id, meta, arrays))
     (found,) = scanned(on_disk(encoded))
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundRecord)
     assert found.length == encoded.size
     assert identity_of(found.payload) == episode_id
     back = decode(RecordType.TURN, found.payload)
@@ -115,8 +115,8 @@ def test_every_single_flipped_bit_costs_its_own_record_and_no_other() -> None:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         found = scanned(bytes(flipped))
-        assert [type(piece) for piece in found] == [Found, Damaged, Found]
-        assert found[1] == Damaged(first, second)
+        assert [type(piece) for piece in found] == [FoundRecord, DamagedBytes, FoundRecord]
+        assert found[1] == DamagedBytes(first, second)
 
 
 @given(st.lists(st.binary(max_size=60) | st.integers(0, 5), max_size=12))
@@ -129,14 +129,14 @@ def test_a_scan_covers_every_byte_and_finds_every_whole_record_in_garbage(parts:
     end = 0
     for piece in found:
         assert piece.offset == end
-        end = piece.end if isinstance(piece, Damaged) else piece.offset + piece.length
+        end = piece.end if isinstance(piece, DamagedBytes) else piece.offset + piece.length
     assert end == len(data)
-    assert sum(isinstance(piece, Found) for piece in found) == whole
+    assert sum(isinstance(piece, FoundRecord) for piece in found) == whole
 
 
 def test_a_length_beyond_the_end_is_damage_and_reads_nothing() -> None:
     header = b"\xffTR\xfe" + struct.pack("<IIHBB", 0, 0xFFFFFFF0, 2, 1, 0)
-    assert scanned(header + b"x" * 50) == [Damaged(0, len(header) + 50)]
+    assert scanned(header + b"x" * 50) == [DamagedBytes(0, len(header) + 50)]
 
 
 def test_a_record_inside_the_text_of_a_record_is_never_found() -> None:
@@ -144,7 +144,7 @@ def test_a_record_inside_the_text_of_a_record_is_never_found() -> None:
     inner = on_disk(encode(Record(RecordType.EPISODE_DELETED, "victim", {})))
     outer = bytearray(on_disk(encode(Record(RecordType.TURN, "e", {"text": inner.decode("latin-1")}))))
     outer[4] ^= 1
-    assert scanned(bytes(outer)) == [Damaged(0, len(outer))]
+    assert scanned(bytes(outer)) == [DamagedBytes(0, len(outer))]
 
 
 def test_a_newer_record_or_file_is_refused_by_name_and_a_damaged_version_is_not_taken_for_newer() -> None:

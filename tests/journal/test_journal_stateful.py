@@ -14,7 +14,7 @@ from journal_support import FaultyFiles, pieces, small, state
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, Record, RecordType
-from turnstile_server.journal.segments import Damaged
+from turnstile_server.journal.segments import DamagedBytes
 
 EPISODES = st.sampled_from(["a", "b", "c"])
 SIZES = st.sampled_from([0, 10, 20_000, 40_000, 70_000])
@@ -170,7 +170,7 @@ class JournalMachine(RuleBasedStateMachine):
         try:
             if hasattr(self, "journal"):
                 self.runner.run(self.journal.close())
-                assert not any(isinstance(piece, Damaged) for piece in pieces(self.directory))
+                assert not any(isinstance(piece, DamagedBytes) for piece in pieces(self.directory))
         finally:
             self.runner.close()
             shutil.rmtree(self.root)

@@ -1,4 +1,10 @@
-"""The journal: an append-only record of everything acknowledged, on disk before anybody sees it."""
+"""The journal: an append-only record of everything that was acknowledged, on disk before it is visible.
+
+Read ``protocol`` first (what a journal promises), then ``journal`` (the journal on a directory), ``commit`` (group
+commit) and ``writer`` (the only code that changes segments while serving). ``segments`` defines the bytes,
+``entries`` and ``index`` say where records lie, ``recovery`` opens a directory after any crash. ``records``
+converts the shared models, ``files`` are the file operations and the lock, ``stats`` the counters.
+"""
 
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.journal.protocol import Journal, Record, RecordType

@@ -1,4 +1,4 @@
-"""What is remembered of a record without its payload: where it lies and the few facts that decisions need.
+"""What the index knows of a record without its payload: where it lies and the facts that decisions need.
 
 A position is one integer, ``segment << 40 | offset``, so that the order of positions is the order of records.
 """
@@ -28,28 +28,31 @@ def place(at: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """``ended_at`` (Unix seconds; EPISODE records of ended episodes only), ``before`` (EPISODE_DELETED only:
-    the position below which the episode's records are dead; None means the tombstone's own position)."""
+class RecordFacts:
+    """Facts of a record's payload.
+
+    ``ended_at`` is in Unix seconds, for EPISODE records of ended episodes only. ``before`` is for EPISODE_DELETED
+    only: the position below which the episode's records are dead; None means the tombstone's own position.
+    """
 
     ended_at: float | None = None
     before: int | None = None
 
 
-NO_FACTS = Facts()
+NO_FACTS = RecordFacts()
 
 
 def needs_meta(record_type: int) -> bool:
-    """Whether the facts of such a record are in its meta; of all other types a scan need not parse it."""
+    """Whether the facts of such a record are in its meta. A scan need not parse the meta of other types."""
     return record_type in (RecordType.EPISODE, RecordType.EPISODE_DELETED)
 
 
-def facts_of(record_type: int, meta: Mapping[str, Any]) -> Facts:
+def facts_of(record_type: int, meta: Mapping[str, Any]) -> RecordFacts:
     if record_type == RecordType.EPISODE:
-        return Facts(ended_at=_ended_at(meta))
+        return RecordFacts(ended_at=_ended_at(meta))
     if record_type == RecordType.EPISODE_DELETED:
         before = meta.get("before")
-        return Facts(before=before if isinstance(before, int) else None)
+        return RecordFacts(before=before if isinstance(before, int) else None)
     return NO_FACTS
 
 
@@ -63,24 +66,34 @@ def _ended_at(meta: Mapping[str, Any]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One stored record. ``length`` counts its header."""
 
     type: int
     episode_id: str
     position: int
     length: int
-    facts: Facts = NO_FACTS
+    facts: RecordFacts = NO_FACTS
 
     @property
     def dead_below(self) -> int:
-        """Of a tombstone: records of its episode below this position are dead."""
+        """For a tombstone: the position below which records of its episode are dead."""
         return self.position if self.facts.before is None else self.facts.before
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The segment's bytes below ``synced_to`` are on stable storage and every entry in them was given before."""
+class RecordLocation:
+    """Where a stored record lies. ``length`` is in bytes and counts its header."""
+
+    position: int
+    length: int
+    type: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMark:
+    """The bytes of ``segment`` below ``synced_to`` are on stable storage, and all their entries came before this
+    mark."""
 
     segment: int
     nonce: int
@@ -88,4 +101,4 @@ class Mark:
     damaged_bytes: int = 0
 
 
-Journaled = Entry | Mark
+Journaled = IndexEntry | SegmentMark

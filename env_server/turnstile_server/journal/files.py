@@ -1,6 +1,6 @@
-"""The few file operations of a journal, behind one seam so that tests can make any of them fail.
+"""The file operations of a journal, behind one seam so that tests can make any of them fail; the directory lock.
 
-Owns the directory lock too. Nothing here knows what the bytes mean.
+Nothing here knows what the bytes mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOCK_NAME = "lock"
 
 
 class FileOps(Protocol):
-    """Every call may raise OSError; a caller must cope with that after any part of the effect has happened."""
+    """Any call may raise OSError after any part of its effect has happened."""
 
     def create(self, path: Path) -> int:
         """Opens a new file for reading and writing; FileExistsError when it is there."""
@@ -87,7 +87,7 @@ class RealFiles:
 
 
 class DirectoryLock:
-    """One writer per directory: an flock on a file that is never removed and that holds the writer's pid.
+    """Keeps a second writer out of a directory: an flock on a file that is never removed and holds the pid.
 
     The kernel releases it with the process, so a killed server leaves no stale lock.
     """

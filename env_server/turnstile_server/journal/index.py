@@ -1,9 +1,9 @@
-"""The SQLite index: where each record lies. Derived from the segments alone, so it may lag, vanish or be damaged.
+"""The SQLite index of where each record lies, and the choice of episodes that retention deletes.
 
-Runs in the journal's index thread only. What must hold: applying the same entries in the order of the segments
-gives the same answers, whether done record by record, after a crash from the last mark, or all over again. A
-record below a tombstone of its episode is dead; ``dead`` remembers in which segments dead records still lie, so
-that their tombstone outlives them.
+It is derived from the segments alone, so it may lag, vanish or be damaged. Only the journal's index thread uses
+it. What must hold: applying the same entries in the order of the segments gives the same answers, whether record
+by record, after a crash from the last mark, or all over again. A record below a tombstone of its episode is dead.
+The table ``dead`` names the segments that still hold dead records, so that their tombstone outlives them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile_server.journal.entries import Entry, Journaled, Mark, place, position
+from turnstile_server.journal.entries import IndexEntry, Journaled, RecordLocation, SegmentMark, place, position
 from turnstile_server.journal.protocol import RecordType
 
 INDEX_NAME = "index.sqlite3"
 VERSION = 1
+DAY_S = 86_400.0
 
 _SCHEMA = """
 CREATE TABLE segments (segment INTEGER PRIMARY KEY, nonce TEXT, indexed_to INTEGER, damaged_bytes INTEGER);
@@ -36,23 +37,16 @@ CREATE INDEX dead_by_segment ON dead (segment);
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
-    position: int
-    length: int
-    type: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
+class LastState:
     """The last EPISODE record of an episode."""
 
     episode_id: str
-    location: Location
+    location: RecordLocation
     ended_at: float | None
 
 
-class Unindexed:
-    """What the writer stored and the index has not taken yet: shared by both threads, in order."""
+class UnindexedEntries:
+    """Entries that the writer has stored and the index has not taken yet, in order. Both threads use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,15 +65,15 @@ class Unindexed:
             del self._items[:count]
 
 
-class Index:
-    """Every method may raise sqlite3.Error."""
+class JournalIndex:
+    """The index of one directory. Every method may raise sqlite3.Error."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / INDEX_NAME
         self._db = self._connect()
 
     @classmethod
-    def open(cls, directory: Path) -> Index:
+    def open(cls, directory: Path) -> JournalIndex:
         """An existing index if SQLite finds it sound, else an empty one."""
         try:
             index = cls(directory)
@@ -123,7 +117,7 @@ class Index:
         """All of it or nothing."""
         with self._transaction():
             for item in items:
-                if isinstance(item, Mark):
+                if isinstance(item, SegmentMark):
                     self._mark(item)
                 elif item.type == RecordType.EPISODE_DELETED:
                     self._bury(item)
@@ -133,7 +127,7 @@ class Index:
                         (item.episode_id, item.position, item.length, item.type, item.facts.ended_at),
                     )
 
-    def take(self, unindexed: Unindexed) -> None:
+    def take(self, unindexed: UnindexedEntries) -> None:
         """Applies what the writer stored; on an error it stays unindexed."""
         items = unindexed.snapshot()
         if items:
@@ -157,7 +151,7 @@ class Index:
             self._db.execute("DELETE FROM dead WHERE segment = ?", (segment,))
             self._db.execute("DELETE FROM segments WHERE segment = ?", (segment,))
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: SegmentMark) -> None:
         self._db.execute(
             "INSERT INTO segments VALUES (?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
             "nonce = excluded.nonce, indexed_to = excluded.indexed_to, "
@@ -165,7 +159,7 @@ class Index:
             (mark.segment, f"{mark.nonce:016x}", mark.synced_to, mark.damaged_bytes),
         )
 
-    def _bury(self, tombstone: Entry) -> None:
+    def _bury(self, tombstone: IndexEntry) -> None:
         key = (tombstone.episode_id, tombstone.dead_below)
         rows = self._db.execute("SELECT position FROM records WHERE episode_id = ? AND position < ?", key)
         segments = {place(at)[0] for (at,) in rows}
@@ -180,33 +174,33 @@ class Index:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def segments(self) -> dict[int, Mark]:
+    def segments(self) -> dict[int, SegmentMark]:
         rows = self._db.execute("SELECT segment, nonce, indexed_to, damaged_bytes FROM segments")
-        return {row[0]: Mark(row[0], int(row[1], 16), row[2], row[3]) for row in rows}
+        return {row[0]: SegmentMark(row[0], int(row[1], 16), row[2], row[3]) for row in rows}
 
-    def locations(self, episode_id: str, unindexed: Sequence[Journaled] = ()) -> list[Location]:
+    def locations(self, episode_id: str, unindexed: Sequence[Journaled] = ()) -> list[RecordLocation]:
         """Living records of an episode, in order, counting what is not indexed yet."""
         rows = self._db.execute(
             "SELECT position, length, type FROM records WHERE episode_id = ? ORDER BY position", (episode_id,)
         )
-        found = {row[0]: Location(*row) for row in rows}
+        found = {row[0]: RecordLocation(*row) for row in rows}
         for item in unindexed:
-            if isinstance(item, Mark) or item.episode_id != episode_id:
+            if isinstance(item, SegmentMark) or item.episode_id != episode_id:
                 continue
             if item.type == RecordType.EPISODE_DELETED:
                 found = {at: location for at, location in found.items() if at >= item.dead_below}
             else:
-                found[item.position] = Location(item.position, item.length, item.type)
+                found[item.position] = RecordLocation(item.position, item.length, item.type)
         return [found[at] for at in sorted(found)]
 
-    def states(self) -> list[State]:
+    def states(self) -> list[LastState]:
         """Every living episode's last state, by the age of its first."""
         rows = self._db.execute(
             "SELECT episode_id, max(position), length, ended_at, first FROM records JOIN "
             "(SELECT episode_id AS id, min(position) AS first FROM records WHERE type = 1 GROUP BY episode_id) "
             "ON episode_id = id WHERE type = 1 GROUP BY episode_id ORDER BY first"
         )
-        return [State(row[0], Location(row[1], row[2], RecordType.EPISODE), row[3]) for row in rows]
+        return [LastState(row[0], RecordLocation(row[1], row[2], RecordType.EPISODE), row[3]) for row in rows]
 
     def sizes(self) -> dict[str, int]:
         """Living bytes by episode."""
@@ -246,3 +240,34 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 def remove_index(directory: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         (directory / f"{INDEX_NAME}{suffix}").unlink(missing_ok=True)
+
+
+def expired(
+    states: Sequence[LastState],
+    sizes: Mapping[str, int],
+    now: float,
+    retention_days: float | None,
+    retention_bytes: int | None,
+) -> list[str]:
+    """Episodes that retention deletes, oldest first. Pure. ``states`` is ordered by age, ``now`` is Unix seconds.
+
+    An episode that has not ended is never deleted, but its bytes count. An episode that ended at an unknown time
+    has no age: only ``retention_bytes`` deletes it. ``retention_bytes`` bounds living bytes; the disk gets them
+    back when the segments that hold them have no other episode.
+    """
+    ended = [state for state in states if state.ended_at is not None]
+    chosen: dict[str, None] = {}
+    if retention_days is not None:
+        deadline = now - retention_days * DAY_S
+        for state in ended:
+            if state.ended_at is not None and state.ended_at < deadline:
+                chosen[state.episode_id] = None
+    if retention_bytes is not None:
+        living = sum(size for episode_id, size in sizes.items() if episode_id not in chosen)
+        for state in ended:
+            if living <= retention_bytes:
+                break
+            if state.episode_id not in chosen:
+                chosen[state.episode_id] = None
+                living -= sizes.get(state.episode_id, 0)
+    return list(chosen)

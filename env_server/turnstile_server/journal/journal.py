@@ -2,34 +2,36 @@
 
 Owns the directory's lock, a writer thread (the only one that appends; see ``commit``) and an index thread (SQLite,
 reads, removal of dead segments), and releases all three in ``close``. What must hold: ``append`` returns only
-after the record is as durable as the setting says; what a returned append stored is what ``read`` gives, before
-and after a crash; nothing is removed but segments in which every episode was deleted. It never looks into turns.
+after the record is as durable as the setting says; ``read`` gives what a returned append stored, before and after
+a crash; only segments in which every episode was deleted are removed. It never looks into turns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
+import anyio.to_thread
+
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal.commit import GroupCommit
 from turnstile_server.journal.files import DirectoryLock, FileOps, RealFiles
-from turnstile_server.journal.index import Index, State, Unindexed
+from turnstile_server.journal.index import JournalIndex, LastState, UnindexedEntries, expired
 from turnstile_server.journal.protocol import Record, RecordType
-from turnstile_server.journal.reader import Reader
 from turnstile_server.journal.recovery import recover
-from turnstile_server.journal.retention import expired
-from turnstile_server.journal.segments import encode
+from turnstile_server.journal.segments import RecordReader, encode, segment_path
 from turnstile_server.journal.stats import JournalStats
-from turnstile_server.journal.writer import SegmentWriter, Tail, segment_path
+from turnstile_server.journal.writer import SegmentTail, SegmentWriter
 from turnstile_server.settings import JournalSettings
+from turnstile_server.threads import result_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +41,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedDirectory:
     """A recovered directory, ready to append to at ``tail``."""
 
     directory: Path
     files: FileOps
     stats: JournalStats
     lock: DirectoryLock
-    index: Index
-    tail: Tail
+    index: JournalIndex
+    tail: SegmentTail
 
 
 class FileJournal:
-    """Use ``await FileJournal.open(...)``. All methods belong to the loop that opened it."""
+    """A ``Journal`` on disk. Make it with ``await FileJournal.open(...)``, and use it in that event loop only."""
 
-    def __init__(self, opened: Opened, settings: JournalSettings, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, opened: OpenedDirectory, settings: JournalSettings, thread: ThreadPoolExecutor) -> None:
         self.stats = opened.stats
         self._directory = opened.directory
         self._settings = settings
@@ -61,19 +63,20 @@ class FileJournal:
         self._lock = opened.lock
         self._thread = thread
         self._index = opened.index
-        self._reader = Reader(opened.directory, opened.stats)
-        self._unindexed = Unindexed()
+        self._reader = RecordReader(opened.directory, opened.stats)
+        self._unindexed = UnindexedEntries()
         writer = SegmentWriter(opened.directory, opened.files, settings, opened.stats, opened.tail)
         self._commit = GroupCommit(
             writer,
             settings,
             opened.stats,
             publish=self._unindexed.add,
-            settled=self._index_later,
+            index=self._index_soon,
         )
-        self._indexing: asyncio.TimerHandle | None = None
-        self._collecting = asyncio.Lock()
-        self._closing: asyncio.Task[None] | None = None
+        self._collecting = anyio.Lock()
+        self._closed = False
+        self._released = False
+        self._releasing = threading.Lock()
 
     @classmethod
     async def open(cls, directory: Path, settings: JournalSettings, files: FileOps | None = None) -> FileJournal:
@@ -83,11 +86,12 @@ class FileJournal:
         """
         operations = files if files is not None else RealFiles()
         thread = ThreadPoolExecutor(1, thread_name_prefix="journal-index")
-        opening = asyncio.get_running_loop().run_in_executor(thread, _open, directory, operations)
+        opening = thread.submit(_open, directory, operations)
         try:
-            opened = await asyncio.shield(opening)
+            opened = await result_of(opening)
         except BaseException:
-            opening.add_done_callback(lambda done: _abandon(done, thread))
+            thread.submit(_abandon, opening)
+            thread.shutdown(wait=False)
             raise
         journal = cls(opened, settings, thread)
         journal._commit.start()
@@ -96,7 +100,7 @@ class FileJournal:
     async def append(self, record: Record) -> None:
         """As in the protocol. Read-only arrays are not copied. Also raises ValueError and TypeError for a record
         that cannot be encoded (see ``segments.encode``)."""
-        await self._commit.submit(encode(record))
+        await self._commit.submit(encode(record)).wait()
 
     def append_soon(self, record: Record) -> None:
         """As in the protocol: written with the next append, at latest after ``soon_window_s``. Until then ``read``
@@ -109,7 +113,7 @@ class FileJournal:
 
     async def flush(self) -> None:
         """Returns when everything given before was stored or refused."""
-        await self._commit.barrier()
+        await self._commit.barrier().wait()
 
     async def read(self, episode_id: str) -> list[Record]:
         """As in the protocol. A record that the disk damaged is left out, logged and counted."""
@@ -123,11 +127,11 @@ class FileJournal:
     async def episodes(self) -> AsyncIterator[Record]:
         """As in the protocol: the episodes there are when the iteration starts."""
 
-        def begin() -> list[State]:
+        def begin() -> list[LastState]:
             self._index.take(self._unindexed)
             return self._index.states()
 
-        def page(states: list[State]) -> list[Record]:
+        def page(states: list[LastState]) -> list[Record]:
             return [
                 record for state in states for record in self._reader.records(state.episode_id, [state.location])
             ]
@@ -164,9 +168,8 @@ class FileJournal:
 
     async def close(self) -> None:
         """As in the protocol. Appends already queued are stored and answered; later ones are refused."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+        self._closed = True
+        await anyio.to_thread.run_sync(self._release)
 
     # -- deleting --------------------------------------------------------------------------------------------
 
@@ -181,7 +184,8 @@ class FileJournal:
         if not names:
             return
         tombstones = [self._commit.submit(encode(Record(RecordType.EPISODE_DELETED, name, {}))) for name in names]
-        await asyncio.gather(*tombstones)
+        for tombstone in tombstones:
+            await tombstone.wait()
 
     async def _collect(self) -> None:
         """Removes dead segments, oldest first, each after the tombstones that must outlive it are stored again."""
@@ -192,7 +196,8 @@ class FileJournal:
                     self._commit.submit(encode(Record(RecordType.EPISODE_DELETED, name, {"before": before})))
                     for name, before in tombstones
                 ]
-                await asyncio.gather(*carried)
+                for tombstone in carried:
+                    await tombstone.wait()
                 await self._in_thread(lambda segment=segment: self._remove(segment))  # type: ignore[misc]
 
     def _next_dead(self) -> tuple[int, list[tuple[str, int]]] | None:
@@ -210,20 +215,14 @@ class FileJournal:
     # -- threads ---------------------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        if self._closing is not None:
+        if self._closed:
             raise JournalUnavailable("The journal is closed.")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await result_of(self._thread.submit(work))
         except (OSError, sqlite3.Error) as error:
             raise JournalUnavailable(f"The journal in {self._directory} cannot be read: {error}.") from error
 
-    def _index_later(self) -> None:
-        if self._indexing is None and self._closing is None:
-            loop = asyncio.get_running_loop()
-            self._indexing = loop.call_later(self._settings.index_lag_s, self._index_now)
-
-    def _index_now(self) -> None:
-        self._indexing = None
+    def _index_soon(self) -> None:
         self._thread.submit(self._take)
 
     def _take(self) -> None:
@@ -233,32 +232,36 @@ class FileJournal:
             self.stats.index_failures += 1
             logger.error("The index in %s could not be updated: %s", self._directory, error)
 
-    async def _close(self) -> None:
-        try:
-            await self._commit.stop()
-            if self._indexing is not None:
-                self._indexing.cancel()
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._close_index)
-        finally:
-            self._thread.shutdown()
-            self._lock.release()
+    def _release(self) -> None:
+        """Ends both threads and gives up the lock, once. Runs in a worker thread, which goes on when the caller of
+        ``close`` is cancelled; a second caller waits for the first."""
+        with self._releasing:
+            if self._released:
+                return
+            self._released = True
+            try:
+                self._commit.close()
+                self._thread.submit(self._close_index).result()
+            finally:
+                self._thread.shutdown()
+                self._lock.release()
 
     def _close_index(self) -> None:
         self._take()
         self._index.close()
 
 
-def _open(directory: Path, files: FileOps) -> Opened:
+def _open(directory: Path, files: FileOps) -> OpenedDirectory:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = DirectoryLock.acquire(directory)
     except OSError as error:
         raise StartupError(f"The data directory {directory} cannot be used: {error}.") from error
-    index: Index | None = None
+    index: JournalIndex | None = None
     stats = JournalStats()
     try:
-        index = Index.open(directory)
-        return Opened(directory, files, stats, lock, index, recover(directory, files, index, stats))
+        index = JournalIndex.open(directory)
+        return OpenedDirectory(directory, files, stats, lock, index, recover(directory, files, index, stats))
     except BaseException as error:
         if index is not None:
             index.close()
@@ -268,12 +271,11 @@ def _open(directory: Path, files: FileOps) -> Opened:
         raise
 
 
-def _abandon(opening: asyncio.Future[Opened], thread: ThreadPoolExecutor) -> None:
-    """Gives back what an open obtained after its caller had gone; a failed open holds nothing."""
-    if not opening.cancelled() and opening.exception() is None:
+def _abandon(opening: Future[OpenedDirectory]) -> None:
+    """Releases a directory that was opened after its caller had gone. A failed open holds nothing."""
+    if opening.exception() is None:
         opened = opening.result()
         if opened.tail.fd is not None:
             opened.files.close(opened.tail.fd)
-        thread.submit(opened.index.close).result()
+        opened.index.close()
         opened.lock.release()
-    thread.shutdown(wait=False)

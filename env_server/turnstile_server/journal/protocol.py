@@ -1,7 +1,7 @@
 """The seam to disk: append-only, durable before acknowledged, readable after any crash.
 
-A journal stores records; it knows nothing of trees or prompts. Order of ``append`` calls within one episode
-is the order of ``read``. One journal owns one directory.
+A journal stores records; it knows nothing of trees or prompts. ``read`` gives the records of an episode in the
+order of their ``append`` calls. One journal owns one directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class RecordType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``meta`` is JSON; ``arrays`` are 1-D NumPy arrays, stored as bytes (little-endian), never as JSON."""
+    """One record of an episode. ``meta`` is JSON; ``arrays`` are 1-D NumPy arrays, stored as bytes
+    (little-endian), never as JSON."""
 
     type: RecordType
     episode_id: str
@@ -37,6 +38,8 @@ class Record:
 
 
 class Journal(Protocol):
+    """Stores records by episode."""
+
     async def append(self, record: Record) -> None:
         """Returns once the record is as durable as the ``durability`` setting says. Raises JournalUnavailable
         (disk full, I/O error, closed): then the record is not in the journal and never will be. Cancelling
@@ -44,7 +47,7 @@ class Journal(Protocol):
         ...
 
     def append_soon(self, record: Record) -> None:
-        """Queues a record that nobody waits for (deliveries). Keeps the order; durable with the next group
+        """Queues a record that nothing waits for (deliveries). Keeps the order; durable with the next group
         commit or at close. A failure is logged and counted, never raised."""
         ...
 
@@ -57,7 +60,8 @@ class Journal(Protocol):
         ...
 
     async def delete(self, episode_id: str) -> None:
-        """Marks the episode deleted (durable) and frees its space as soon as segments allow. Unknown: no-op."""
+        """Marks the episode deleted (durable) and frees its space as soon as segments allow. No-op for an unknown
+        episode."""
         ...
 
     async def apply_retention(self, now: float) -> list[str]:

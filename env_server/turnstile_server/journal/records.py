@@ -1,6 +1,6 @@
-"""The codec between the shared models and journal records. Pure; bit-exact there and back.
+"""Converts the shared models to journal records and back. Pure and bit-exact.
 
-A turn's three arrays are arrays of the record; everything else is the model's JSON. Neither direction re-derives,
+A turn's three arrays are arrays of the record; everything else is the model's JSON. Neither direction derives,
 rounds or drops anything. (A NaN or infinity in ``asked_sampling`` has no JSON form and becomes null.)
 """
 

@@ -1,8 +1,8 @@
-"""Opening a directory: make the index agree with the segments, cut a torn tail, find where to append.
+"""Recovery of a directory when it is opened: bring the index up to date, cut a torn tail, find where to append.
 
 Runs once, in the index thread, under the directory's lock. What must hold: no whole record is ever removed; only
-bytes behind the last whole record of the last segment are cut (nothing there was acknowledged, or it cannot be
-read any more); damage anywhere else stays on disk, is counted and logged, and everything around it stays readable.
+bytes behind the last whole record of the last segment are cut (they were not acknowledged, or cannot be read);
+damage anywhere else stays on disk, is counted and logged, and everything around it stays readable.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile_server.journal.entries import Entry, Journaled, Mark, facts_of, needs_meta, position
+from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, facts_of, needs_meta, position
 from turnstile_server.journal.files import FileOps
-from turnstile_server.journal.index import Index
+from turnstile_server.journal.index import JournalIndex
 from turnstile_server.journal.segments import (
     FILE_HEADER,
-    Damaged,
-    Found,
+    SEGMENT_PATTERN,
+    DamagedBytes,
+    FoundRecord,
     identity_of,
     meta_of,
     read_file_header,
     scan,
+    segment_path,
 )
 from turnstile_server.journal.stats import JournalStats
-from turnstile_server.journal.writer import SEGMENT_PATTERN, Tail, segment_path
+from turnstile_server.journal.writer import SegmentTail
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ _NAME = re.compile(r"segment-(\d{10})\.tsj")
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentFile:
     """``nonce`` None: the file header is torn or damaged."""
 
     number: int
@@ -45,14 +47,14 @@ class Segment:
     nonce: int | None
 
 
-def recover(directory: Path, files: FileOps, index: Index, stats: JournalStats) -> Tail:
+def recover(directory: Path, files: FileOps, index: JournalIndex, stats: JournalStats) -> SegmentTail:
     """Raises StartupError for segments of a newer format, OSError and sqlite3.Error."""
     segments = list_segments(directory)
     if segments and segments[-1].nonce is None:
         segments = _without_stillborn(segments, files, directory, stats)
     number, offset = _agreement(segments, index)
     last = segments[-1].number if segments else 0
-    tail = Tail(last + 1)
+    tail = SegmentTail(last + 1)
     for segment in segments:
         if segment.number < number:
             continue
@@ -70,7 +72,7 @@ def recover(directory: Path, files: FileOps, index: Index, stats: JournalStats) 
     return tail
 
 
-def list_segments(directory: Path) -> list[Segment]:
+def list_segments(directory: Path) -> list[SegmentFile]:
     """In order. Raises StartupError for a newer format."""
     segments = []
     for path in sorted(directory.glob(SEGMENT_PATTERN)):
@@ -80,24 +82,24 @@ def list_segments(directory: Path) -> list[Segment]:
         with path.open("rb") as file:
             header = file.read(FILE_HEADER.size)
             size = os.fstat(file.fileno()).st_size
-        segments.append(Segment(int(match[1]), path, size, read_file_header(header, str(path))))
+        segments.append(SegmentFile(int(match[1]), path, size, read_file_header(header, str(path))))
     return segments
 
 
-def _start(segment: Segment) -> int:
+def _start(segment: SegmentFile) -> int:
     return FILE_HEADER.size if segment.nonce is not None else 0
 
 
 def _without_stillborn(
-    segments: list[Segment], files: FileOps, directory: Path, stats: JournalStats
-) -> list[Segment]:
+    segments: list[SegmentFile], files: FileOps, directory: Path, stats: JournalStats
+) -> list[SegmentFile]:
     """Drops a last segment whose creation was cut short: nothing in it can have been acknowledged.
 
     One with a damaged header that holds whole records stays, for reading only.
     """
     last = segments[-1]
     with last.path.open("rb") as file:
-        if any(isinstance(piece, Found) for piece in scan(file, 0, last.size, str(last.path))):
+        if any(isinstance(piece, FoundRecord) for piece in scan(file, 0, last.size, str(last.path))):
             return segments
     logger.warning("Removing %s: its creation was cut short (%d bytes)", last.path, last.size)
     stats.torn_bytes += last.size
@@ -106,7 +108,7 @@ def _without_stillborn(
     return segments[:-1]
 
 
-def _agreement(segments: list[Segment], index: Index) -> tuple[int, int]:
+def _agreement(segments: list[SegmentFile], index: JournalIndex) -> tuple[int, int]:
     """Up to which (segment, offset) the index can be trusted; it is cut or emptied to that."""
     known = index.segments()
     on_disk = {segment.number: segment for segment in segments}
@@ -131,14 +133,14 @@ def _agreement(segments: list[Segment], index: Index) -> tuple[int, int]:
     return segments[-1].number, segments[-1].size
 
 
-def _index_segment(segment: Segment, start: int, last: bool, index: Index, stats: JournalStats) -> int:
+def _index_segment(segment: SegmentFile, start: int, last: bool, index: JournalIndex, stats: JournalStats) -> int:
     """Indexes ``[start, size)`` and returns the end of the last whole record (or ``start``)."""
     batch: list[Journaled] = []
-    damage: list[Damaged] = []
+    damage: list[DamagedBytes] = []
     end = start
     with segment.path.open("rb", buffering=1 << 20) as file:
         for piece in scan(file, start, segment.size, str(segment.path)):
-            if isinstance(piece, Damaged):
+            if isinstance(piece, DamagedBytes):
                 damage.append(piece)
                 continue
             end = piece.offset + piece.length
@@ -153,14 +155,14 @@ def _index_segment(segment: Segment, start: int, last: bool, index: Index, stats
         stats.corrupt_records += 1
         logger.error("Damage in %s, bytes %d to %d: kept, skipped", segment.path, piece.offset, piece.end)
     damaged = sum(piece.end - piece.offset for piece in damage)
-    batch.append(Mark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged))
+    batch.append(SegmentMark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged))
     index.apply(batch)
     return end
 
 
-def entry_of(segment: int, found: Found) -> Entry:
+def entry_of(segment: int, found: FoundRecord) -> IndexEntry:
     meta = meta_of(found.payload) if needs_meta(found.type) else {}
-    return Entry(
+    return IndexEntry(
         found.type,
         identity_of(found.payload),
         position(segment, found.offset),
@@ -169,7 +171,7 @@ def entry_of(segment: int, found: Found) -> Entry:
     )
 
 
-def _open_tail(segment: Segment, nonce: int, end: int, files: FileOps, stats: JournalStats) -> Tail:
+def _open_tail(segment: SegmentFile, nonce: int, end: int, files: FileOps, stats: JournalStats) -> SegmentTail:
     fd = files.reopen(segment.path)
     try:
         if end < segment.size:
@@ -180,4 +182,4 @@ def _open_tail(segment: Segment, nonce: int, end: int, files: FileOps, stats: Jo
     except BaseException:
         files.close(fd)
         raise
-    return Tail(segment.number, nonce, fd, end, end)
+    return SegmentTail(segment.number, nonce, fd, end, end)

@@ -1,4 +1,4 @@
-"""The bytes of a segment: encoding, decoding and scanning. No file is written here, nothing is decided.
+"""The bytes of a segment: encoding, decoding, scanning and reading. This module writes no file.
 
 Layout (all integers little-endian; these headers never change their size or place):
 
@@ -35,10 +35,13 @@ the next whole record behind damage.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -46,8 +49,9 @@ import numpy.typing as npt
 import orjson
 
 from turnstile_server.errors import StartupError
-from turnstile_server.journal.entries import Facts, facts_of
+from turnstile_server.journal.entries import RecordFacts, RecordLocation, facts_of, place
 from turnstile_server.journal.protocol import Record, RecordType
+from turnstile_server.journal.stats import JournalStats
 
 MAGIC = b"TSTLJRNL"
 MARKER = b"\xffTR\xfe"
@@ -63,10 +67,18 @@ _WIDE_JSON = 1
 _JOIN_BELOW = 64 << 10
 """Payloads below this are copied into one buffer; larger arrays are written from where they lie."""
 _SEARCH = 1 << 20
+SEGMENT_PATTERN = "segment-*.tsj"
+_KNOWN_TYPES = frozenset(int(kind) for kind in RecordType)
+
+logger = logging.getLogger(__name__)
+
+
+def segment_path(directory: Path, segment: int) -> Path:
+    return directory / f"segment-{segment:010d}.tsj"
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedRecord:
     """A record ready for the disk but for its header, whose CRC the writer's thread computes."""
 
     type: int
@@ -74,11 +86,11 @@ class Encoded:
     parts: tuple[memoryview, ...]
     size: int
     """Bytes on disk, header included."""
-    facts: Facts
+    facts: RecordFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """A whole record at ``offset``; ``length`` counts its header."""
 
     offset: int
@@ -88,14 +100,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class DamagedBytes:
     """Bytes ``[offset, end)`` hold no whole record."""
 
     offset: int
     end: int
 
 
-def encode(record: Record) -> Encoded:
+def encode(record: Record) -> EncodedRecord:
     """Raises ValueError for arrays that are not one-dimensional numbers or a record of 4 GiB and more,
     TypeError for meta that is not JSON. Read-only arrays are not copied: they must not change any more."""
     arrays = [(name, _little_endian(name, array)) for name, array in record.arrays.items()]
@@ -114,12 +126,12 @@ def encode(record: Record) -> Encoded:
     if size < _JOIN_BELOW:
         parts = [b"".join(parts)]
     views = tuple(memoryview(part) for part in parts if len(part))
-    return Encoded(
+    return EncodedRecord(
         int(record.type), record.episode_id, views, RECORD_HEADER.size + size, facts_of(record.type, record.meta)
     )
 
 
-def record_header(encoded: Encoded, version: int = RECORD_VERSION) -> bytes:
+def record_header(encoded: EncodedRecord, version: int = RECORD_VERSION) -> bytes:
     """The 16 bytes before the payload."""
     length = encoded.size - RECORD_HEADER.size
     crc = zlib.crc32(_CHECKED.pack(length, encoded.type, version, 0))
@@ -169,7 +181,7 @@ def decode(record_type: RecordType, payload: bytes) -> Record:
     return Record(record_type, identity_of(payload), document["meta"], arrays)
 
 
-def read_at(file: BinaryIO, offset: int, end: int, name: str) -> Found | None:
+def read_at(file: BinaryIO, offset: int, end: int, name: str) -> FoundRecord | None:
     """The whole record at ``offset``, or None. Raises StartupError for a record of a newer version."""
     if offset + RECORD_HEADER.size > end:
         return None
@@ -185,10 +197,10 @@ def read_at(file: BinaryIO, offset: int, end: int, name: str) -> Found | None:
         return None
     if version > RECORD_VERSION:
         raise _newer(f"Segment {name} holds a record of version {version} at byte {offset}", RECORD_VERSION)
-    return Found(offset, RECORD_HEADER.size + length, record_type, payload)
+    return FoundRecord(offset, RECORD_HEADER.size + length, record_type, payload)
 
 
-def scan(file: BinaryIO, start: int, end: int, name: str) -> Iterator[Found | Damaged]:
+def scan(file: BinaryIO, start: int, end: int, name: str) -> Iterator[FoundRecord | DamagedBytes]:
     """Whole records and the damage between them, in order, covering ``[start, end)`` without gaps.
 
     Behind damage the search goes on at the next marker, so that a flipped bit costs one record.
@@ -204,7 +216,43 @@ def scan(file: BinaryIO, start: int, end: int, name: str) -> Iterator[Found | Da
         while found is None and offset < end:
             offset = _next_marker(file, offset + 1, end)
             found = read_at(file, offset, end, name)
-        yield Damaged(damaged_from, offset)
+        yield DamagedBytes(damaged_from, offset)
+
+
+class RecordReader:
+    """Reads records by their locations, in the journal's index thread.
+
+    A record whose CRC fails is left out, logged and counted; the rest of the episode is still given.
+    """
+
+    def __init__(self, directory: Path, stats: JournalStats) -> None:
+        self._directory = directory
+        self._stats = stats
+
+    def records(self, episode_id: str, locations: Sequence[RecordLocation]) -> list[Record]:
+        """Records of an episode at ``locations``, which are in order; types this server does not know are skipped.
+
+        Raises OSError, except that a segment which is gone is skipped: its episodes were deleted.
+        """
+        records: list[Record] = []
+        for segment, group in groupby(locations, key=lambda location: place(location.position)[0]):
+            path = segment_path(self._directory, segment)
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                continue
+            with file:
+                for location in group:
+                    if location.type not in _KNOWN_TYPES:
+                        continue
+                    offset = place(location.position)[1]
+                    found = read_at(file, offset, offset + location.length, str(path))
+                    if found is None or identity_of(found.payload) != episode_id:
+                        self._stats.corrupt_records += 1
+                        logger.error("Damage in %s at byte %d: a record of %s is lost", path, offset, episode_id)
+                        continue
+                    records.append(decode(RecordType(found.type), found.payload))
+        return records
 
 
 def _next_marker(file: BinaryIO, start: int, end: int) -> int:

@@ -1,4 +1,4 @@
-"""Counters of one journal, for the metrics page. Plain numbers that only grow; nothing here decides anything."""
+"""Counters of one journal, for the metrics. Nothing depends on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class JournalStats:
-    """Each field is written by one thread (named below) and may be read by any."""
+    """Counts since the journal was opened. Each field is written by the thread named below and read by any."""
 
     appended_records: int = 0
     """Records stored since open (writer thread)."""
@@ -28,7 +28,7 @@ class JournalStats:
     torn_bytes: int = 0
     """Bytes of torn tail cut at open (index thread)."""
     corrupt_records: int = 0
-    """Damaged places met at open or while reading; nothing of them is deleted (index thread)."""
+    """Damaged places found at open or while reading; they stay on disk (index thread)."""
     index_failures: int = 0
     """Failed updates of the index; they are tried again (index thread)."""
     segments_removed: int = 0

@@ -1,8 +1,9 @@
-"""The one place that changes segment files while serving. Runs in the journal's writer thread only.
+"""The only code that changes segment files while serving. Runs in the journal's writer thread only.
 
-What must hold: after ``write`` the first ``accepted`` records of the batch are as durable as the setting says
-and the rest are not in the file: a failed write is truncated back to the last good byte before anything else
-is written. A file whose fdatasync failed is never appended to again: the kernel reports such an error only once.
+What must hold: after ``write`` the first ``accepted`` records of the batch are as durable as the setting says and
+the rest are not in the file. So a failed write is truncated back to the last good byte before anything else is
+written. A file whose fdatasync failed is never appended to again, because the kernel reports such an error only
+once.
 """
 
 from __future__ import annotations
@@ -15,24 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnstile_server.journal.entries import Entry, Journaled, Mark, position
+from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, position
 from turnstile_server.journal.files import FileOps
 from turnstile_server.journal.protocol import RecordType
-from turnstile_server.journal.segments import FILE_HEADER, Encoded, file_header, record_header
+from turnstile_server.journal.segments import FILE_HEADER, EncodedRecord, file_header, record_header, segment_path
 from turnstile_server.journal.stats import JournalStats
 from turnstile_server.settings import JournalSettings
 
 BUFFERS_PER_WRITE = 512
 """Below Linux's IOV_MAX (1024)."""
-SEGMENT_PATTERN = "segment-*.tsj"
-
-
-def segment_path(directory: Path, segment: int) -> Path:
-    return directory / f"segment-{segment:010d}.tsj"
 
 
 @dataclass(slots=True)
-class Tail:
+class SegmentTail:
     """Where the next record goes. ``fd`` None: a segment with this number is to be created."""
 
     segment: int
@@ -43,7 +39,7 @@ class Tail:
 
 
 @dataclass(slots=True)
-class Written:
+class WriteOutcome:
     """Outcome of a batch: its first ``accepted`` records are stored; ``error`` is why the others are not."""
 
     accepted: int = 0
@@ -52,8 +48,10 @@ class Written:
 
 
 class SegmentWriter:
+    """Appends records at ``tail``, and starts a new segment when one is full."""
+
     def __init__(
-        self, directory: Path, files: FileOps, settings: JournalSettings, stats: JournalStats, tail: Tail
+        self, directory: Path, files: FileOps, settings: JournalSettings, stats: JournalStats, tail: SegmentTail
     ) -> None:
         self._directory = directory
         self._files = files
@@ -66,9 +64,9 @@ class SegmentWriter:
         self._suspect = False
         """An fdatasync of this segment failed: the next record goes into a new one."""
 
-    def write(self, batch: Sequence[Encoded]) -> Written:
-        """Never raises OSError: it is in the outcome."""
-        written = Written()
+    def write(self, batch: Sequence[EncodedRecord]) -> WriteOutcome:
+        """Appends a batch. Never raises OSError; it is in the outcome."""
+        written = WriteOutcome()
         rest = list(batch)
         try:
             while rest:
@@ -84,7 +82,7 @@ class SegmentWriter:
         return written
 
     def low_on_space(self, size: int) -> OSError | None:
-        """Why ``size`` more bytes may not be written now, if so; never when ``min_free_bytes`` is 0."""
+        """Why ``size`` more bytes may not be written now; None if they may. ``min_free_bytes`` 0 allows all."""
         if not self._settings.min_free_bytes:
             return None
         try:
@@ -96,7 +94,7 @@ class SegmentWriter:
         return OSError(errno.ENOSPC, f"{free} bytes free, {self._settings.min_free_bytes} are to stay free")
 
     def close(self) -> list[Journaled]:
-        """Syncs and closes the segment. Errors are logged: nobody waits for these bytes any more."""
+        """Syncs and closes the segment. Errors are logged, because no caller waits for these bytes."""
         tail = self._tail
         marks: list[Journaled] = []
         if tail.fd is None:
@@ -106,7 +104,7 @@ class SegmentWriter:
             if tail.synced_to < tail.offset:
                 self._sync(tail.fd)
                 tail.synced_to = tail.offset
-            marks.append(Mark(tail.segment, tail.nonce, tail.synced_to))
+            marks.append(SegmentMark(tail.segment, tail.nonce, tail.synced_to))
         except OSError:
             logging.getLogger(__name__).exception("The last segment could not be synced at close")
         finally:
@@ -114,7 +112,7 @@ class SegmentWriter:
             tail.fd = None
         return marks
 
-    def _fitting(self, rest: Sequence[Encoded]) -> Sequence[Encoded]:
+    def _fitting(self, rest: Sequence[EncodedRecord]) -> Sequence[EncodedRecord]:
         """The longest prefix that stays within the segment; at least one record."""
         end = self._tail.offset
         for count, encoded in enumerate(rest):
@@ -123,7 +121,7 @@ class SegmentWriter:
                 return rest[:count]
         return rest
 
-    def _make_room(self, size: int, written: Written) -> None:
+    def _make_room(self, size: int, written: WriteOutcome) -> None:
         tail = self._tail
         full = tail.offset > FILE_HEADER.size and tail.offset + size > self._settings.segment_bytes
         if tail.fd is None:
@@ -131,7 +129,7 @@ class SegmentWriter:
         elif full or self._suspect:
             self._start_segment(tail.segment + 1, written)
 
-    def _start_segment(self, segment: int, written: Written) -> None:
+    def _start_segment(self, segment: int, written: WriteOutcome) -> None:
         """Seals the current segment, creates the next. On failure the current one stays the current one."""
         path = segment_path(self._directory, segment)
         while True:
@@ -151,11 +149,11 @@ class SegmentWriter:
             self._files.remove(path)
             raise
         self._seal(written)
-        self._tail = Tail(segment, nonce, fd, FILE_HEADER.size, FILE_HEADER.size)
+        self._tail = SegmentTail(segment, nonce, fd, FILE_HEADER.size, FILE_HEADER.size)
         self._suspect = False
-        written.journaled.append(Mark(segment, nonce, FILE_HEADER.size))
+        written.journaled.append(SegmentMark(segment, nonce, FILE_HEADER.size))
 
-    def _seal(self, written: Written) -> None:
+    def _seal(self, written: WriteOutcome) -> None:
         """A failing sync here loses no promise: under ``power`` every acknowledged byte is synced already."""
         tail = self._tail
         if tail.fd is None:
@@ -169,9 +167,9 @@ class SegmentWriter:
                 "Segment %d could not be synced when it was closed", tail.segment
             )
         self._files.close(tail.fd)
-        written.journaled.append(Mark(tail.segment, tail.nonce, tail.synced_to))
+        written.journaled.append(SegmentMark(tail.segment, tail.nonce, tail.synced_to))
 
-    def _write_group(self, group: Sequence[Encoded], written: Written) -> None:
+    def _write_group(self, group: Sequence[EncodedRecord], written: WriteOutcome) -> None:
         tail = self._tail
         assert tail.fd is not None
         buffers: list[memoryview] = []
@@ -181,7 +179,7 @@ class SegmentWriter:
             buffers.append(memoryview(record_header(encoded)))
             buffers.extend(encoded.parts)
             at = position(tail.segment, end)
-            entries.append(Entry(encoded.type, encoded.episode_id, at, encoded.size, encoded.facts))
+            entries.append(IndexEntry(encoded.type, encoded.episode_id, at, encoded.size, encoded.facts))
             end += encoded.size
         self._torn = True
         try:
@@ -199,7 +197,7 @@ class SegmentWriter:
         written.journaled += entries
         if self._power:
             tail.synced_to = end
-            written.journaled.append(Mark(tail.segment, tail.nonce, end))
+            written.journaled.append(SegmentMark(tail.segment, tail.nonce, end))
 
     def _write_all(self, fd: int, buffers: list[memoryview], offset: int) -> None:
         first = 0
@@ -226,7 +224,7 @@ class SegmentWriter:
     def _repair_quietly(self) -> None:
         try:
             self._repair()
-        except OSError as error:  # the failed write is what its callers hear of; the next write repairs first
+        except OSError as error:  # callers get the error of the write itself; the next write repairs first
             logging.getLogger(__name__).error("A failed write could not be cut off yet: %s", error)
 
     def _sync(self, fd: int) -> None:
@@ -241,6 +239,6 @@ class SegmentWriter:
             self._stats.fsync_seconds += time.perf_counter() - started
 
 
-def is_tombstone(encoded: Encoded) -> bool:
-    """Deletions are let through on a disk that is nearly full, because they are what frees it."""
+def is_tombstone(encoded: EncodedRecord) -> bool:
+    """Deletions are stored on a disk that is nearly full too, because they free it."""
     return encoded.type == RecordType.EPISODE_DELETED

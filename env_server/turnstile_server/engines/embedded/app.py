@@ -7,15 +7,12 @@ pause, and there is no ``text`` in replies. Owns the calls in flight; the schedu
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 import orjson
 from aiohttp import web
 
@@ -25,9 +22,9 @@ from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.sglang_start import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
+from turnstile_server.threads import LoopCaller, result_of
 
 DEFAULT_NEW_TOKENS: Final = 128
-T = TypeVar("T")
 
 
 class BadRequest(Exception):
@@ -53,8 +50,7 @@ class EngineApp:
         self._incremental = incremental
         self._live: set[str] = set()
         self._scheduler: Scheduler | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop that aiohttp, whose server this is, runs on."""
+        self._loop: LoopCaller | None = None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -64,14 +60,13 @@ class EngineApp:
 
     def attach(self, scheduler: Scheduler) -> None:
         """Names the scheduler that computes calls. Call it in the event loop."""
-        self._scheduler, self._loop = scheduler, asyncio.get_running_loop()
+        self._scheduler, self._loop = scheduler, LoopCaller()
 
     def post(self, events: list[tuple[Call, Event]]) -> None:
         """Hands events to their calls. Called by the scheduler's thread."""
         if self._loop is None:
             raise RuntimeError("no scheduler is attached")
-        # asyncio's own call: anyio's would make the thread wait for the loop between two steps.
-        self._loop.call_soon_threadsafe(_deliver, events)
+        self._loop.call(_deliver, events)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -203,11 +198,11 @@ class EngineApp:
         mode = (await _body(request)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             return _error(f"unknown mode {mode!r}")
-        await _outcome(self.scheduler.pause(mode))
+        await result_of(self.scheduler.pause(mode))
         return _json({"message": "Generation paused.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
-        await _outcome(self.scheduler.resume())
+        await result_of(self.scheduler.resume())
         return _json({"message": "Generation continued.", "status": "ok"})
 
     async def update_weights(self, request: web.Request) -> web.Response:
@@ -216,13 +211,13 @@ class EngineApp:
         if not isinstance(folder, str):
             return _error("model_path is missing")
         try:
-            await _outcome(self.scheduler.update_weights(Path(folder), version or self.scheduler.version))
+            await result_of(self.scheduler.update_weights(Path(folder), version or self.scheduler.version))
         except ModelError as error:
             return _json({"success": False, "message": f"{folder}: {error}", "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Weights updated.", "num_paused_requests": 0})
 
     async def flush(self, request: web.Request) -> web.Response:
-        flushed = await _outcome(self.scheduler.flush())
+        flushed = await result_of(self.scheduler.flush())
         return (
             web.Response() if flushed else web.Response(status=400, text="Flush cache failed: calls are running.")
         )
@@ -244,11 +239,6 @@ class _Inbox:
         await self._arrived.wait()
         events, self._events, self._arrived = self._events, [], anyio.Event()
         return events
-
-
-async def _outcome(future: Future[T]) -> T:
-    """The result of a scheduler's command, awaited in a worker thread."""
-    return await anyio.to_thread.run_sync(future.result)
 
 
 class _Answer:
