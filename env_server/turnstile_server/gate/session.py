@@ -22,7 +22,7 @@ from turnstile.models import Sampling, Thread, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
-from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.json import ParseCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,5 @@
 
 ``base`` is the seam, ``router`` the registry of dialects and the way from a path to one of them. Each dialect
 is a module (``chat``) or a package (``anthropic``, ``responses``, ``gemini``: ``request`` reads, ``reply``
-writes). ``json`` and ``openai`` hold what several of them share; ``parse_cache`` saves parsing a known history
-again.
+writes). ``json`` and ``openai`` hold what several of them share.
 """

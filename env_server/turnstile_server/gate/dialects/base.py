@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest, TurnstileError
-from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.json import ParseCache
 from turnstile_server.rendering.protocol import Delta
 
 NO_PARAMS: Mapping[str, str] = {}

@@ -33,6 +33,7 @@ from turnstile_server.gate.dialects.base import (
     endpoint,
 )
 from turnstile_server.gate.dialects.json import (
+    ParseCache,
     flag,
     objects,
     positive_int,
@@ -53,7 +54,6 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 

@@ -32,8 +32,7 @@ from turnstile_server.gate.dialects.base import (
     Usage,
     endpoint,
 )
-from turnstile_server.gate.dialects.json import strict_arguments
-from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.json import ParseCache, strict_arguments
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 _VERSION = "anthropic-version"

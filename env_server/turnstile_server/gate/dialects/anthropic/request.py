@@ -21,6 +21,7 @@ from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
+    ParseCache,
     dumped,
     flag,
     forced_call,
@@ -32,7 +33,6 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (
     "temperature",

@@ -37,8 +37,7 @@ from turnstile_server.gate.dialects.base import (
     Usage,
 )
 from turnstile_server.gate.dialects.gemini.request import parse_gemini
-from turnstile_server.gate.dialects.json import strict_arguments
-from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.json import ParseCache, strict_arguments
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 KEY_HEADER = "x-goog-api-key"

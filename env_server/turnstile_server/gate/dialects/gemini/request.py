@@ -17,6 +17,7 @@ from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini.schema import camel, item, items, json_schema, may_call, read_tools
 from turnstile_server.gate.dialects.json import (
+    ParseCache,
     dumped,
     kind,
     positive_int,
@@ -25,7 +26,6 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 ASKED = (
     "temperature",

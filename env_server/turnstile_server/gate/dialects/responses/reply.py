@@ -33,8 +33,8 @@ from turnstile_server.gate.dialects.base import (
     WireTool,
     endpoint,
 )
+from turnstile_server.gate.dialects.json import ParseCache
 from turnstile_server.gate.dialects.openai import error_body, model_body, models_body
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses.items import (
     Item,
     call_item,

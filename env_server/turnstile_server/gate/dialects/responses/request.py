@@ -16,6 +16,7 @@ from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.json import (
+    ParseCache,
     dumped,
     flag,
     kind,
@@ -34,7 +35,6 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses.items import unsealed
 from turnstile_server.gate.dialects.responses.tools import custom_arguments, joined, offered
 

@@ -1,0 +1,183 @@
+"""The rules by which a session changes: admission, refusals, budgets, delivery. No server, no engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capture.turns import make_turn
+from turnstile.models import Message, Sampling
+from turnstile_server.capture import CallMatch, EarlierCall
+from turnstile_server.errors import (
+    BudgetExhausted,
+    EngineUnavailable,
+    Gone,
+    InvalidRequest,
+    TooManyCalls,
+    TooManyRefusals,
+    TurnstileError,
+)
+from turnstile_server.gate.call import CommittedTurn, ModelCall
+from turnstile_server.gate.session import CallLimits, EpisodeSession
+
+pytestmark = pytest.mark.anyio
+
+WRONG = InvalidRequest("wrong")
+
+
+class Played:
+    """A session, and the errors with which it stopped its agent."""
+
+    def __init__(self, **limits: int) -> None:
+        bounds: dict[str, Any] = {
+            "max_turns": 4,
+            "max_completion_tokens": 10,
+            "max_sampled_tokens": 20,
+            "max_calls": 2,
+            "max_refusals": 3,
+            **limits,
+        }
+        self.stopped: list[TurnstileError] = []
+        self.session = EpisodeSession("e1", Sampling(), CallLimits(**bounds), self.stopped.append)
+
+    def call(self, request_key: str = "r") -> ModelCall:
+        call = ModelCall("turn_1", request_key, 0.0)
+        self.session.admit(call)
+        return call
+
+    def refuse(self, error: TurnstileError, call: ModelCall | None = None) -> None:
+        with pytest.raises(type(error)), self.session.counting_refusals(call):
+            raise error
+
+    def commit(self, turn_id: str = "turn_1", tokens: int = 3) -> CommittedTurn:
+        asked = (Message("user", "go"),)
+        place = CallMatch(parent=None, new_messages=asked, echo=(), broken=None, request_messages=asked)
+        ids = list(range(tokens))
+        turn = make_turn(
+            place,
+            Message("assistant", "ok"),
+            seq=self.session.next_seq(),
+            turn_id=turn_id,
+            tools_key="",
+            completion_ids=ids,
+        )
+        return CommittedTurn(self.session.commit(turn))
+
+
+async def test_refusals_in_a_row_stop_the_agent_and_a_turn_begins_the_row_again() -> None:
+    played = Played()
+    played.refuse(WRONG)
+    played.refuse(WRONG)
+    played.commit()
+    assert played.session.last_refusal is None
+    played.refuse(WRONG)
+    played.refuse(WRONG)
+    assert played.stopped == []
+    played.refuse(WRONG)
+    (stop,) = played.stopped
+    assert isinstance(stop, TooManyRefusals)
+    assert stop.detail == {"last": "invalid_request"}
+
+
+async def test_what_a_later_attempt_may_cure_is_remembered_and_not_counted() -> None:
+    played = Played(max_refusals=1)
+    failure = EngineUnavailable("later")
+    played.refuse(failure)
+    assert played.session.last_refusal is failure
+    assert played.stopped == []
+
+
+async def test_a_spent_budget_stops_the_agent_at_once() -> None:
+    played = Played()
+    spent = BudgetExhausted("spent")
+    played.refuse(spent)
+    assert played.stopped == [spent]
+
+
+async def test_an_abandoned_call_was_refused_nothing() -> None:
+    played = Played(max_refusals=1)
+    call = played.call()
+    assert call.abandon("caller_gone")
+    played.refuse(WRONG, call)
+    assert played.session.last_refusal is None
+    assert played.stopped == []
+
+
+async def test_a_closed_session_counts_no_refusal_and_keeps_its_first_reason() -> None:
+    played = Played(max_refusals=1)
+    played.session.close(Gone("first"))
+    played.session.close(Gone("second"))
+    with pytest.raises(Gone, match="first"):
+        played.session.check_open()
+    played.refuse(WRONG)
+    assert played.stopped == []
+
+
+async def test_other_errors_than_ours_are_no_refusals() -> None:
+    played = Played(max_refusals=1)
+    with pytest.raises(ZeroDivisionError), played.session.counting_refusals():
+        raise ZeroDivisionError
+    assert played.session.last_refusal is None
+
+
+async def test_calls_in_flight_are_bounded_and_seen_but_not_changed_from_outside() -> None:
+    played = Played()
+    first, second = played.call(), played.call()
+    with pytest.raises(TooManyCalls):
+        played.call()
+    assert list(played.session.in_flight.values()) == [first, second]
+    with pytest.raises(TypeError):
+        played.session.in_flight["x"] = first  # type: ignore[index]
+    played.session.release(first)
+    assert played.session.last_activity > 0
+    played.call()
+
+
+async def test_an_abandoned_call_does_not_hold_a_turn_of_the_budget() -> None:
+    played = Played(max_turns=1)
+    first = played.call()
+    with pytest.raises(BudgetExhausted):
+        played.call()
+    first.abandon("replaced")
+    played.call()
+
+
+async def test_turns_and_discarded_tokens_count_against_one_budget() -> None:
+    played = Played()
+    played.commit(tokens=3)
+    played.session.discard("caller_gone", 9)
+    assert played.session.discarded == {"caller_gone": 9}
+    assert played.session.max_new_tokens(None, prompt_tokens=5, context_length=100) == 8
+    played.session.discard("caller_gone", 8)
+    with pytest.raises(BudgetExhausted):
+        played.session.max_new_tokens(None, prompt_tokens=5, context_length=100)
+
+
+async def test_a_reply_that_was_written_once_stays_written() -> None:
+    played = Played()
+    node = played.commit().node
+    key = node.turn.request_key
+    assert played.session.earlier(key) == (EarlierCall.UNDELIVERED, None)
+    assert node.record_delivery("lost")
+    assert node.record_delivery("written")
+    assert not node.record_delivery("lost")
+    assert played.session.earlier(key) == (EarlierCall.WRITTEN, None)
+
+
+async def test_an_earlier_call_is_in_flight_until_its_last_caller_goes() -> None:
+    played = Played()
+    call = played.call("same")
+    assert played.session.earlier("same") == (EarlierCall.IN_FLIGHT_GONE, call)
+    with call.followed(stream=False), call.followed(stream=True):
+        assert played.session.earlier("same") == (EarlierCall.IN_FLIGHT, call)
+        assert call.streaming_followers == 1
+    assert played.session.earlier("same") == (EarlierCall.IN_FLIGHT_GONE, call)
+
+
+async def test_an_idempotency_key_repeats_only_its_own_request() -> None:
+    session = Played().session
+    assert not session.repeats_idempotency_key(None, "a")
+    assert not session.repeats_idempotency_key("k", "a")
+    assert session.repeats_idempotency_key("k", "a")
+    assert not session.repeats_idempotency_key("k", "b")
