@@ -18,10 +18,15 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
+from client.trainer_types import rollout
 from control_support import Door, EngineProcess, OpenDoor, running_door
 from turnstile import Client
 from turnstile.cli.app import COMMANDS, app
+from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.parquet import read_parquet
+from turnstile.exporters.registry import FORMATS, ExportFormat
+from turnstile.models import Turn
+from turnstile.models.messages import Message, ToolCall
 from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
 from turnstile_server import commands as server_commands
 
@@ -118,8 +123,95 @@ def test_show_gives_the_accounting_and_the_turns(door: Door, recorded: tuple[str
     assert shown.returncode == DONE
     assert "stats.sampled_tokens" in shown.stdout
     assert "(root)" in shown.stdout
+    assert "call 0" in shown.stdout
+    assert "call 1" in shown.stdout
     episode, *turns = rows_of(turnstile("episodes", "show", recorded[0], "--turns", "--json", **on(door)))
     assert episode["stats"]["turns"] == len(turns) == 2
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_ids_numbers_and_heads_are_whole_at_every_width(
+    door: Door, recorded: tuple[str, str], columns: int
+) -> None:
+    at = {**on(door), "COLUMNS": str(columns)}
+    shown = turnstile("episodes", "list", "--group-id", "cli", **at).stdout
+    assert all(episode_id in shown for episode_id in recorded)
+    assert all(word in shown for word in ("cancelled", "completed", "reward", "trained"))
+    audited = turnstile("audit", *recorded, **at).stdout
+    assert all(episode_id in audited for episode_id in recorded)
+    assert all(word in audited for word in ("turns", "scored", "tokens", "max |Δ", "passed"))
+    if columns >= 80:
+        assert max(map(len, (shown + audited).splitlines())) <= columns
+    turns = turnstile("episodes", "show", recorded[0], "--turns", **at).stdout
+    with Client(door.url, key=door.key) as client:
+        assert all(turn.turn_id in turns for turn in client.episode(recorded[0]).turns())
+
+
+def test_a_pipe_has_no_width(door: Door) -> None:
+    """Long ids, as a client may give them: whole on one line in a pipe, whole at the head of a block in 80."""
+    long = {"episode_id": "e" * 64, "group_id": "g" * 64, "metadata": {"note": "word " * 40}}
+    with Client(door.url, key=door.key) as client:
+        client.create_episode("say hello", **long).cancel()
+    listed = ("episodes", "list", "--group-id", long["group_id"])
+    header, _, line = turnstile_process(*listed, **on(door), COLUMNS="").stdout.splitlines()
+    assert line.split()[:3] == ["e" * 64, "cancelled", "g" * 64]
+    block = turnstile(*listed, **on(door), COLUMNS="80").stdout.splitlines()
+    assert block[0] == "e" * 64
+    assert ["status", "cancelled"] in [line.split() for line in block]
+    shown = turnstile_process("episodes", "show", "e" * 64, **on(door), COLUMNS="").stdout
+    assert "word " * 39 + "word" in shown
+    assert header
+
+
+def test_texts_of_turns_are_bounded_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = (ToolCall("bash", '{"command": "ls"}'),)
+    turn = Turn.model_validate(
+        {
+            "turn_id": "turn_1",
+            "episode_id": "ep_1",
+            "parent_id": None,
+            "seq": 0,
+            "dialect": "chat",
+            "context_ids": [1, 2],
+            "completion_ids": [3],
+            "logprobs": [-0.5],
+            "weight_spans": [{"start": 0, "end": 1, "version": "v7"}],
+            "finish_reason": "stop",
+            "sampling": {"max_new_tokens": 1},
+            "template_hash": "h",
+            "tools_key": "k",
+            "request_key": "k",
+            "new_messages": [Message("user", "\n".join(f"line {n}" for n in range(40)))],
+            "reply": Message("assistant", "Done.", reasoning="I list them.", tool_calls=calls),
+            "break": {"reason": "history_edited", "at": {"message": 2, "path": "content"}},
+            "timings": {"started_at": 0.0},
+        }
+    )
+    show_turns([turn], full=False)
+    short = capsys.readouterr().out
+    assert "line 11\n" in short
+    assert "line 12" not in short
+    assert "more characters (--full shows all)" in short
+    for words in ("v7", "history_edited at message 2, content", "I list them.", "Done.", "calls bash", '"ls"'):
+        assert words in short
+    show_turns([turn], full=True)
+    assert "line 39" in capsys.readouterr().out
+
+
+def test_failed_tests_are_lines_not_json(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [
+        {"id": "test_a.T.test_one", "status": "failed", "message": "AssertionError: 1 != 2\n\nDetails"},
+        {"id": "test_a.T.test_two", "status": "error", "message": "NotImplementedError"},
+    ]
+    grading = {"tests": {"passed": 3, "failed": failed}, "summary": ["test_a.T.test_one failed: …"]}
+    episode = rollout(0.0, grading=grading).episode
+    assert episode is not None
+    show_episode_facts(episode, full=False)
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("failed tests: 2")
+    assert lines[at + 1 : at + 3] == ["test_a.T.test_one: failed", "    AssertionError: 1 != 2"]
+    assert lines[-2:] == ["test_a.T.test_two: error", "    NotImplementedError"]
+    assert not any("{" in line for line in lines)
 
 
 def test_export_writes_a_json_line_per_sample(door: Door, recorded: tuple[str, str], tmp_path: Path) -> None:
@@ -185,6 +277,41 @@ def test_an_export_that_cannot_be_written_names_its_file(
 def test_binary_formats_are_not_for_stdout(door: Door, format_: str, what: str) -> None:
     said = one_sentence(turnstile("episodes", "export", "--format", format_, **on(door)), USAGE)
     assert f"--out {what}" in said
+
+
+def test_an_unknown_format_and_one_whose_extra_is_missing_are_usage_errors(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "jsonl, safetensors" in one_sentence(
+        turnstile("episodes", "export", "--format", "csv", **on(door)), USAGE
+    )
+    monkeypatch.delitem(sys.modules, "turnstile.exporters.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = one_sentence(turnstile("episodes", "export", "--format", "parquet", "--out", "x", **on(door)), USAGE)
+    assert "needs pyarrow: pip install 'turnstile-rl[parquet]'" in said
+
+
+TOY = """
+def write(episodes, file):
+    count = 0
+    for found in episodes:
+        for sample in found.samples:
+            file.write(f"{sample.episode_id} {sample.loss_mask.sum()}\\n".encode())
+            count += 1
+    return count
+"""
+
+
+def test_an_exporter_is_one_module_and_one_line(
+    door: Door, recorded: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_exporter.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(FORMATS, "toy", ExportFormat("toy_exporter:write", "a line per sample", ".txt", text=True))
+    done = turnstile("episodes", "export", recorded[0], "--format", "toy", **on(door))
+    assert done.returncode == DONE, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [recorded[0]] * len(done.stdout.splitlines())
+    assert f"{len(done.stdout.splitlines())} samples exported" in done.stderr
 
 
 # audit

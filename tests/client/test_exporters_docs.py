@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import types
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client.trainer_types import RECORDED, recorded_type
+from client.trainer_types import RECORDED, recorded_type, rollout
 from control_support import Door
 from turnstile.exporters.slime_generate import Generate
 
@@ -74,3 +75,13 @@ def test_the_exporter_of_the_page_gives_rows(launching_door: Door, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 4
     assert all(int(line.split()[1]) > 0 for line in lines)
+
+
+def test_the_format_of_the_page_writes_a_line_per_sample() -> None:
+    (code,) = examples("A further file format is one module and one line")
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    found = rollout(1.0, rows=2).samples
+    file = io.BytesIO()
+    assert names["write"]([found], file) == 2
+    assert len(file.getvalue().splitlines()) == 2

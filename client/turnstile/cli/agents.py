@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import reported, show_table, table
+from turnstile.cli.output import Column, reported, show_table
 
 
 def list_agents(
@@ -17,14 +17,21 @@ def list_agents(
     """The agents of the server, or of each of several."""
     with reported(), connect(url, key, data_dir) as client:
         found = client.agents()
-    rows = table("agent", "version", "installed", "tools", "what it is", *(["server"] if len(found) > 1 else []))
+    columns = [
+        Column("agent"),
+        Column("version"),
+        Column("installed"),
+        Column("tools"),
+        Column("what it is", "text"),
+        *([Column("server")] if len(found) > 1 else []),
+    ]
+    rows = []
     for server, agents in found.items():
         for agent in agents.agents:
             if as_json:
                 typer.echo(agent.model_dump_json())
             installed, tools = ("yes" if agent.installed else "no"), ("yes" if agent.uses_tools else "no")
-            rows.add_row(
-                agent.name, agent.version, installed, tools, agent.summary, *([server] if len(found) > 1 else [])
-            )
+            of_server = [server] if len(found) > 1 else []
+            rows.append([agent.name, agent.version, installed, tools, agent.summary, *of_server])
     if not as_json:
-        show_table(rows)
+        show_table(columns, rows)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import FAILED, USAGE, fail, reported, show_table, table
+from turnstile.cli.output import FAILED, USAGE, Column, fail, reported, show_table
 from turnstile.models import AuditReport
 
 
@@ -40,20 +40,31 @@ def audit(
 
 
 def _show(reports: list[AuditReport]) -> None:
-    rows = table("episode", "#turns", "#re-scored", "#tokens", "#max |Δlogprob|", "skipped", "passed")
+    columns = [
+        Column("episode"),
+        Column("turns", "number"),
+        Column("re-scored", "number", short="scored"),
+        Column("tokens", "number"),
+        Column("max |Δlogprob|", "number", short="max |Δ|"),
+        Column("skipped", "text", optional=True),
+        Column("passed"),
+    ]
+    rows = []
     for report in reports:
         scored = [turn for turn in report.turns if turn.max_abs_delta is not None]
         skipped = Counter(turn.skipped for turn in report.turns if turn.skipped is not None)
-        rows.add_row(
-            report.episode_id,
-            str(len(report.turns)),
-            str(len(scored)),
-            str(sum(turn.tokens for turn in scored)),
-            _distance(report.max_abs_delta),
-            ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
-            _verdict(report),
+        rows.append(
+            [
+                report.episode_id,
+                str(len(report.turns)),
+                str(len(scored)),
+                str(sum(turn.tokens for turn in scored)),
+                _distance(report.max_abs_delta),
+                ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
+                _verdict(report),
+            ]
         )
-    show_table(rows)
+    show_table(columns, rows)
     for report in reports:
         for check in report.invariants:
             for failure in check.failures:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from turnstile._files import whole
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import USAGE, fail, reported, show_table, table
-from turnstile.cli.sample_files import Format, check_installed, write_lines, write_samples
-from turnstile.models import Episode, EpisodeStatus, Turn
-from turnstile.models.wire import encode_forest
+from turnstile.cli.output import USAGE, Cell, Column, fail, reported, show_table
+from turnstile.cli.transcript import show_episode_facts, show_turns
+from turnstile.exporters.files import atomic_write
+from turnstile.exporters.registry import FORMATS, ExportFormat, writer_of
+from turnstile.models import Episode, EpisodeStatus
 from turnstile.sync import Client, EpisodeHandle
-
-
-class ExportFormat(StrEnum):
-    JSONL = "jsonl"
-    SAFETENSORS = "safetensors"
-    PARQUET = "parquet"
-    TREE = "tree"
-
 
 StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="Only episodes of this status.")]
 GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
+
+_GROUP = 8
+"""Characters of a group's name in a list that has no room for all of it."""
 
 
 def list_episodes(
@@ -49,15 +42,21 @@ def list_episodes(
             for episode in found:
                 typer.echo(episode.model_dump_json())
             return
-        rows = table("episode", "status", "group", "#reward", "#turns", "#trained")
-        for episode in found:
-            rows.add_row(*_row(episode))
-        show_table(rows)
+        columns = [
+            Column("episode"),
+            Column("status"),
+            Column("group"),
+            Column("reward", "number"),
+            Column("turns", "number"),
+            Column("trained", "number"),
+        ]
+        show_table(columns, [_row(episode) for episode in found])
 
 
 def show_episode(
     episode_id: str,
-    turns: Annotated[bool, typer.Option("--turns", help="Its turns too.")] = False,
+    turns: Annotated[bool, typer.Option("--turns", help="Its turns too: messages, replies, tool calls.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All of every text, not its beginning.")] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
     key: KeyOption = None,
@@ -73,17 +72,8 @@ def show_episode(
             for turn in recorded:
                 typer.echo(turn.model_dump_json())
             return
-        facts = table("field", "value")
-        for name, value in episode.model_dump(mode="json", exclude={"schema_version", "stats"}).items():
-            facts.add_row(name, _cell(value))
-        for name, value in episode.stats.model_dump(mode="json").items():
-            facts.add_row(f"stats.{name}", _cell(value))
-        show_table(facts)
-        if turns:
-            calls = table("#seq", "turn", "parent", "dialect", "#context", "#completion", "finish", "break")
-            for turn in recorded:
-                calls.add_row(*_turn_row(turn))
-            show_table(calls)
+        show_episode_facts(episode, full=full)
+        show_turns(recorded, full=full)
 
 
 def export_episodes(
@@ -91,16 +81,17 @@ def export_episodes(
         list[str] | None, typer.Argument(help="Episodes; none: all that the filters leave.")
     ] = None,
     format_: Annotated[
-        ExportFormat,
+        str,
         typer.Option(
-            "--format", help="One JSON line or Parquet row per sample; safetensors, of samples or of their tree."
+            "--format",
+            metavar="|".join(FORMATS),
+            help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()) + ".",
         ),
-    ] = ExportFormat.JSONL,
+    ] = "jsonl",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            help="jsonl: a file (default stdout); parquet: a file; safetensors, tree: a folder, one per episode.",
+            "--out", help="jsonl: a file (default stdout); parquet: a file; safetensors, tree: a folder."
         ),
     ] = None,
     include_untrained: Annotated[
@@ -113,20 +104,23 @@ def export_episodes(
     data_dir: DataDirOption = None,
 ) -> None:
     """The samples of episodes, for a trainer."""
-    if format_ is not ExportFormat.JSONL and out is None:
-        fail(f"--format {format_} needs --out {'FILE' if format_ is ExportFormat.PARQUET else 'FOLDER'}", USAGE)
-    check_installed(format_)
+    with reported():
+        write = writer_of(format_)
+    wanted = FORMATS[format_]
+    if out is None and not wanted.text:
+        fail(f"--format {format_} needs --out {'FOLDER' if wanted.per_episode else 'FILE'}", USAGE)
     with reported(), connect(url, key, data_dir) as client:
-        wanted = episode_ids or _ids(client, status, group_id)
-        handles = (client.episode(episode_id) for episode_id in wanted)
-        if format_ is ExportFormat.JSONL or out is None:
-            count = _export_jsonl(handles, out, include_untrained)
-        elif format_ is ExportFormat.PARQUET:
-            count = _export_parquet(handles, out, include_untrained)
-        else:
+        episodes = (client.episode(each) for each in episode_ids or _ids(client, status, group_id))
+        if wanted.per_episode:
+            assert out is not None
             out.mkdir(parents=True, exist_ok=True)
-            export = _export_trees if format_ is ExportFormat.TREE else _export_safetensors
-            count = export(handles, out, include_untrained)
+            count = 0
+            for episode in episodes:
+                with atomic_write(out / f"{episode.episode_id}{wanted.suffix}") as file:
+                    count += write(_data([episode], wanted, include_untrained), file)
+        else:
+            with _output(out) as file:
+                count = write(_data(episodes, wanted, include_untrained), file)
     typer.echo(f"{count} samples exported", err=True)
 
 
@@ -134,83 +128,34 @@ def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> 
     return (episode.episode_id for episode in client.episodes(status=status, group_id=group_id))
 
 
-def _export_jsonl(episodes: Iterable[EpisodeHandle], out: Path | None, include_untrained: bool) -> int:
-    count = 0
-    with _text_output(out) as file:
-        for episode in episodes:
-            found = episode.samples(include_untrained=include_untrained)
-            write_lines(found, file)
-            count += len(found.samples)
-    return count
-
-
-def _export_parquet(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
-    from turnstile.exporters.parquet import write_parquet  # noqa: PLC0415 - an extra
-
-    return write_parquet(out, (episode.samples(include_untrained=include_untrained) for episode in episodes))
-
-
-def _export_safetensors(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
-    count = 0
+def _data(episodes: Iterable[EpisodeHandle], wanted: ExportFormat, include_untrained: bool) -> Iterator[Any]:
+    """What the format's writer takes of each episode, fetched when it asks."""
     for episode in episodes:
-        found = episode.samples(include_untrained=include_untrained)
-        write_samples(found, out / f"{episode.episode_id}.safetensors", Format.SAFETENSORS)
-        count += len(found.samples)
-    return count
-
-
-def _export_trees(episodes: Iterable[EpisodeHandle], out: Path, include_untrained: bool) -> int:
-    count = 0
-    for episode in episodes:
-        forest = episode.tree(include_untrained=include_untrained)
-        with whole(out / f"{episode.episode_id}.tree.safetensors") as partial:
-            partial.write_bytes(encode_forest(forest))
-        count += len(forest.rows)
-    return count
+        if wanted.source == "tree":
+            yield episode.tree(include_untrained=include_untrained)
+        else:
+            yield episode.samples(include_untrained=include_untrained)
 
 
 @contextmanager
-def _text_output(out: Path | None) -> Iterator[TextIO]:
+def _output(out: Path | None) -> Iterator[BinaryIO]:
     if out is None or str(out) == "-":
-        yield sys.stdout
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
         return
-    with whole(out) as partial, partial.open("w", encoding="utf-8") as file:
+    with atomic_write(out) as file:
         yield file
 
 
-_GROUP = 8
-"""Characters of a group's name in the list, which then fits 80 columns."""
-
-
-def _row(episode: Episode) -> tuple[str, ...]:
-    stats = episode.stats
-    return (
+def _row(episode: Episode) -> list[str | Cell]:
+    stats, group = episode.stats, episode.group_id or ""
+    # The end of a long name: ids that were made together differ there.
+    return [
         episode.episode_id,
         episode.status.value,
-        _tail(episode.group_id or ""),
-        "" if episode.reward is None else f"{episode.reward:.3g}",
+        Cell(group, group if len(group) <= _GROUP else f"…{group[1 - _GROUP :]}"),
+        "-" if episode.reward is None else f"{episode.reward:.3g}",
         str(stats.turns),
         f"{stats.trained_share:.0%}",
-    )
-
-
-def _tail(name: str) -> str:
-    """Enough of a long name to see which rows share it; ids that were made differ at their end."""
-    return name if len(name) <= _GROUP else f"…{name[1 - _GROUP :]}"
-
-
-def _turn_row(turn: Turn) -> tuple[str, ...]:
-    return (
-        str(turn.seq),
-        turn.turn_id,
-        turn.parent_id or "(root)",
-        turn.dialect,
-        str(len(turn.context_ids)),
-        str(len(turn.completion_ids)),
-        turn.finish_reason,
-        turn.break_.reason.value if turn.break_ is not None else "",
-    )
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    ]

@@ -1,20 +1,25 @@
-"""What commands print and how they end.
+"""What commands print, and how they end.
 
-Results go to stdout, everything said to a person about the run to stderr. Exit codes: 0 done; 1 what was asked
-failed (an audit that does not pass, an unknown episode); 2 the command or the configuration is wrong; 3 no
-Turnstile server answered.
+Results go to stdout, messages about the run to stderr. A terminal (or ``COLUMNS``) gives the width; a pipe without
+``COLUMNS`` has none, and nothing is cut or wrapped there. Ids, numbers and heads are whole at every width.
+
+Exit codes: 0 done; 1 the request failed (an audit that does not pass, an unknown episode); 2 the command or the
+configuration is wrong; 3 no Turnstile server answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
 
 from turnstile import errors
 
@@ -30,6 +35,9 @@ _EXIT_CODES: tuple[tuple[type[errors.TurnstileError], int], ...] = (
     (errors.InvalidRequest, USAGE),
 )
 _NO_SERVER = "; `turnstile serve` starts a server, --url or TURNSTILE_URL names one that is elsewhere"
+_GAP = "  "
+_LEAST_TEXT = 16
+"""Columns that a column of text has at least; with fewer, each row becomes a block of lines."""
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -45,32 +53,149 @@ def reported() -> Iterator[None]:
         yield
     except errors.TurnstileError as error:
         code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED)
-        fail(error.message + (_NO_SERVER if _nobody_there(error) else ""), code)
+        fail(error.message + (_NO_SERVER if _is_not_there(error) else ""), code)
     except BrokenPipeError:
         raise  # the reader of a pipe has enough; typer ends quietly
     except OSError as error:
         fail(f"{error.filename or 'file'}: {error.strerror or error}", FAILED)
 
 
-def _nobody_there(error: errors.TurnstileError) -> bool:
-    """Not even a connection: neither a server that answers 503 nor one that was lost on the way."""
+def _is_not_there(error: errors.TurnstileError) -> bool:
+    """Whether no connection came about: not a server that answered 503, nor one that was lost on the way."""
     return isinstance(error, errors.ServerUnavailable) and error.status is None and not error.may_have_happened
 
 
-def show_table(table: Table) -> None:
-    Console().print(table)
+def width() -> int | None:
+    """Columns of the output; None where nothing bounds a line."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return None
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose cells fold rather than vanish; numbers and the first column stay whole, so that an id can be
-    copied."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for index, column in enumerate(columns):
-        numeric = column.startswith("#")
-        made.add_column(
-            column.removeprefix("#"),
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=index == 0 or numeric,
-        )
-    return made
+class Cell(NamedTuple):
+    """A cell that may be shortened where the whole does not fit."""
+
+    whole: str
+    short: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``number``: to the right. ``text``: may wrap between words. A column without content is left out where it
+    is ``optional``."""
+
+    head: str
+    kind: Literal["word", "number", "text"] = "word"
+    short: str = ""
+    optional: bool = False
+
+
+def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> None:
+    """Prints a table. What does not fit is first shortened, then wrapped, then shown as one block per row."""
+    found = [[cell if isinstance(cell, Cell) else Cell(cell, cell) for cell in row] for row in rows]
+    kept = [at for at, column in enumerate(columns) if not column.optional or any(row[at].whole for row in found)]
+    columns, found = [columns[at] for at in kept], [[row[at] for at in kept] for row in found]
+    most = width()
+    for short in (False, True):
+        heads = [column.short if short and column.short else column.head for column in columns]
+        cells = [[cell.short if short else cell.whole for cell in row] for row in found]
+        widths = [max(map(cell_len, line)) for line in zip(heads, *cells, strict=True)]
+        if most is None or _total(widths) <= most:
+            break
+    if most is not None and _total(widths) > most:
+        narrowed = _narrowed(columns, cells, widths, most)
+        if narrowed is None:
+            _show_blocks([column.head for column in columns], [[cell.whole for cell in row] for row in found])
+            return
+        widths = narrowed
+    typer.echo(_line(columns, heads, widths))
+    typer.echo("─" * _total(widths))
+    for row in cells:
+        wrapped = [_wrapped(cell, wide) for cell, wide in zip(row, widths, strict=True)]
+        for number in range(max(map(len, wrapped))):
+            line = [lines[number] if number < len(lines) else "" for lines in wrapped]
+            typer.echo(_line(columns, line, widths))
+
+
+def show_facts(facts: Mapping[str, Any]) -> None:
+    """Prints a line for each fact, nested mappings by dotted names. Text wraps between words."""
+    flat = dict(_flat(facts))
+    names = max(map(len, flat), default=0)
+    for name, value in flat.items():
+        show_text(_text(value), first=f"{name:{names}}{_GAP}", rest=" " * (names + len(_GAP)))
+
+
+def show_text(text: str, first: str = "", rest: str | None = None) -> None:
+    """Prints text behind ``first``, its further lines behind ``rest``, wrapped between words."""
+    most = width()
+    rest = " " * len(first) if rest is None else rest
+    lines = [part for line in text.splitlines() or [""] for part in _wrapped(line, (most or 0) - cell_len(first))]
+    for number, line in enumerate(lines):
+        typer.echo(f"{rest if number else first}{line}".rstrip())
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _narrowed(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int], most: int
+) -> list[int] | None:
+    """The widths with the columns of text narrowed; None where a word would have to be broken."""
+    texts = [at for at, column in enumerate(columns) if column.kind == "text"]
+    over = _total(widths) - most
+    narrowed = list(widths)
+    for at in sorted(texts, key=lambda at: -widths[at]):
+        words = (cell_len(word) for row in cells for word in row[at].split())
+        least = max(_LEAST_TEXT, cell_len(columns[at].head), *words, 0)
+        cut = min(over, max(0, narrowed[at] - least))
+        narrowed[at] -= cut
+        over -= cut
+    return narrowed if over <= 0 else None
+
+
+def _show_blocks(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A line with the first cell, then a line for each other cell that has content."""
+    names = max(map(cell_len, heads[1:]), default=0)
+    for row in rows:
+        typer.echo(row[0])
+        for head, cell in zip(heads[1:], row[1:], strict=True):
+            if cell:
+                show_text(cell, first=f"{_GAP}{head:{names}}{_GAP}")
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = []
+    for column, cell, wide in zip(columns, cells, widths, strict=True):
+        room = " " * (wide - cell_len(cell))
+        padded.append(room + cell if column.kind == "number" else cell + room)
+    return _GAP.join(padded).rstrip()
+
+
+def _wrapped(line: str, most: int) -> list[str]:
+    if most <= 0 or cell_len(line) <= most:
+        return [line]
+    return textwrap.wrap(
+        line, most, break_long_words=False, break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True
+    ) or [""]
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _text(value: Any) -> str:
+    """A value for a person: nothing as ``-``, a list one entry a line."""
+    if value is None or (not value and isinstance(value, str | Mapping | Sequence)):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(entry)}" for name, entry in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "\n".join(_text(entry) for entry in value)
+    return str(value)

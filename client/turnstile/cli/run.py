@@ -26,13 +26,14 @@ from turnstile.cli.run_report import (
     show_rollouts,
     summary,
 )
-from turnstile.cli.sample_files import Format
 from turnstile.client import AsyncClient
+from turnstile.exporters.registry import FORMATS
 from turnstile.models import CLIENT_ID_PATTERN, Limits, TaskRef
 from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
 
 ALL = "all"
+SAMPLE_FORMATS = [name for name, each in FORMATS.items() if each.source == "samples"]
 INTERRUPTED = 130
 """As a shell says of a command that Ctrl-C ended."""
 
@@ -86,7 +87,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for episodes.jsonl and the samples; a new one.")
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="Of the samples in --out.")] = Format.JSONL,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="|".join(SAMPLE_FORMATS), help="Of the samples in --out.")
+    ] = "jsonl",
     as_json: JsonOption = False,
     url: Annotated[
         list[str] | None,
@@ -134,9 +137,12 @@ def run(
     flags += [part for source in sources for part in ("--tasks", source)]
     place = Place(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
-    files = RolloutFiles(out, format_) if out is not None else None
-    if files is not None:
+    if format_ not in SAMPLE_FORMATS:
+        fail(f"--format {format_}: it is one of {', '.join(SAMPLE_FORMATS)}", USAGE)
+    files = None
+    if out is not None:
         with reported():
+            files = RolloutFiles(out, format_)
             files.prepare()
     options["samples"] = files is not None
     options["env"] = _env(env or ())

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from turnstile.cli.output import USAGE, fail, show_table, table
-from turnstile.cli.sample_files import Format, check_installed, write_samples
+from turnstile.cli.output import USAGE, Column, fail, show_table
+from turnstile.exporters.files import atomic_write
+from turnstile.exporters.registry import FORMATS, writer_of
 from turnstile.models import EpisodeStats, Fault
 from turnstile.rollout import Rollout, RolloutProgress
 
@@ -28,24 +29,24 @@ class RolloutFiles:
     """``OUT/episodes.jsonl``, a line per rollout, and ``OUT/samples/EPISODE.*``. A rollout is written when it is
     given, its samples first: whatever ends the run, each line's samples are there."""
 
-    def __init__(self, out: Path, format_: Format) -> None:
+    def __init__(self, out: Path, format_: str) -> None:
         self._lines = out / EPISODES_FILE
         self._samples = out / SAMPLES_FOLDER
-        self._format = format_
+        self._write = writer_of(format_)
+        self._suffix = FORMATS[format_].suffix
 
     def prepare(self) -> None:
         """Two runs are not mixed: ends the command where there is one already."""
         if self._lines.exists():
             fail(f"{self._lines} is there already; name another --out", USAGE)
-        check_installed(self._format)
         self._samples.mkdir(parents=True, exist_ok=True)
 
     def add(self, rollout: Rollout) -> None:
         if rollout.samples is not None and rollout.episode is not None:
-            name = f"{rollout.episode.episode_id}.{self._format.value}"
-            write_samples(rollout.samples, self._samples / name, self._format)
-        with self._lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(rollout.as_json()) + "\n")
+            with atomic_write(self._samples / f"{rollout.episode.episode_id}{self._suffix}") as file:
+                self._write([rollout.samples], file)
+        with self._lines.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(rollout.as_json()) + "\n")
 
 
 class Bar:
@@ -84,21 +85,34 @@ def show_rollouts(rollouts: list[Rollout]) -> None:
     numbers: dict[str, int] = {}
     for rollout in rollouts:
         numbers.setdefault(rollout.group_id, len(numbers) + 1)
-    rows = table(*("task", "#group", "status", "#turns", "#tokens", "#trained", "breaks", "#reward", "#s"))
+    columns = [
+        Column("task"),
+        Column("group", "number"),
+        Column("status", "text"),
+        Column("turns", "number"),
+        Column("tokens", "number"),
+        Column("trained", "number"),
+        Column("breaks", "text", optional=True),
+        Column("reward", "number"),
+        Column("s", "number"),
+    ]
+    rows = []
     for rollout in sorted(rollouts, key=lambda each: (numbers[each.group_id], each.index)):
         stats = _stats(rollout)
-        rows.add_row(
-            rollout.task.id or _title(rollout.task.instruction or ""),
-            str(numbers[rollout.group_id]),
-            _status(rollout),
-            str(stats.turns),
-            str(stats.sampled_tokens),
-            f"{stats.trained_share:.0%}" if stats.sampled_tokens else "-",
-            ", ".join(f"{reason}: {count}" for reason, count in sorted(stats.breaks.items())),
-            "-" if rollout.reward is None else f"{rollout.reward:.3g}",
-            f"{rollout.seconds:.1f}",
+        rows.append(
+            [
+                rollout.task.id or _title(rollout.task.instruction or ""),
+                str(numbers[rollout.group_id]),
+                _status(rollout),
+                str(stats.turns),
+                str(stats.sampled_tokens),
+                f"{stats.trained_share:.0%}" if stats.sampled_tokens else "-",
+                ", ".join(f"{reason}: {count}" for reason, count in sorted(stats.breaks.items())),
+                "-" if rollout.reward is None else f"{rollout.reward:.3g}",
+                f"{rollout.seconds:.1f}",
+            ]
         )
-    show_table(rows)
+    show_table(columns, rows)
 
 
 def summary(rollouts: list[Rollout]) -> str:

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnstile._files import whole
+from turnstile.exporters.files import atomic_write
 from turnstile.models import Sample, SampleSet
 from turnstile.rollout import Rollout
 
@@ -169,14 +169,8 @@ class RowWriter:
 def parquet_file(path: Path | str, *, compression: str = "zstd") -> Iterator[RowWriter]:
     """A Parquet file to be written as rollouts end. It takes its place, whole, when the block ends well; after an
     exception there is none. Raises OSError where it cannot be written."""
-    with (
-        whole(Path(path)) as partial,
-        partial.open("wb") as raw,
-        pq.ParquetWriter(raw, schema(), compression=compression) as file,
-    ):
-        writer = RowWriter(file)
+    with atomic_write(Path(path)) as file, _rows(file, compression) as writer:
         yield writer
-        writer.finish()
 
 
 def write_parquet(path: Path | str, sources: Iterable[Source] | Source, *, compression: str = "zstd") -> int:
@@ -184,6 +178,21 @@ def write_parquet(path: Path | str, sources: Iterable[Source] | Source, *, compr
     with parquet_file(path, compression=compression) as file:
         file.write(sources)
     return file.rows
+
+
+def write_rows(sources: Iterable[Source], file: BinaryIO) -> int:
+    """Writes the rows to an open file, as Parquet, and gives their number."""
+    with _rows(file) as writer:
+        writer.write(sources)
+    return writer.rows
+
+
+@contextmanager
+def _rows(file: BinaryIO, compression: str = "zstd") -> Iterator[RowWriter]:
+    with pq.ParquetWriter(file, schema(), compression=compression) as parquet:
+        writer = RowWriter(parquet)
+        yield writer
+        writer.finish()
 
 
 def read_parquet(path: Path | str) -> Iterator[Sample]:

@@ -5,6 +5,8 @@ Exit codes: 0; 1 where a task is wrong (or unknown); 2 where task files, setting
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,6 +20,7 @@ from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from turnstile_server.commands.serve import nested
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
@@ -34,6 +37,8 @@ from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.workspace import sandbox_spec
 
+WHOLE_LINES = 10_000
+"""Columns of a pipe: more than any line has."""
 FAILED = 1
 USAGE = 2
 
@@ -49,8 +54,10 @@ def list_tasks(sources: Sources = None) -> None:
     for task in found:
         graded = " and ".join(sorted(task.graders, reverse=True))
         first = task.instruction.strip().splitlines()[0]
-        made.add_row(task.id, task.difficulty or "", graded or "nothing", ", ".join(task.tags), first)
-    Console().print(made)
+        made.add_row(
+            task.id, task.difficulty or "", graded or "nothing", _one_line(", ".join(task.tags)), _one_line(first)
+        )
+    _show(made)
 
 
 def show_task(
@@ -107,7 +114,7 @@ def _report(proofs: Sequence[Proof]) -> None:
     made = _table("id", "result", "seconds")
     for proof in proofs:
         made.add_row(proof.task_id, proof.verdict.value, f"{proof.seconds:.1f}")
-    Console().print(made)
+    _show(made)
     wrong = [proof for proof in proofs if proof.problems]
     for proof in wrong:
         for problem in proof.problems:
@@ -204,8 +211,18 @@ def _settings(flags: dict[str, Any]) -> Settings:
 def _table(*columns: str) -> Table:
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
-        made.add_column(column, overflow="fold", no_wrap=index == 0)
+        made.add_column(column, no_wrap=index == 0)
     return made
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _show(made: Table) -> None:
+    """At the width of the terminal (or COLUMNS); in a pipe without COLUMNS nothing is cut."""
+    bounded = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    Console(width=None if bounded else WHOLE_LINES).print(made)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
