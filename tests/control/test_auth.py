@@ -38,9 +38,14 @@ def test_two_data_directories_have_two_keys(tmp_path: Path) -> None:
     assert load_control_key(settings(tmp_path / "a")) != load_control_key(settings(tmp_path / "b"))
 
 
-def test_a_configured_key_is_used_and_not_written(tmp_path: Path) -> None:
+def test_a_configured_key_is_used_and_not_written_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     assert load_control_key(settings(tmp_path, key="a-key-of-my-own-1234")) == "a-key-of-my-own-1234"
     assert os.listdir(tmp_path) == []
+    assert "control.key is not used" in caplog.text
+    assert "a-key-of-my-own-1234" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["TURNSTILE_CONTROL_KEY", "TURNSTILE_CONTROL__KEY"])

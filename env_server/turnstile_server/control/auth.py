@@ -1,13 +1,15 @@
-"""The control key: where it comes from, and the middleware that asks for it.
+"""The control key: where it comes from, and the middleware that checks it.
 
-Holds: no request but ``/health`` and ``/ready`` passes without the key (unless authentication is switched off
-by name); the comparison takes the same time wherever the keys differ; the key is in no log. The key comes as
-``Authorization: Bearer KEY`` or as the path prefix ``/k/KEY`` (for clients that cannot send headers).
+What must hold: no request but ``/health`` and ``/ready`` passes without the key, unless the setting
+``control.auth`` switches authentication off; the comparison takes the same time wherever the keys differ; the key
+is in no log. A request carries it as ``Authorization: Bearer KEY``, or as the path prefix ``/k/KEY`` for clients
+that cannot send headers.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import secrets
 
@@ -18,11 +20,13 @@ from turnstile_server.data_dir import SECRET_BYTES, private_file
 from turnstile_server.errors import StartupError, Unauthorized
 from turnstile_server.settings import Settings
 
+_LOG = logging.getLogger(__name__)
+
 CONTROL_KEY_FILE = "control.key"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 _KEY = re.compile(r"[A-Za-z0-9._~+=-]{16,}")
-"""What fits both a header and one segment of a path."""
+"""Fits both a header and one segment of a path."""
 
 _MISSING = "The request has no control key."
 _WRONG = "The control key of the request is not this server's."
@@ -34,13 +38,16 @@ _WHERE = (
 
 
 def load_control_key(settings: Settings) -> str:
-    """The configured control key, or the one in the data directory, made at first start (mode 600).
+    """The configured control key, else that of the file in the data directory, made at the first start (mode 600).
 
-    Raises StartupError when it cannot be read or written, or could not be sent in a path.
+    A configured key is written nowhere; the log says so, because the file is then missing or another server's.
+    Raises StartupError if the file cannot be read or written, or the key could not be sent in a path.
     """
-    if settings.control.key is not None:
-        return _checked(settings.control.key, "TURNSTILE_CONTROL_KEY")
     path = settings.data_dir / CONTROL_KEY_FILE
+    if settings.control.key is not None:
+        key = _checked(settings.control.key, "TURNSTILE_CONTROL_KEY")
+        _LOG.info("the control key is the configured one (TURNSTILE_CONTROL_KEY); %s is not used", path)
+        return key
     raw = private_file(path, lambda: secrets.token_urlsafe(SECRET_BYTES).encode() + b"\n")
     return _checked(raw.decode("utf-8", errors="replace").strip(), str(path))
 
@@ -54,7 +61,7 @@ def _checked(key: str, source: str) -> str:
 
 
 class ControlKey:
-    """ASGI middleware: lets a request through when it carries the key, and takes the key out of its path.
+    """ASGI middleware: passes requests that carry the key, and removes the key from their path.
 
     The path is changed in the server's own scope, not in a copy, because the access log prints that scope.
     ``key`` None switches authentication off; a key prefix is then still removed. Raises Unauthorized (HTTP) or
