@@ -1,9 +1,9 @@
-"""Why a call is not simply the next one on a known path: a typed break, and the first message that differs.
+"""Types the break of a call that is not simply the next one on a known path, and finds the message that differs.
 
-A call that continues, repeats or branches off a known path has no break. Any other call has one, explained by the
-stored path that agrees with it for longest. A call that shares no reply with any path may still repeat one whose
-system text it changed (an agent that writes a clock into its system prompt): that is the same conversation, not a
-new one. ``docs/matching.md`` prints the rules.
+A call that continues, repeats or branches off a known path has no break. Any other call has one. It is explained
+by the stored path that agrees with the call for longest. A call that shares no reply with any path may still
+repeat one whose system text it changed (an agent that writes a clock into its system prompt): that is the same
+conversation, not a new one. ``docs/matching.md`` prints the rules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def explain_break(
     nearest = _nearest_path(groups, schemas, tools_key, roots)
     agrees = nearest.edited == ""
     if agrees and nearest.at == found.groups and found.node is not None:
-        return None  # the agent added a reply of its own where the model was never asked
+        return None  # the agent added a reply where the model was not asked
     if agrees and nearest.at == len(groups):
         if nearest.tools_key != tools_key:
             return Break(reason=BreakReason.TOOLS_CHANGED, at=_at(groups, len(groups) - 1, ""))
@@ -66,16 +66,16 @@ def explain_break(
 
 @dataclass(frozen=True, slots=True)
 class _NearestPath:
-    """The stored path that agrees with the call for longest: it differs at group ``at``."""
+    """The stored path that agrees with the call for longest. They differ at group ``at``."""
 
     at: int
     edited: str
-    """Path inside the divergent message; "" when one of both simply ends."""
+    """Path inside the divergent message; "" when the stored path or the call ends there."""
     at_reply: bool
     replies: int
     """Replies of the model on the agreeing part."""
     whole: bool
-    """The call ends exactly where the model's reply would come."""
+    """The call ends where the stored path has a reply of the model."""
     tools_key: str
 
 

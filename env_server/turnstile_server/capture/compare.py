@@ -1,7 +1,7 @@
-"""The exact second step of matching: a stored message against the one the agent sent.
+"""The second step of matching: compares a stored message with the one that the agent sent.
 
-Tolerance applies to our own replies only, and each tolerance has a name (``Cosmetic``). System, user and tool
-messages, and assistant messages the model never wrote, are equal or edited.
+Only the model's own replies are compared with tolerance, and each tolerance has a name (``Cosmetic``). System,
+user and tool messages, and assistant messages that the model did not sample, are equal or edited.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from turnstile.models import Message, ToolCall
 
 
 class Cosmetic(StrEnum):
-    """Ways in which an echoed reply may differ and still be the reply that was sampled."""
+    """Differences that do not make a message another one, by the names under which they are counted."""
 
     TEXT_TRIMMED = "text_trimmed"
     REASONING_DROPPED = "reasoning_dropped"
@@ -27,12 +27,16 @@ class Cosmetic(StrEnum):
     ARGUMENTS_DEFAULTS_FILLED = "arguments_defaults_filled"
     ARGUMENTS_WHITESPACE_STRIPPED = "arguments_whitespace_stripped"
     SYSTEM_VOLATILE = "system_volatile"
-    """Not of a reply: text of a system message that the agent's spec calls volatile (``volatile.py``)."""
+    """In system or developer text, not in a reply: what a volatile pattern of the agent's spec matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``edited``: the path inside the message where the first real difference lies, None when there is none."""
+    """The result for two messages.
+
+    ``edited``: the path inside the message where the first real difference is, None when there is none.
+    ``cosmetic``: the tolerances that were needed.
+    """
 
     edited: str | None = None
     cosmetic: frozenset[Cosmetic] = field(default=frozenset())
@@ -46,7 +50,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def compare_foreign(stored: Message, incoming: Message) -> Comparison:
-    """Messages that the model did not write: equal up to ids, or edited."""
+    """Compares messages that the model did not sample: equal up to ids, or edited."""
     if stored.role != incoming.role:
         return Comparison(edited="role")
     if stored.content != incoming.content:
@@ -64,7 +68,7 @@ def compare_foreign(stored: Message, incoming: Message) -> Comparison:
 
 
 def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Comparison:
-    """Our own reply as the agent sent it back: same, cosmetically different, or edited."""
+    """Compares a reply of the model with what the agent sent back. ``schemas``: for defaults in arguments."""
     if incoming.role != "assistant":
         return Comparison(edited="role")
     kinds: set[Cosmetic] = set()
@@ -88,12 +92,12 @@ def compare_reply(stored: Message, incoming: Message, schemas: Schemas) -> Compa
 
 
 def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, Any]) -> set[Cosmetic] | None:
-    """The tolerances needed to make the arguments equal, None when none suffices (or they cannot be read: no
-    JSON, or nested deeper than the interpreter's stack)."""
+    """The tolerances that make the arguments equal. None when they are edited, and when they cannot be read: not
+    JSON, or nested deeper than the interpreter's stack."""
     try:
         stored, incoming = carried(ours.arguments), carried(theirs.arguments)
         if incoming == {"input": ours.arguments}:
-            # A tool of one free text (Responses) that was called otherwise: its text is all that was written.
+            # A custom tool of Responses takes one free text. The client sends that text as the only argument.
             return {Cosmetic.ARGUMENTS_RESERIALISED}
         return _compare_json(stored, incoming, schema)
     except (ValueError, RecursionError):
@@ -101,8 +105,8 @@ def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, An
 
 
 def carried(arguments: str) -> Any:
-    """Arguments as a wire of JSON values and a client in JavaScript carry them: numbers as doubles, null for what
-    is none (``1e999``, ``NaN``), U+FFFD for half a surrogate pair. Raises ValueError, RecursionError."""
+    """Parses arguments as a JavaScript client carries them: numbers as doubles, null for a number that is not
+    finite (``1e999``, ``NaN``), U+FFFD for half a surrogate pair. Raises ValueError, RecursionError."""
     value = json.loads(arguments, parse_int=_double, parse_float=_double, parse_constant=_double)
     if not _SURROGATE.search(arguments):
         return value
@@ -131,7 +135,8 @@ def _compare_json(stored: Any, incoming: Any, schema: Mapping[str, Any]) -> set[
 
 
 def json_equal(left: Any, right: Any) -> bool:
-    """Equality of JSON values: numbers by value (agents write 1.0 as 1), true is not 1, key order is nothing."""
+    """Equality of JSON values: numbers by value (1.0 is 1), booleans only as booleans (true is not 1), keys in any
+    order."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict):
@@ -150,7 +155,7 @@ def json_equal(left: Any, right: Any) -> bool:
 
 
 def _strip_lines(value: Any) -> Any:
-    """Strips trailing whitespace of every line of every string leaf (some agents tidy code in arguments)."""
+    """``value`` without trailing whitespace in the lines of its strings: some agents tidy code in arguments."""
     if isinstance(value, str):
         return "\n".join(line.rstrip() for line in value.split("\n")).rstrip()
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Samples: the forest of an episode as rows for a trainer.
+"""Export of an episode's token tree for a trainer: as rows (``SampleSet``), or each token once (``TokenForest``).
 
-One row per leaf, each the exact tokens of a root-to-leaf path. Every completion is trainable in exactly one
-exported row, or listed in ``untrained`` with a reason (invariant 3): a completion on the way to several leaves
-belongs to the earliest of them that is exported.
+There is one row per leaf: the exact tokens of the path from the root. Each completion is trained in exactly one
+exported row, or listed in ``untrained`` with a reason (invariant 3). A completion on the paths of several leaves
+is trained in the row of the earliest of them that is exported. ``select`` decides this once for both layouts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turnstile_server.capture.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """What a row carries beside its tokens: the same on every row of an episode (invariant 10)."""
+    """The fields that are the same on every row of an episode (invariant 10)."""
 
     episode_id: str
     rollout_id: str
@@ -46,10 +46,10 @@ class EpisodeFacts:
 
 
 def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bool = False) -> SampleSet:
-    """The rows, the accounted rest and the statistics of an episode.
+    """The rows, the untrained turns and the statistics of an episode.
 
-    Rows without a single trainable token (a superseded retry, an interrupted leaf) are left out unless
-    ``include_untrained``; their turns are in ``untrained`` either way.
+    Rows without a trained token (a superseded retry, an interrupted leaf) are left out unless
+    ``include_untrained``; their turns are listed in ``untrained`` either way.
     """
     chosen = select(tree, include_untrained=include_untrained)
     samples = tuple(_sample(leaf, chosen, facts) for leaf in chosen.leaves)
@@ -59,14 +59,14 @@ def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: b
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows an episode has and which of them trains what: the rules of every export, in one place."""
+    """Which rows an episode has, and which row trains which turn."""
 
     leaves: tuple[Node, ...]
     """The last turn of each row, in commit order."""
     owner: Mapping[str, str]
-    """Turn id to the id of the leaf whose row trains it; the untrained ones are missing."""
+    """Turn id to the id of the leaf whose row trains it. Untrained turns are missing."""
     origins: Mapping[str, Origin]
-    """Leaf's turn id to the kind of its row, and what caused it."""
+    """Turn id of a leaf to the kind of its row, and its cause."""
     untrained: tuple[Untrained, ...]
 
 
@@ -95,7 +95,8 @@ def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, 
 
 def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
     """Turn id to the id of the leaf whose row trains it: the earliest leaf that is trained itself, else the
-    earliest one. A superseded leaf owns nothing: its sibling's descendants come first."""
+    earliest leaf. Superseded leaves come last, so a turn above one is trained in the row of a leaf that went
+    on."""
     owner: dict[str, str] = {}
 
     def rank(leaf: Node) -> tuple[bool, bool]:
@@ -116,7 +117,7 @@ def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
 
 
 def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
-    """By which weights a completion was sampled; nothing where its text was given."""
+    """The weight versions that sampled a completion; none where its text was given."""
     return () if turn.sampling.given else turn.weight_spans
 
 
@@ -178,7 +179,11 @@ def sample_status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
 
 
 def export_forest(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bool = False) -> TokenForest:
-    """``export_forest(…).to_samples() == export_samples(…)``, for the same arguments."""
+    """The tree as arrays, each token once; its memory is that of the episode's tokens, however many rows share
+    them.
+
+    ``export_forest(…).to_samples() == export_samples(…)``, for the same arguments.
+    """
     chosen = select(tree, include_untrained=include_untrained)
     on_rows = {node.turn.turn_id for leaf in chosen.leaves for node in leaf.path()}
     nodes = [node for node in tree if node.turn.turn_id in on_rows]

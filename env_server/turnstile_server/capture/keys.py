@@ -1,9 +1,8 @@
-"""Keys: the lossy first step of matching, and the identity of a request.
+"""Hash keys: the first step of matching, which finds candidates, and the identity of a request.
 
-A key is a hash chain over message groups. It may only lose what the second step (``compare``) checks again:
-two equal messages always have equal keys, two messages with equal keys need not be equal. Ids are never part
-of a key, so an agent may rename them; neither are reasoning (agents drop it) nor arguments (agents write them
-anew) of a reply.
+A key is a hash chain over message groups. Two equal messages always have equal keys. Two messages with equal keys
+need not be equal: the key may lose what the second step (``compare``) checks. It holds no ids, because agents
+rename them, and neither the reasoning nor the arguments of a reply, because agents drop and rewrite them.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class MessageGroup:
-    """Messages ``[start, end)`` of a call seen as one: a run of assistant messages is one reply (some agents
-    send the text and each call of one reply as messages of their own); any other message stands alone."""
+    """Messages ``[start, end)`` of a call, taken as one message.
+
+    A run of assistant messages is one reply: some agents send the text and each tool call of a reply as messages
+    of their own. Any other message is a group by itself.
+    """
 
     start: int
     end: int
@@ -35,7 +37,7 @@ class MessageGroup:
 
 
 def group(messages: Sequence[Message], start: int = 0) -> list[MessageGroup]:
-    """Groups consecutive assistant messages from ``start`` on: texts and reasonings
+    """The groups of ``messages[start:]``. Consecutive assistant messages are joined: texts and reasonings
     concatenated, calls in order."""
     groups: list[MessageGroup] = []
     for index, message in enumerate(messages[start:], start):
@@ -77,7 +79,8 @@ def dialogue_chain(messages: Iterable[Message], previous: Key = b"") -> Key:
 
 
 def tools_key(tools: Sequence[Tool], template_hash: str) -> str:
-    """Hash of the offered tools, as a set by name with sorted keys, and of the template with its options.
+    """Hash of the offered tools and of the chat template with its options. Tools are a set: sorted by name, their
+    specs with sorted keys.
 
     Raises InvalidRequest for a tool that is nested deeper than the interpreter's stack."""
     specs = sorted((tool.name, _canonical_json(tool.spec)) for tool in tools)
@@ -92,7 +95,7 @@ def request_key(
     tools: str,
     asked_sampling: Mapping[str, Any],
 ) -> str:
-    """Retry identity: equal for two calls that ask for the same thing at the same place of the tree.
+    """The identity of a request: equal for two calls that ask for the same at the same place of the tree.
 
     Raises InvalidRequest for options nested deeper than the interpreter's stack."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)

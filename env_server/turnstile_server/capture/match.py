@@ -1,8 +1,8 @@
 """Which turn a call continues: a hash chain finds candidates, a comparison verifies them.
 
-Parent = the deepest turn whose whole path *and reply* the call repeats. Everything after it, foreign or edited
-assistant messages included, is context. Ties (turns with equal paths and equal replies) go by call ids, then
-reasoning (of the last reply, then of the path before it), then the latest written.
+The parent is the deepest turn whose whole path *and reply* the call repeats. Everything behind that reply is
+context, assistant messages that are foreign or edited included. Ties, between turns with equal paths and replies,
+go by call ids, then by reasoning (of the last reply, then of the replies before it), then to the latest written.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class CallMatch:
 
 @dataclass(frozen=True, slots=True)
 class EchoMatch:
-    """How a call repeats a stored path: the verdict on its last reply, and how many of the path's replies came
-    back with their call ids and with their reasoning."""
+    """How a call repeats a stored path.
+
+    ``last``: the comparison of the path's last reply. ``ids``, ``reasonings``: how many of the path's replies came
+    back with their call ids, and with their reasoning.
+    """
 
     last: Comparison
     ids: int
@@ -51,12 +54,13 @@ class EchoMatch:
 
 
 Checked = dict[tuple[str, bool], EchoMatch | None]
-"""Turn id, and whether its last group was compared too, to how the call repeats the path down to there."""
+"""By turn id, and by whether the turn's last group was compared: how the call repeats the path down to there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParentMatch:
-    """The parent, how the call repeats its path, and how many messages and groups of the call its path covers."""
+    """The parent that was found (``node``, None for a new root), and how the call repeats its path (``echo``).
+    ``consumed``, ``groups``: messages and groups of the call that the path covers."""
 
     node: Node | None
     consumed: int
@@ -66,8 +70,11 @@ class ParentMatch:
 
 @dataclass(frozen=True, slots=True)
 class PathCache:
-    """An earlier call's way down to its parent. A call with the same tools that begins with the same ``messages``
-    repeats the path to ``node`` in the same way, so its own walk may start there."""
+    """The path that an earlier call repeated, down to its parent ``node``.
+
+    A call with the same tools that begins with the same ``messages`` repeats that path in the same way, so the
+    search for its parent may start there.
+    """
 
     tools_key: str
     messages: tuple[Message, ...]
@@ -76,7 +83,7 @@ class PathCache:
     echo: EchoMatch
 
     def begins(self, messages: Sequence[Message], tools_key: str) -> bool:
-        """A reply goes on in the assistant messages that follow it, so none may follow ``messages``."""
+        """The call begins with this path. An assistant message behind it would belong to the path's last group."""
         count = len(self.messages)
         return (
             self.tools_key == tools_key
@@ -94,8 +101,8 @@ def find_parent(
 ) -> ParentMatch:
     """The deepest verified turn among those whose end key occurs in the call's chain.
 
-    Every stored turn is compared at most once, however many candidates share it. ``known`` begins the call: only
-    what follows it is hashed and compared.
+    Each stored turn is compared at most once, however many candidates share it. ``known``: a path that the call
+    begins with; only what follows it is hashed and compared.
     """
     ends: list[tuple[int, Key]] = []
     checked: Checked = {}
@@ -123,7 +130,7 @@ def find_parent(
 def _verify_path(
     node: Node, groups: Sequence[MessageGroup], schemas: Schemas, checked: Checked
 ) -> EchoMatch | None:
-    """How the call repeats the path to ``node``, None when it does not. ``checked`` remembers, by turn id."""
+    """How the call repeats the path to ``node``; None when it does not. Results are cached in ``checked``."""
     unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
     whole = True
@@ -142,7 +149,8 @@ def _verify_path(
 def _verify_node(
     node: Node, groups: Sequence[MessageGroup], schemas: Schemas, before: EchoMatch, *, whole: bool
 ) -> EchoMatch | None:
-    """``whole`` False: without the node's last group, which a joined child compares with its own."""
+    """Extends ``before`` by one node. ``whole`` False: without the node's last group, because a joined child holds
+    it too and compares it."""
     part = groups[node.group_count - len(node.groups) : node.group_count]
     if len(part) != len(node.groups):
         return None
@@ -171,7 +179,7 @@ def _same_reasoning(verdict: Comparison) -> bool:
 
 
 def _preference(node: Node, echo: EchoMatch, echoed: Message) -> tuple[int, ...]:
-    """The echoed reply decides; where it looks the same (a plain "ok" in two parallel sub-agents), the replies
-    before it do."""
+    """Sort key among candidates. The last reply decides. Where it is the same for all (a plain "ok" of two
+    parallel sub-agents), the replies before it decide, then the delivery."""
     last = (_same_ids(node, echoed), _same_reasoning(echo.last))
     return (*last, echo.ids, echo.reasonings, node.delivery == "written", node.turn.seq)

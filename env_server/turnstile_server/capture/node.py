@@ -19,17 +19,17 @@ DeliveryState = Literal["pending", "written", "lost"]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A turn in its place. Two facts change later: the tree adds ``children``, and ``record_delivery`` says what
-    became of the reply."""
+    """A turn in its place. Two things change later: the tree adds ``children``, and ``record_delivery`` records
+    what became of the reply."""
 
     turn: Turn
     parent: Node | None
     groups: tuple[MessageGroup, ...]
-    """New messages and the reply, grouped; the last group holds the reply (and an assistant message that the
-    agent put before it, if any)."""
+    """New messages and the reply, grouped, without volatile text. The last group holds the reply, and any
+    assistant message that the agent put directly before it."""
     joined: bool
-    """The call ended in the parent's own reply, so both replies come back as one: ``groups`` begins with the
-    parent's last group, which this node's path does not hold a second time."""
+    """The call ended with the parent's own reply, so both replies come back as one message. ``groups`` begins with
+    the parent's last group; the path does not hold that group twice."""
     head_key: Key
     """Key of the path without its last group."""
     end_key: Key
@@ -44,7 +44,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     delivery: DeliveryState = "pending"
     _tokens: Int32Array | None = field(default=None, repr=False)
-    """Answer of ``tokens``, kept by the node of a path that was asked last."""
+    """The result of ``tokens``, cached by the node of a path that was asked last."""
 
     @property
     def prompt_count(self) -> int:
@@ -52,8 +52,8 @@ class Node:
         return self.token_count - len(self.turn.completion_ids)
 
     def record_delivery(self, state: DeliveryState) -> bool:
-        """Notes what became of the reply. False, with nothing changed, where it was written before: a reply that
-        was written once stays written."""
+        """Records what became of the reply. Returns False and changes nothing where the reply was written before:
+        a reply that was written once stays written."""
         if self.delivery == "written":
             return False
         self.delivery = state
@@ -74,7 +74,7 @@ class Node:
         parts: list[Int32Array] = []
         node: Node | None = self
         known: Int32Array | None = None
-        # Read once: exports of an ended episode may run in two threads.
+        # ``_tokens`` is read once per node: exports of an ended episode may run in two threads.
         while node is not None and (known := node._tokens) is None:
             parts += (node.turn.completion_ids, node.turn.context_ids)
             node = node.parent

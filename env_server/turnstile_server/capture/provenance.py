@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnstile.models import BreakReason, Cause, Role, SampleKind, Turn
-from turnstile_server.capture.keys import tools_key
+from turnstile_server.capture.keys import SYSTEM_ROLES, tools_key
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.quote_index import QuoteIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of one root: what its conversation is, and the turn that caused it, where that can be told."""
+    """What the conversation of a root is, and the turn that caused it where that is known."""
 
     kind: SampleKind
     cause: Cause | None = None
@@ -55,7 +55,7 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
     summaries = {origin.cause.turn_id for origin in found.values() if origin.cause and origin.kind == "compaction"}
     for root in roots:
         if root is not main and root.turn.turn_id in summaries:
-            # Asked for only to be built on: of the compaction, and no auxiliary call.
+            # The call was made for the compaction that quotes it, so it is no auxiliary call.
             found[root.turn.turn_id] = Origin("compaction", found[root.turn.turn_id].cause)
     return found
 
@@ -91,7 +91,7 @@ def _side_calls(roots: Sequence[Node]) -> set[str]:
 
 
 def _origin(root: Node, main: Node, cause: Cause | None, auxiliary: bool) -> Origin:
-    """Of a conversation of its own that is not the main one."""
+    """The origin of a root that begins a conversation and is not the main one."""
     turn = root.turn
     if auxiliary:
         return Origin("auxiliary", cause)
@@ -102,7 +102,7 @@ def _origin(root: Node, main: Node, cause: Cause | None, auxiliary: bool) -> Ori
 
 
 def _of_its_own(turn: Turn) -> bool:
-    """The root begins a conversation; any other renders a known one again."""
+    """True for a root that begins a conversation, False for one that renders a known conversation again."""
     return turn.break_ is None or turn.break_.reason == BreakReason.NEW_CONVERSATION
 
 
@@ -120,12 +120,13 @@ def _offers_tools(turn: Turn) -> bool:
 
 
 class _Beginnings:
-    """The roots so far, to find the one that shares most of another's beginning: a tree of their messages."""
+    """A trie of the roots' messages, to find the earlier root that shares the longest beginning with a given
+    one."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, str, str], int] = {}
         self._roots: list[Node] = []
-        """Of each place in the tree: the main root where it passes there, else the first that does."""
+        """For each place of the trie: the main root if it passes there, else the first root that does."""
 
     def add(self, root: Node, *, main: bool) -> None:
         place = 0
@@ -135,7 +136,8 @@ class _Beginnings:
             self._pass(place, root, main)
 
     def nearest(self, root: Node) -> Node:
-        """The main root, then the first, among those that share equally much. One at least was added."""
+        """Among the roots that share most, the main one, else the first. At least one root must have been
+        added."""
         place = 0
         for message in root.turn.new_messages:
             following = self._next.get((place, message.role, message.content))
@@ -152,7 +154,7 @@ class _Beginnings:
 
 
 def _other_thread(turn: Turn, main: Turn) -> bool:
-    """The agent's headers say that it is another conversation."""
+    """The agent's headers name another conversation for this turn than for ``main``."""
     return (
         turn.thread is not None
         and turn.thread.name is not None
@@ -161,22 +163,23 @@ def _other_thread(turn: Turn, main: Turn) -> bool:
 
 
 def _system(root: Node) -> tuple[str, ...]:
+    """The system and developer texts that the conversation begins with."""
     texts = []
     for message in root.turn.new_messages:
-        if message.role not in ("system", "developer"):
+        if message.role not in SYSTEM_ROLES:
             break
         texts.append(message.content)
     return tuple(texts)
 
 
 def start(turn: Turn) -> tuple[float, int]:
-    """The order in which calls came. A call leaves before its turn is there, so what it causes may be committed
-    first."""
+    """Sort key for the order in which calls came. A turn is committed when its call ends, so a conversation that
+    it caused may be committed first."""
     return (turn.timings.started_at, turn.seq)
 
 
 class Causes:
-    """Of one episode's turns. ``auxiliary``: ids of those that were asked for aside."""
+    """Finds which turn caused a conversation. ``auxiliary``: ids of the turns that are side calls."""
 
     def __init__(self, turns: Iterable[Turn], auxiliary: Collection[str]) -> None:
         self._turns = sorted(turns, key=start)
@@ -185,14 +188,14 @@ class Causes:
         self._auxiliary = auxiliary
 
     def of(self, turn: Turn) -> Cause | None:
-        """The earlier turn whose words the conversation begins with: a reply that it quotes (``summary``), or an
-        argument of a call (``call``); the longest quotation counts, then the latest turn. Else the latest turn of
-        the thread that the agent's headers name as its parent (``thread``)."""
-        told = _contents(turn, "user", "system", "developer")
-        summaries = self._quotations.replies(told)
-        # Replies that come back as such are history, unless they were given to another question.
-        said = self._quotations.replies([*told, *_contents(turn, "assistant")])
-        summaries |= {turn_id: length for turn_id, length in said.items() if turn_id in self._auxiliary}
+        """The earlier turn that the conversation's first messages quote: a reply (``summary``) or an argument of
+        a call (``call``). The longest quotation decides, then the latest turn. Without a quotation, the latest
+        turn of the conversation that the agent's headers name as the parent (``thread``)."""
+        inputs = _contents(turn, "user", "system", "developer")
+        summaries = self._quotations.replies(inputs)
+        # A reply that comes back as an assistant message is history, unless it answered a side call.
+        anywhere = self._quotations.replies([*inputs, *_contents(turn, "assistant")])
+        summaries |= {turn_id: length for turn_id, length in anywhere.items() if turn_id in self._auxiliary}
         arguments = self._quotations.arguments(_contents(turn, "user"))
         found = [*self._before(turn, summaries, "summary"), *self._before(turn, arguments, "call")]
         if not found:
@@ -201,8 +204,9 @@ class Causes:
         return Cause.model_validate({"turn_id": self._turns[place].turn_id, "by": by})
 
     def summary_asked_otherwise(self, turn: Turn) -> Cause | None:
-        """For a root that renders known inputs again: the latest reply that it quotes to the model, if that was
-        asked for with other tools. (With the same tools it may be a complaint about the reply.)"""
+        """For a root that renders a known conversation again: the latest reply that its inputs quote, if that
+        reply was asked for with other tools. With the same tools the quotation may be a complaint about the
+        reply."""
         quoted = self._quotations.replies(_contents(turn, "user", "system", "developer"))
         places = [place for _, place, _ in self._before(turn, quoted, "summary")]
         other = [place for place in places if self._turns[place].tools_key != turn.tools_key]
@@ -218,7 +222,7 @@ class Causes:
         return None
 
     def _before(self, turn: Turn, quoted: Mapping[str, int], by: str) -> list[tuple[int, int, str]]:
-        """(length, place, ``by``) of the turns that began before this one."""
+        """(length, place, ``by``) of the quoted turns that started before this one."""
         own = self._places[turn.turn_id]
         places = ((length, self._places[turn_id]) for turn_id, length in quoted.items())
         return [(length, place, by) for length, place in places if place < own]

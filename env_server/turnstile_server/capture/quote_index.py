@@ -1,7 +1,7 @@
-"""Whose words stand in a text: replies and arguments of calls, found in any number of contents at once.
+"""Finds which turns a text quotes: their replies, or text arguments of their calls.
 
-Holds: finding takes time in the length of the contents and in what is found, not in the number of turns. Never
-decides what a quotation means.
+What must hold: a search takes time in the length of the text and in what it finds, not in the number of turns.
+What a quotation means is decided in ``provenance``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import Any
 from turnstile.models import Turn
 
 QUOTED_CHARS = 24
-"""A text inside another message must be this long to have caused it; a shorter one may stand there by chance, and
-so may a single word of any length (a path, a name). A text that is the whole message may be either."""
+"""Characters that a text inside another message must have to count as a quotation. A shorter text may stand there
+by chance, and so may a single word of any length (a path, a name). A text that is the whole message always
+counts."""
 
 SUMMARY_SHARE = 0.25
-"""Part of a summary that must be quoted, line by line: agents leave out what the model thought aloud before it."""
+"""Part of a reply that must be quoted, counted by whole lines: agents leave out the model's thoughts before a
+summary."""
 
 
 class QuoteIndex:
-    """Of the turns of one episode. Remembers what it found in each content."""
+    """An index over the turns of one episode. It caches what it found in each content."""
 
     def __init__(self, turns: Iterable[Turn]) -> None:
         self._by_end: defaultdict[str, set[str]] = defaultdict(set)
@@ -36,8 +38,8 @@ class QuoteIndex:
             self._add(turn)
 
     def replies(self, contents: Sequence[str]) -> dict[str, int]:
-        """Turn id to how many characters of its reply the contents hold, whole or by lines; without those of which
-        they hold too little."""
+        """Turn id to the number of characters of its reply that the contents quote, whole or by lines. Turns of
+        which too little is quoted are left out."""
         held = self._held(contents)
         quoted: defaultdict[str, int] = defaultdict(int)
         for text in held:
@@ -49,7 +51,7 @@ class QuoteIndex:
         return enough | {turn_id: len(text) for text in held for turn_id in self._wholes.get(text, ())}
 
     def arguments(self, contents: Sequence[str]) -> dict[str, int]:
-        """Turn id to the length of the longest text argument of its calls that the contents hold."""
+        """Turn id to the length of the longest text argument of its calls that the contents quote."""
         longest: dict[str, int] = {}
         inside = (text for text in self._held(contents) if not _is_word(text))
         for text in {*inside, *(content.strip() for content in contents)}:
@@ -80,7 +82,7 @@ class QuoteIndex:
         return frozenset().union(*(self._in(content) for content in contents))
 
     def _in(self, content: str) -> frozenset[str]:
-        """The texts that stand in the content."""
+        """The indexed texts that the content holds."""
         found = self._found.get(content)
         if found is None:
             by_end = self._by_end
@@ -95,7 +97,8 @@ class QuoteIndex:
 
 
 def _is_word(text: str) -> bool:
-    """A path, a name, a flag. Scripts without spaces write whole sentences as one word."""
+    """One word, such as a path, a name or a flag. ASCII only: some scripts write whole sentences without
+    spaces."""
     return text.isascii() and len(text.split(maxsplit=1)) == 1
 
 

@@ -1,8 +1,8 @@
-"""What to do with a call that repeats an earlier one: the retry table, as a pure function.
+"""The retry table: what to do with a call that repeats an earlier one.
 
-A call repeats another when their request keys are equal (same parent, new messages, tools, asked sampling).
-It is *marked* when the client says that it retries: a retry header above 0, or the earlier call's idempotency
-key. Interrupted turns are never an earlier call: there is no whole reply to give again.
+A call repeats another when their request keys are equal: same parent, new messages, tools and asked sampling. It
+is *marked* when the client says that it retries: by a retry header above 0, or by the idempotency key of the
+earlier call. An interrupted turn is never the earlier call, because it has no whole reply to give again.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ _TABLE = {
 
 
 def decide(earlier: EarlierCall, *, marked: bool) -> Action:
-    """The one rule for retries; ``docs/matching.md`` prints this table."""
+    """The action for a call, given its latest identical call; ``docs/matching.md`` prints this table."""
     return _TABLE[earlier, marked]

@@ -1,8 +1,8 @@
 """The token tree of one episode: a forest of turns that only grows.
 
-``tokens(node) = tokens(parent) ⊕ context_ids ⊕ completion_ids`` is what the engine was fed and sampled, exactly
-(invariants 1 and 3). A sub-agent is a new root; a rewritten history is a branch or a new root; a retry is a
-sibling. Nothing is deleted, merged or rejected while serving, and nothing here waits: the parent of a call is
+``tokens(node) = tokens(parent) ⊕ context_ids ⊕ completion_ids`` is exactly what the engine was fed and what it
+sampled (invariants 1 and 3). A sub-agent is a new root. A rewritten history is a branch or a new root. A retry is
+a sibling. Nothing is deleted, merged or rejected while serving, and no method waits. The parent of a call is
 fixed before its generation, so concurrent calls become siblings.
 """
 
@@ -20,8 +20,9 @@ from turnstile_server.capture.node import Node
 from turnstile_server.capture.statistics import RunningStatistics
 from turnstile_server.capture.volatile import VolatileText
 
-WALKS = 8
-"""Ways down to a parent that are remembered: one for each conversation (sub-agent) that takes turns now."""
+CACHED_PATHS = 8
+"""Paths that are cached for the search of a parent: one for each conversation that takes turns at the same
+time."""
 
 
 class TokenTree:
@@ -34,7 +35,7 @@ class TokenTree:
         self._by_end: dict[Key, list[Node]] = {}
         self._by_dialogue: dict[Key, list[Node]] = {}
         self._by_request: dict[str, list[Node]] = {}
-        self._walks: deque[PathCache] = deque(maxlen=WALKS)
+        self._paths: deque[PathCache] = deque(maxlen=CACHED_PATHS)
         self._statistics = RunningStatistics()
 
     def __len__(self) -> int:
@@ -53,10 +54,11 @@ class TokenTree:
     def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> CallMatch:
         """Finds the deepest turn whose path and reply the call repeats, and types the break if there is one.
 
-        Never changes the tree; remembers its way, so that the next call only walks what it adds.
+        Never changes the tree. It caches the path that it found, so that the next call on that path costs only
+        what that call adds.
         """
         heard = self._volatile.masked(messages)
-        known = next((walk for walk in reversed(self._walks) if walk.begins(heard, tools_key)), None)
+        known = next((path for path in reversed(self._paths) if path.begins(heard, tools_key)), None)
         groups = group(heard) if known is None else [*known.groups, *group(heard, len(known.messages))]
         schemas = {tool.name: tool.parameters for tool in tools}
         found = find_parent(groups, schemas, tools_key, self._by_end, known)
@@ -66,7 +68,7 @@ class TokenTree:
         if found.node is not None and echo is not None:
             if known is None or found.node is not known.node:
                 path, covered = tuple(heard[:consumed]), tuple(groups[: found.groups])
-                self._walks.append(PathCache(tools_key, path, covered, found.node, echo))
+                self._paths.append(PathCache(tools_key, path, covered, found.node, echo))
             if heard is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
                 cosmetic.add(Cosmetic.SYSTEM_VOLATILE)
         return CallMatch(
@@ -78,18 +80,18 @@ class TokenTree:
         )
 
     def identical(self, request_key: str) -> Node | None:
-        """The latest whole turn that answered an identical request."""
+        """The latest turn that answered an identical request and was not interrupted."""
         nodes = [n for n in self._by_request.get(request_key, ()) if n.turn.finish_reason != "abort"]
         return nodes[-1] if nodes else None
 
     def latest(self, request_key: str) -> Node | None:
-        """The latest turn of an identical request, whatever became of it: siblings are fed the same context."""
+        """The latest turn of an identical request, interrupted or not: siblings are fed the same context."""
         nodes = self._by_request.get(request_key)
         return nodes[-1] if nodes else None
 
     def add(self, turn: Turn) -> Node:
-        """Puts a committed turn in its place. Raises KeyError for an unknown parent, ValueError for a repeated
-        turn id: both mean that the caller broke the commit order."""
+        """Puts a committed turn in its place. Raises KeyError for an unknown parent and ValueError for a repeated
+        turn id; both mean that the caller broke the commit order."""
         if turn.turn_id in self._nodes:
             raise ValueError(f"turn {turn.turn_id} is in the tree already")
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
