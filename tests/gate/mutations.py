@@ -1,4 +1,4 @@
-"""Bodies that nobody would write, made from valid ones, for the fuzz tests of every dialect."""
+"""Malformed and odd bodies, made from valid ones, for the fuzz tests of every dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that nobody would write: each is answered with 200 or a refusal that names a reason, never a fault."""
+"""Malformed and odd bodies: each gets 200 or a refusal that names a reason, never a fault of the server."""
 
 from __future__ import annotations
 

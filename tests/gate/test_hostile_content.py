@@ -1,4 +1,4 @@
-"""Invariant 7 at the door: no text of an agent becomes a control token of a prompt."""
+"""Invariant 7 over the model API: no text of an agent becomes a control token of a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets of the doors."""
+"""The sockets of both listeners."""
 
 from __future__ import annotations
 

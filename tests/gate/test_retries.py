@@ -1,4 +1,4 @@
-"""The retry table of docs/matching.md, cell by cell, through the door."""
+"""The retry table of docs/matching.md, cell by cell, over the model API."""
 
 from __future__ import annotations
 

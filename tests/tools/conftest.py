@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import DoorStage, door_stage
+from tools_support import McpStage, mcp_stage
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ def sandbox(tmp_path: Path) -> SubprocessSandbox:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[DoorStage]:
-    async with door_stage(tmp_path) as running:
+async def stage(tmp_path: Path) -> AsyncIterator[McpStage]:
+    async with mcp_stage(tmp_path) as running:
         yield running

@@ -31,7 +31,7 @@ class SubprocessSandbox:
     async def exec(self, command: Command) -> ExecResult:
         started = time.perf_counter()
         try:
-            with anyio.CancelScope(shield=True):  # cancelled here, it would be nobody's
+            with anyio.CancelScope(shield=True):  # cancelled here, the process would have no owner
                 process = await asyncio.create_subprocess_exec(
                     *command.argv,
                     cwd=self.workdir,

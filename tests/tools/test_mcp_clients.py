@@ -1,4 +1,4 @@
-"""Clients of others at the tool door: the MCP Inspector's command line, and Claude Code's MCP settings.
+"""Other people's clients at the MCP endpoint: the MCP Inspector's command line, and Claude Code's MCP settings.
 
 They are installed by scripts/install_mcp_clients.sh DIR; TURNSTILE_MCP_CLIENTS is that DIR.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import DoorStage, PlayedEpisode
+from tools_support import McpStage, PlayedEpisode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents]
 
@@ -22,12 +22,12 @@ NAMES = ["bash", "read_file", "write_file", "edit_file", "submit"]
 
 
 @pytest.fixture
-def episode(stage: DoorStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
+def episode(stage: McpStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
     return stage.episodes.begin("e1", sandbox)
 
 
 async def run(client: str, *arguments: str, home: Path) -> str:
-    """Its output; it must succeed. Nothing but the door is to be called: no updates, no telemetry."""
+    """Its output; it must succeed, and call nothing but the endpoint: no updates, no telemetry."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -44,7 +44,7 @@ async def run(client: str, *arguments: str, home: Path) -> str:
     return output
 
 
-async def inspect(stage: DoorStage, episode: PlayedEpisode, home: Path, *arguments: str) -> dict[str, Any]:
+async def inspect(stage: McpStage, episode: PlayedEpisode, home: Path, *arguments: str) -> dict[str, Any]:
     """One call of the Inspector; the result that it prints."""
     header = f"Authorization: Bearer {episode.key}"
     url = stage.tool_url(episode)
@@ -56,7 +56,7 @@ async def inspect(stage: DoorStage, episode: PlayedEpisode, home: Path, *argumen
 
 
 async def test_the_inspector_lists_and_calls_tools(
-    stage: DoorStage, episode: PlayedEpisode, tmp_path: Path
+    stage: McpStage, episode: PlayedEpisode, tmp_path: Path
 ) -> None:
     listed = await inspect(stage, episode, tmp_path, "--method", "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == NAMES
@@ -68,7 +68,7 @@ async def test_the_inspector_lists_and_calls_tools(
 
 
 async def test_claude_code_connects_by_its_mcp_settings(
-    stage: DoorStage, episode: PlayedEpisode, tmp_path: Path
+    stage: McpStage, episode: PlayedEpisode, tmp_path: Path
 ) -> None:
     header = f"Authorization: Bearer {episode.key}"
     add = ("mcp", "add", "--transport", "http", "turnstile", stage.tool_url(episode), "--header", header)

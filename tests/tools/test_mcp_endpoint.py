@@ -19,7 +19,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import DoorStage, Episodes, PlayedEpisode, alive, door_stage, text_of, wait_until
+from tools_support import Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
 
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
@@ -34,7 +34,7 @@ LONG = "echo $$ > pid.part; mv pid.part pid; exec sleep 1000"
 
 
 @pytest.fixture
-def episode(stage: DoorStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
+def episode(stage: McpStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
     return stage.episodes.begin("e1", sandbox)
 
 
@@ -59,7 +59,7 @@ def event_of(response: httpx.Response) -> dict[str, Any]:
 
 @asynccontextmanager
 async def http_of(
-    stage: DoorStage, episode: PlayedEpisode, key: str | None = None
+    stage: McpStage, episode: PlayedEpisode, key: str | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     headers = {**ACCEPT, "authorization": f"Bearer {key or episode.key}"}
     async with httpx.AsyncClient(base_url=stage.tool_url(episode), headers=headers, timeout=30) as http:
@@ -93,7 +93,7 @@ async def pid_of(sandbox: SubprocessSandbox) -> int:
 @ERAS
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
 async def test_the_official_client_lists_and_calls_every_tool(
-    stage: DoorStage, episode: PlayedEpisode, mode: str, unix: bool
+    stage: McpStage, episode: PlayedEpisode, mode: str, unix: bool
 ) -> None:
     async with stage.client(episode, mode=mode, unix=unix) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -118,7 +118,7 @@ ODD_HEADERS: list[dict[str, bytes]] = [
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 @pytest.mark.parametrize("headers", ODD_HEADERS, ids=range(len(ODD_HEADERS)))
 async def test_headers_that_are_no_numbers_are_no_fault_of_the_server(
-    stage: DoorStage, episode: PlayedEpisode, method: str, headers: dict[str, bytes]
+    stage: McpStage, episode: PlayedEpisode, method: str, headers: dict[str, bytes]
 ) -> None:
     async with http_of(stage, episode) as http:
         answer = await http.request(method, "", json=request("tools/list"), headers=list(headers.items()))
@@ -130,7 +130,7 @@ async def test_headers_that_are_no_numbers_are_no_fault_of_the_server(
     ("tool", "field"), [("read_file", "offset"), ("read_file", "limit"), ("bash", "timeout_s")]
 )
 async def test_numbers_of_any_size_in_arguments_are_no_fault_of_the_server(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, tool: str, field: str, number: str
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, tool: str, field: str, number: str
 ) -> None:
     """The call is refused or gets a result that the model can read; the session goes on."""
     (Path(sandbox.workdir) / "a.txt").write_text("one\n")
@@ -149,7 +149,7 @@ async def test_numbers_of_any_size_in_arguments_are_no_fault_of_the_server(
 
 @ERAS
 async def test_wrong_arguments_and_unknown_tools_are_results_that_a_model_can_read(
-    stage: DoorStage, episode: PlayedEpisode, mode: str
+    stage: McpStage, episode: PlayedEpisode, mode: str
 ) -> None:
     async with stage.client(episode, mode=mode) as client:
         wrong = await client.call_tool("bash", {"cmd": "true"})
@@ -162,7 +162,7 @@ async def test_wrong_arguments_and_unknown_tools_are_results_that_a_model_can_re
     assert none.is_error
 
 
-async def test_an_episode_without_a_sandbox_offers_submit_alone(stage: DoorStage) -> None:
+async def test_an_episode_without_a_sandbox_offers_submit_alone(stage: McpStage) -> None:
     episode = stage.episodes.begin("question", None)
     async with stage.client(episode) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["submit"]
@@ -172,7 +172,7 @@ async def test_an_episode_without_a_sandbox_offers_submit_alone(stage: DoorStage
 
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
 async def test_initialize_works_for_every_version_with_a_handshake(
-    stage: DoorStage, episode: PlayedEpisode, version: str
+    stage: McpStage, episode: PlayedEpisode, version: str
 ) -> None:
     async with http_of(stage, episode) as http:
         answer = event_of(await http.post("", json=initialize(version)))
@@ -183,14 +183,14 @@ async def test_initialize_works_for_every_version_with_a_handshake(
     assert len(tools["result"]["tools"]) == 5
 
 
-async def test_a_client_is_told_of_every_version_there_is(stage: DoorStage, episode: PlayedEpisode) -> None:
+async def test_a_client_is_told_of_every_version_there_is(stage: McpStage, episode: PlayedEpisode) -> None:
     async with stage.client(episode, mode="auto") as client:
         assert client.protocol_version == KNOWN_PROTOCOL_VERSIONS[-1]
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
 async def test_the_key_is_taken_from_any_header_that_agents_use(
-    stage: DoorStage, episode: PlayedEpisode, header: str
+    stage: McpStage, episode: PlayedEpisode, header: str
 ) -> None:
     value = f"Bearer {episode.key}" if header == "authorization" else episode.key
     answer = await _post(stage.tool_url(episode), {header: value})
@@ -203,7 +203,7 @@ async def _post(url: str, headers: dict[str, str], body: Any = None) -> httpx.Re
 
 
 async def test_a_wrong_or_missing_key_and_an_unknown_episode_are_typed_errors(
-    stage: DoorStage, episode: PlayedEpisode
+    stage: McpStage, episode: PlayedEpisode
 ) -> None:
     other = stage.episodes.begin("e2", None)
     url = stage.tool_url(episode)
@@ -222,7 +222,7 @@ async def test_a_wrong_or_missing_key_and_an_unknown_episode_are_typed_errors(
             pass
 
 
-async def test_a_session_opens_with_its_own_episodes_key_only(stage: DoorStage, episode: PlayedEpisode) -> None:
+async def test_a_session_opens_with_its_own_episodes_key_only(stage: McpStage, episode: PlayedEpisode) -> None:
     other = stage.episodes.begin("e2", None)
     async with http_of(stage, episode) as http, http_of(stage, other) as stranger:
         headers = await session_of(http)
@@ -230,7 +230,7 @@ async def test_a_session_opens_with_its_own_episodes_key_only(stage: DoorStage, 
     assert stolen.status_code == 404
 
 
-async def test_every_other_path_of_the_listener_goes_to_the_gate(stage: DoorStage, episode: PlayedEpisode) -> None:
+async def test_every_other_path_of_the_listener_goes_to_the_gate(stage: McpStage, episode: PlayedEpisode) -> None:
     for path in ("/e/e1/v1/models", "/e/e1/mcp/more", "/mcp", "/", "/e/e1"):
         assert (await _post(stage.url + path, {})).text == "the gate"
     assert (await _post(f"{stage.tool_url(episode)}/", {"x-api-key": episode.key})).status_code == 200
@@ -238,7 +238,7 @@ async def test_every_other_path_of_the_listener_goes_to_the_gate(stage: DoorStag
 
 @ERAS
 async def test_an_episode_that_ends_mid_session_is_gone_for_its_client(
-    stage: DoorStage, episode: PlayedEpisode, mode: str
+    stage: McpStage, episode: PlayedEpisode, mode: str
 ) -> None:
     async with stage.client(episode, mode=mode) as client:
         await client.list_tools()
@@ -251,7 +251,7 @@ async def test_an_episode_that_ends_mid_session_is_gone_for_its_client(
 
 @ERAS
 async def test_the_end_of_an_episode_stops_its_calls_and_releases_its_sessions(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, mode: str
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, mode: str
 ) -> None:
     failed = anyio.Event()
 
@@ -267,11 +267,11 @@ async def test_the_end_of_an_episode_stops_its_calls_and_releases_its_sessions(
         episode.end()
         await failed.wait()
     await wait_until(lambda: not alive(pid))
-    await wait_until(lambda: not stage.door.episodes_served)
+    await wait_until(lambda: not stage.endpoint.episodes_served)
 
 
 async def test_an_id_that_is_used_again_opens_nothing_of_the_earlier_episode(
-    stage: DoorStage, episode: PlayedEpisode
+    stage: McpStage, episode: PlayedEpisode
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
@@ -282,7 +282,7 @@ async def test_an_id_that_is_used_again_opens_nothing_of_the_earlier_episode(
     episode.end()
 
 
-async def test_two_clients_of_one_episode_work_in_one_sandbox(stage: DoorStage, episode: PlayedEpisode) -> None:
+async def test_two_clients_of_one_episode_work_in_one_sandbox(stage: McpStage, episode: PlayedEpisode) -> None:
     async with stage.client(episode) as one, stage.client(episode, mode="auto") as two:
         await one.call_tool("write_file", {"path": "a", "content": "from one"})
         assert text_of(await two.call_tool("bash", {"command": "cat a"})) == "from one\n[exit status 0]"
@@ -290,7 +290,7 @@ async def test_two_clients_of_one_episode_work_in_one_sandbox(stage: DoorStage, 
 
 @ERAS
 async def test_calls_of_one_client_run_at_the_same_time(
-    stage: DoorStage, episode: PlayedEpisode, mode: str
+    stage: McpStage, episode: PlayedEpisode, mode: str
 ) -> None:
     texts: list[str] = []
     async with stage.client(episode, mode=mode) as client:
@@ -306,7 +306,7 @@ async def test_calls_of_one_client_run_at_the_same_time(
 
 @ERAS
 async def test_a_cancelled_call_leaves_no_process_and_the_session_goes_on(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, mode: str
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, mode: str
 ) -> None:
     async with stage.client(episode, mode=mode) as client:
         async with anyio.create_task_group() as tasks:
@@ -318,7 +318,7 @@ async def test_a_cancelled_call_leaves_no_process_and_the_session_goes_on(
 
 
 async def test_a_cancelled_notification_by_hand_stops_the_command(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
@@ -339,7 +339,7 @@ async def test_a_cancelled_notification_by_hand_stops_the_command(
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
 async def test_a_client_that_hangs_up_leaves_no_process(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, version: str
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, version: str
 ) -> None:
     params: dict[str, Any] = {"name": "bash", "arguments": {"command": LONG}}
     async with http_of(stage, episode) as http:
@@ -366,7 +366,7 @@ async def test_a_client_that_hangs_up_leaves_no_process(
 
 
 async def test_delete_ends_a_session_and_its_calls(
-    stage: DoorStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
@@ -385,7 +385,7 @@ async def test_delete_ends_a_session_and_its_calls(
 
 
 async def test_a_stream_of_the_server_opens_and_ends_with_the_episode(
-    stage: DoorStage, episode: PlayedEpisode
+    stage: McpStage, episode: PlayedEpisode
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
@@ -400,7 +400,7 @@ async def test_a_stream_of_the_server_opens_and_ends_with_the_episode(
 async def test_more_sessions_than_allowed_are_refused_until_one_ends(
     tmp_path: Path, sandbox: SubprocessSandbox
 ) -> None:
-    async with door_stage(tmp_path, max_sessions_per_episode=2) as stage:
+    async with mcp_stage(tmp_path, max_sessions_per_episode=2) as stage:
         episode = stage.episodes.begin("e1", sandbox)
         async with http_of(stage, episode) as http:
             first, _ = await session_of(http), await session_of(http)
@@ -412,7 +412,7 @@ async def test_more_sessions_than_allowed_are_refused_until_one_ends(
 
 
 async def test_a_session_that_is_idle_too_long_is_closed(tmp_path: Path) -> None:
-    async with door_stage(tmp_path, session_idle_s=0.1) as stage:
+    async with mcp_stage(tmp_path, session_idle_s=0.1) as stage:
         episode = stage.episodes.begin("e1", None)
         async with http_of(stage, episode) as http:
             headers = await session_of(http)
@@ -423,7 +423,7 @@ async def test_a_session_that_is_idle_too_long_is_closed(tmp_path: Path) -> None
 
 
 async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
-    async with door_stage(tmp_path, max_requests_per_episode=1) as stage:
+    async with mcp_stage(tmp_path, max_requests_per_episode=1) as stage:
         episode = stage.episodes.begin("e1", sandbox)
         async with http_of(stage, episode) as http:
             headers = await session_of(http)
@@ -436,7 +436,7 @@ async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbo
 
 
 async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it(tmp_path: Path) -> None:
-    async with door_stage(tmp_path) as stage:
+    async with mcp_stage(tmp_path) as stage:
         at = urlsplit(stage.tool_url(stage.episodes.begin("e1", None)))
 
         def asked() -> int:
@@ -449,10 +449,12 @@ async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it
 
 
 async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(tmp_path: Path) -> None:
-    async with door_stage(tmp_path, body_timeout_s=0.2) as stage:
+    async with mcp_stage(tmp_path, body_timeout_s=0.2) as stage:
         at = urlsplit(stage.tool_url(stage.episodes.begin("e1", None)))
         async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
-            await connection.send(f"POST {at.path} HTTP/1.1\r\nhost: door\r\ncontent-length: 9\r\n\r\n{{".encode())
+            await connection.send(
+                f"POST {at.path} HTTP/1.1\r\nhost: tools\r\ncontent-length: 9\r\n\r\n{{".encode()
+            )
             assert (await connection.receive()).startswith(b"HTTP/1.1 401 ")
 
 
@@ -461,7 +463,7 @@ async def test_a_body_that_is_too_large_is_413_with_or_without_a_declared_length
         for _ in range(4):
             yield b" " * 512
 
-    async with door_stage(tmp_path, max_body_bytes=1024) as stage:
+    async with mcp_stage(tmp_path, max_body_bytes=1024) as stage:
         episode = stage.episodes.begin("e1", None)
         async with http_of(stage, episode) as http:
             declared = await http.post("", content=b" " * 1025)
@@ -473,7 +475,7 @@ async def test_a_body_that_is_too_large_is_413_with_or_without_a_declared_length
 
 
 async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
-    async with door_stage(tmp_path, body_timeout_s=0.1) as stage:
+    async with mcp_stage(tmp_path, body_timeout_s=0.1) as stage:
         episode = stage.episodes.begin("e1", None)
         reader, writer = await asyncio.open_unix_connection(stage.socket_path)
         head = f"POST /e/e1/mcp HTTP/1.1\r\nhost: t\r\nx-api-key: {episode.key}\r\ncontent-length: 9\r\n\r\n"
@@ -484,7 +486,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
 
 async def test_a_caller_that_takes_no_bytes_is_given_up(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
     (Path(sandbox.workdir) / "large").write_text("x" * 3_000_000)
-    async with door_stage(tmp_path, send_timeout_s=0.2, max_file_chars=4_000_000) as stage:
+    async with mcp_stage(tmp_path, send_timeout_s=0.2, max_file_chars=4_000_000) as stage:
         episode = stage.episodes.begin("e1", sandbox)
         async with http_of(stage, episode) as http:
             headers = await session_of(http)
@@ -502,8 +504,8 @@ async def test_a_caller_that_takes_no_bytes_is_given_up(tmp_path: Path, sandbox:
         _, writer = await asyncio.open_unix_connection(stage.socket_path)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(f"{head}\r\n\r\n".encode() + body)
-        await wait_until(lambda: stage.door.requests_in_flight == 1)
-        await wait_until(lambda: stage.door.requests_in_flight == 0)
+        await wait_until(lambda: stage.endpoint.requests_in_flight == 1)
+        await wait_until(lambda: stage.endpoint.requests_in_flight == 0)
         writer.transport.abort()
 
 
@@ -519,7 +521,7 @@ async def test_a_caller_that_takes_no_bytes_is_given_up(tmp_path: Path, sandbox:
     ],
 )
 async def test_what_is_no_mcp_message_is_refused_and_breaks_nothing(
-    stage: DoorStage, episode: PlayedEpisode, body: bytes, status: int
+    stage: McpStage, episode: PlayedEpisode, body: bytes, status: int
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
@@ -537,8 +539,8 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
     answers: list[httpx.Response] = []
     headers, params = modern_call({"command": LONG})
 
-    async def call(door: McpEndpoint) -> None:
-        transport = httpx.ASGITransport(app=door)
+    async def call(endpoint: McpEndpoint) -> None:
+        transport = httpx.ASGITransport(app=endpoint)
         async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
             key = {"x-api-key": episode.key}
             answers.append(
@@ -548,16 +550,16 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
             )
 
     async with anyio.create_task_group() as tasks:
-        async with McpEndpoint(episodes, Toolbox(limits), limits) as door:
-            tasks.start_soon(call, door)
+        async with McpEndpoint(episodes, Toolbox(limits), limits) as endpoint:
+            tasks.start_soon(call, endpoint)
             pid = await pid_of(sandbox)
         await wait_until(lambda: not alive(pid))
     assert answers[0].status_code == 410
-    assert door.episodes_served == 0
+    assert endpoint.episodes_served == 0
 
 
 async def test_a_tool_that_breaks_tells_the_agent_nothing_of_the_server(
-    stage: DoorStage, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    stage: McpStage, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     class Broken(SubprocessSandbox):
         async def exec(self, command: Any) -> Any:

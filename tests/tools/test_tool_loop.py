@@ -1,4 +1,4 @@
-"""The agents that are loops over the tool door, as processes, between a real tool door and a scripted model."""
+"""The agents that are loops over MCP tools, as processes, between a real MCP endpoint and a scripted model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import anyio
 import pytest
 from chat_server import ChatServer, Fail, Raw, Say
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import DoorStage, PlayedEpisode
+from tools_support import McpStage, PlayedEpisode
 
 from turnstile_server.agents.registry import SPECS, load_registry
 
@@ -66,7 +66,7 @@ def agent(request: pytest.FixtureRequest) -> Agent:
 @dataclass
 class Player:
     agent: Agent
-    stage: DoorStage
+    stage: McpStage
     episode: PlayedEpisode
     folder: Path
 
@@ -86,7 +86,7 @@ class Player:
 
 
 @pytest.fixture
-def play(agent: Agent, stage: DoorStage, sandbox: SubprocessSandbox, tmp_path: Path) -> Player:
+def play(agent: Agent, stage: McpStage, sandbox: SubprocessSandbox, tmp_path: Path) -> Player:
     return Player(agent, stage, stage.episodes.begin("e1", sandbox), tmp_path)
 
 
@@ -179,8 +179,8 @@ async def test_a_stream_that_breaks_off_is_a_failure_of_the_api(play: Player) ->
 async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     with ChatServer([]) as model:
         unknown = await play(model, tool_url=f"{play.stage.url}/e/e2/mcp")
-        nobody = await play(model, tool_url="http://127.0.0.1:9/e/e1/mcp")
-    assert [unknown.code, nobody.code] == [TOOLS_FAILED, TOOLS_FAILED]
+        unserved = await play(model, tool_url="http://127.0.0.1:9/e/e1/mcp")
+    assert [unknown.code, unserved.code] == [TOOLS_FAILED, TOOLS_FAILED]
     assert "no episode e2" in unknown.lines[-1]["message"]
 
 

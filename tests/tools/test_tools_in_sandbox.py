@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tools_support import DoorStage, PlayedEpisode, door_stage, text_of
+from tools_support import McpStage, PlayedEpisode, mcp_stage, text_of
 
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -85,12 +85,12 @@ async def test_a_cancelled_call_leaves_no_process_in_the_sandbox(sandbox: Sandbo
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[DoorStage]:
-    async with door_stage(tmp_path) as running:
+async def stage(tmp_path: Path) -> AsyncIterator[McpStage]:
+    async with mcp_stage(tmp_path) as running:
         yield running
 
 
-async def test_a_sandbox_that_died_is_told_and_the_door_goes_on(stage: DoorStage, sandbox: Sandbox) -> None:
+async def test_a_sandbox_that_died_is_told_and_the_door_goes_on(stage: McpStage, sandbox: Sandbox) -> None:
     episode = stage.episodes.begin("e1", sandbox)
     async with stage.client(episode) as client:
         assert text_of(await client.call_tool("bash", {"command": "id -u"})) != "0\n[exit status 0]"

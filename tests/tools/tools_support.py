@@ -1,4 +1,4 @@
-"""The tool door on a real port and a real Unix socket, in front of episodes that a test begins and ends."""
+"""The MCP endpoint on a real port and a real Unix socket, in front of episodes that a test begins and ends."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Episodes:
 
 
 @dataclass
-class DoorStage:
+class McpStage:
     url: str
     socket_path: Path
     episodes: Episodes
-    door: McpEndpoint
+    endpoint: McpEndpoint
     toolbox: Toolbox
 
     def tool_url(self, episode: PlayedEpisode) -> str:
@@ -107,23 +107,23 @@ class _NoGate:
 
 
 @asynccontextmanager
-async def door_stage(folder: Path, **settings: Any) -> AsyncIterator[DoorStage]:
+async def mcp_stage(folder: Path, **settings: Any) -> AsyncIterator[McpStage]:
     episodes = Episodes()
     limits = ToolSettings(**settings)
     toolbox = Toolbox(limits)
     tcp = bind("agent", "127.0.0.1", 0)
-    path = folder / "door.sock"
+    path = folder / "agent.sock"
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(str(path))
     unix.listen(64)
     unix.setblocking(False)
-    async with McpEndpoint(episodes, toolbox, limits) as door, anyio.create_task_group() as tasks:
-        app = AgentApp(_NoGate(), door)
+    async with McpEndpoint(episodes, toolbox, limits) as endpoint, anyio.create_task_group() as tasks:
+        app = AgentApp(_NoGate(), endpoint)
         listeners = [Listener(app, bound, idle_s=5, grace_s=1, access_log=False) for bound in (tcp, unix)]
         for listener in listeners:
             tasks.start_soon(listener.serve)
         try:
-            yield DoorStage(url_of(tcp), path, episodes, door, toolbox)
+            yield McpStage(url_of(tcp), path, episodes, endpoint, toolbox)
         finally:
             for episode in episodes.episodes.values():
                 episode.end()

@@ -1,6 +1,6 @@
 """Plays a recording against a running server: the same requests, in the same order, answered by the same words.
 
-In process, without ports: requests go to the agent door as an ASGI application. Order is kept by events, not by
+In process, without ports: requests go to the agent app, an ASGI application. Order is kept by events, not by
 time: a model's words are held until the recording has them end, so calls that were in flight together are so
 again. The ids that the gate gave to turns and calls are new; they are put into later requests in place of the
 recorded ones.
@@ -53,7 +53,7 @@ class Replayed:
     leave: anyio.Event = field(default_factory=anyio.Event)
     """The caller goes away."""
     over: anyio.Event = field(default_factory=anyio.Event)
-    """The door has done with it."""
+    """The server is done with it."""
 
 
 class Replay:
@@ -93,7 +93,7 @@ class Replay:
             await _settle()  # what the model had said is on its way
             one.leave.set()
         if what == "spoke":
-            while one.call_id in self._in_flight:  # noqa: ASYNC110 - the gate tells nobody of its commits
+            while one.call_id in self._in_flight:  # noqa: ASYNC110 - the gate announces no commits
                 await anyio.sleep(0.001)
             return
         await one.over.wait()
@@ -107,8 +107,8 @@ class Replay:
         return Heard(call.method, call.path, call.query, call.headers, bytearray(body))
 
     async def _taken(self, one: Replayed) -> None:
-        """Returns when the engine was asked, or the door has answered; for a call that waits for another's reply,
-        as soon as everybody waits."""
+        """Returns when the engine was asked, or the server has responded; for a call that waits for another's
+        reply, as soon as all wait."""
         if one.call.said is None:
             await _settle()
             return
@@ -123,7 +123,7 @@ class Replay:
 
     async def _settled(self, one: Replayed) -> None:
         """The ids of the turn that the call became stand in its answer; from here on they are known."""
-        while one.leave.is_set() and self._in_flight:  # noqa: ASYNC110 - the gate tells nobody
+        while one.leave.is_set() and self._in_flight:  # noqa: ASYNC110 - the gate announces no ends
             await anyio.sleep(0.001)
         for node in self._tree:
             turn = node.turn

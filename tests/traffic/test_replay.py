@@ -75,7 +75,7 @@ def _every_token_is_accounted_for(turns: list[dict[str, Any]], samples: dict[str
 
 
 def _every_reply_is_a_turn(played: Replay, turns: list[dict[str, Any]]) -> None:
-    """What the model had said whole, and somebody was there to hear, became a turn."""
+    """Each reply that the model finished, and whose caller was still there, became a turn."""
     whole = [one for one in played.calls if one.engine.is_set() and one.status == 200]
     marks = [turn["turn_id"].removeprefix("turn_").encode() for turn in turns]
     assert all(any(mark in one.answer for mark in marks) for one in whole)

@@ -171,7 +171,7 @@ class Gate:
     ) -> TurnstileError | None:
         """Replies to one caller of a call, and abandons the call when its last caller has gone.
 
-        Returns the error to be written if nothing was sent yet.
+        Returns the error to be written if nothing was sent yet; raised, it would leave the task group as a group.
         """
         written = False
         try:

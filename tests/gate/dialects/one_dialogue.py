@@ -1,6 +1,6 @@
 """One dialogue, spoken in each dialect: a client per dialect that keeps its history as its wire has it.
 
-The clients are as plain as can be: they send back what they were told, item by item, as each dialect's own
+The clients are as plain as can be: they send back what they received, item by item, as each dialect's own
 documentation asks for. What a user, a tool and a system say is given once, for all of them.
 """
 

@@ -1,4 +1,4 @@
-"""Anthropic Messages at the real door: the official package, asynchronous and not, over a socket."""
+"""Anthropic Messages over a real socket: the official package, asynchronous and not."""
 
 from __future__ import annotations
 
