@@ -28,9 +28,8 @@ from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_
 from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, load_secret
-from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Engine, ParkedCalls
-from turnstile_server.engines.registry import NO_ENGINE, check_kind
+from turnstile_server.engines.registry import NO_ENGINE, check_kind, create_engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
@@ -42,8 +41,7 @@ from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.journal.journal import FileJournal
-from turnstile_server.observability.journal_collector import JournalCollector
-from turnstile_server.observability.metrics import Metrics
+from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary

@@ -21,8 +21,8 @@ from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
-from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import EngineSampling
+from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.sglang import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings

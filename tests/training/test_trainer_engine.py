@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from turnstile.models import WeightSpan
-from turnstile_server.engines.factory import create_engine
 from turnstile_server.engines.protocol import Completion, EngineChunk, EngineSampling
+from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.trainer import FIRST_VERSION, TrainerEngine
 from turnstile_server.errors import (
     Conflict,

@@ -53,7 +53,7 @@ class EngineFinish:
 
 @dataclass(frozen=True, slots=True)
 class EngineChunk:
-    """New tokens since the last chunk: ``ids`` int32[k], ``logprobs`` float32[k] (k may be 0 only with a
+    """New tokens since the last chunk: ``ids`` int32[k], ``logprobs`` float32[k] in nats (k may be 0 only with a
     finish). Exactly one chunk, the last, has ``finish``."""
 
     ids: Int32Array

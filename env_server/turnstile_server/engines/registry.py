@@ -7,9 +7,15 @@ For the same reason this module imports no engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
+from turnstile_server.engines.protocol import Engine, EngineContext
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import StartupError
+from turnstile_server.settings import EngineSettings
 
 ENGINES: Final[dict[str, str]] = {
     "embedded": "turnstile_server.engines.embedded.engine:create",
@@ -30,3 +36,13 @@ def check_kind(kind: str) -> None:
     """Raises StartupError, naming the kinds there are, for any other name."""
     if kind not in engine_kinds():
         raise StartupError(f"engine.kind is {kind!r}: there is no such engine; take {', '.join(engine_kinds())}")
+
+
+def create_engine(settings: EngineSettings, model_dir: Path, expected_tokenizer: TokenizerProbe | None) -> Engine:
+    """An engine that is not started yet. Raises StartupError when the settings lack what it needs."""
+    check_kind(settings.kind)
+    if settings.url is not None and not settings.url.startswith(("http://", "https://")):
+        raise StartupError(f"--engine-url {settings.url!r} is no URL: it must begin with http:// or https://.")
+    module, _, function = ENGINES[settings.kind].partition(":")
+    create: Callable[[EngineContext], Engine] = vars(import_module(module))[function]
+    return create(EngineContext(settings, model_dir, expected_tokenizer))

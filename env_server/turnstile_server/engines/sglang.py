@@ -70,13 +70,13 @@ SCORE_PARALLEL: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveCall:
-    """``arrived_in_pause``: which of our pauses held the engine when the call was sent, if one did."""
+    """A call in flight. ``arrived_in_pause``: the number of our pause in which it was sent, if there was one."""
 
     arrived_in_pause: int | None
 
 
 class SGLangEngine:
-    """An ``Engine`` over HTTP. ``vocab_size``: the model's, where the server's model folder is not readable."""
+    """An ``Engine`` over HTTP. ``vocab_size``: the model's, used if the server's model folder is not readable."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class SGLangEngine:
         self._pauses = 0
         self._deferred_aborts: set[str] = set()
         self._folder_of: dict[str, str] = {}
-        """Every name of weights that was served since start, and the folder it named."""
+        """The folder of every weight version that was served since start."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -188,7 +188,7 @@ class SGLangEngine:
             raise ValueError("an empty rid would abort every call")
         call = self._live.get(rid)
         if self._http.hold.held and (call is None or call.arrived_in_pause == self._pauses):
-            # SGLang has not passed the call on to its scheduler: an abort now would do nothing, and make it
+            # SGLang has not passed the call on to its scheduler. An abort now would do nothing and make SGLang
             # ignore all later ones (0.5.23, tokenizer_manager.abort_request).
             self._deferred_aborts.add(rid)
             return
@@ -292,7 +292,7 @@ class SGLangEngine:
             await self._resume()
 
     async def update_weights(self, path: str, version: str) -> None:
-        """Also raises Conflict for a name that other weights had: turns say by it which weights sampled them."""
+        """Also raises Conflict for a version that named other weights: turns name their weights by it."""
         async with self._control:
             await self._refuse_reused_name(path, version)
             await self._pause("retract")
@@ -368,7 +368,7 @@ async def _logged(abort: Awaitable[None]) -> None:
 
 
 def _same_folder(left: str, right: str) -> bool:
-    """By name only: the engine's folders need not be this machine's."""
+    """Compares by name only: the engine's folders may be on another machine."""
     return os.path.normpath(left) == os.path.normpath(right)
 
 

@@ -23,7 +23,7 @@ from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
 MESSAGE_CHARS: Final = 2000
-"""Longest text of the engine that an error message repeats."""
+"""Most characters of the engine's text that an error message repeats."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
@@ -36,7 +36,7 @@ def generate_body(
     stream: bool,
     extra: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The JSON body of one call. ``input_ids`` is written from the array, without a list in between.
+    """The JSON body of one call. ``input_ids`` is written directly from the array.
 
     ``extra``: more top-level fields (``logprob_start_len`` and the like).
     """

@@ -1,7 +1,7 @@
-"""Evidence that an engine's tokenizer is ours: texts and the ids that our tokenizer gives them.
+"""Compares an engine's tokenizer with ours: texts, and the ids that ours gives them.
 
-A trainer that renders with one tokenizer and samples with another records nonsense without an error anywhere,
-so an engine compares at start and refuses to serve. This module never tokenizes by itself.
+A server that renders with one tokenizer and samples with another records nonsense without an error. So an engine
+compares at start and refuses to serve if they differ. This module never tokenizes by itself.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The training loop as the engine: a call is parked until somebody answers it over the control door.
+"""The training loop as the engine: a call waits until the loop answers it over the control API.
 
-Owns the parked calls and their time-out. What must hold: every call ends by its completion, its time-out
-(``engine.completion_timeout_s``), an abort, its caller's leaving or ``close``, whichever is first; nothing is
-sampled, tokenized or scored here. It needs a folder's ``config.json``, no weights and no torch.
+Owns the waiting calls and their time-out. What must hold: every call ends by the first of its completion, its
+time-out (``engine.completion_timeout_s``), an abort, its caller's leaving, or ``close``; nothing is sampled,
+tokenized or scored here. It needs a folder's ``config.json``, no weights and no torch.
 
-``pause`` stops the time-outs (mode ``abort`` ends the parked calls); completions are taken all the same, because
-who pauses is who samples. ``update_weights`` loads nothing: it records the name that later completions carry
-where they name no weights themselves.
+``pause`` stops the time-outs (mode ``abort`` ends the waiting calls). Completions are accepted all the same,
+because the training loop that pauses is the one that samples. ``update_weights`` loads nothing: it sets the
+version of later completions that name none.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from turnstile_server.engines.protocol import (
     ParkedCall,
     PauseMode,
 )
-from turnstile_server.engines.trainer_calls import CallDesk, Waiting
+from turnstile_server.engines.trainer_calls import ParkedCallTable, WaitingCall
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings
 
 FIRST_VERSION: Final = "default"
-"""Weights that nobody named; SGLang's word for them."""
+"""The version before the first update; SGLang's word for it."""
 
 ABORTED: Final = "the call was aborted"
 CLOSED: Final = "the server is stopping"
 
 
 class TrainerEngine:
-    """An ``Engine`` that is a ``ParkedCalls`` too. Raises StartupError for a folder that does not say its
-    vocabulary or its context length."""
+    """An ``Engine`` and its ``ParkedCalls``. Raises StartupError if the folder does not state its vocabulary size
+    or its context length."""
 
     def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
         self._settings = settings
         self._capabilities = replace(_capabilities(model_dir, settings), parked_calls=self)
-        self._desk = CallDesk(
+        self._table = ParkedCallTable(
             self._capabilities.vocab_size,
             max_pending=settings.max_pending,
             max_answered=settings.max_answered,
@@ -66,11 +66,11 @@ class TrainerEngine:
         return self._capabilities
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """There is nothing to start."""
 
     async def close(self) -> None:
         self._closed = True
-        self._desk.release_all(CLOSED)
+        self._table.release_all(CLOSED)
 
     async def generate(
         self,
@@ -87,7 +87,7 @@ class TrainerEngine:
         self._check_input(input_ids)
         if sampling.json_schema is not None:
             raise EngineRefused("The training loop is not asked for constrained decoding.")
-        waiting = self._desk.park(ParkedCall(rid, routing_key, input_ids, sampling))
+        waiting = self._table.park(ParkedCall(rid, routing_key, input_ids, sampling))
         try:
             await self._settled(waiting)
             if waiting.answer is not None:
@@ -98,16 +98,16 @@ class TrainerEngine:
             else:
                 yield EngineChunk(np.empty(0, np.int32), np.empty(0, np.float32), EngineFinish("abort", None, ()))
         finally:
-            self._desk.leave(waiting)
+            self._table.leave(waiting)
 
-    async def _settled(self, waiting: Waiting) -> None:
+    async def _settled(self, waiting: WaitingCall) -> None:
         """Returns when the call is answered or released. Raises EngineTimeout."""
         limit_s = self._settings.completion_timeout_s
         with Deadline(anyio.current_time(), limit_s, self._hold).scope():
             await waiting.settled.wait()
         if waiting.settled.is_set():
             return
-        self._desk.release(
+        self._table.release(
             waiting.call.call_id, f"it had waited {limit_s:g} s for one (engine.completion_timeout_s)"
         )
         raise EngineTimeout(
@@ -115,13 +115,13 @@ class TrainerEngine:
         )
 
     async def abort(self, rid: str) -> None:
-        self._desk.release(rid, ABORTED)
+        self._table.release(rid, ABORTED)
 
     async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
         raise EngineRefused("The training loop samples (--engine trainer): the server has no model to score with.")
 
     async def state(self) -> EngineState:
-        waiting = f"{len(self._desk)} calls wait for the training loop"
+        waiting = f"{len(self._table)} calls wait for the training loop"
         return EngineState(
             ok=not self._closed, weight_version=self._version, paused=self._hold.held, detail=waiting
         )
@@ -129,7 +129,7 @@ class TrainerEngine:
     async def pause(self, mode: PauseMode) -> None:
         self._hold.hold()
         if mode == "abort":
-            self._desk.release_all("the engine was paused with mode abort")
+            self._table.release_all("the engine was paused with mode abort")
 
     async def resume(self) -> None:
         if self._hold.held:
@@ -139,13 +139,13 @@ class TrainerEngine:
         self._version = version
 
     def pending(self, episode_id: str) -> tuple[ParkedCall, ...]:
-        return self._desk.pending(episode_id)
+        return self._table.pending(episode_id)
 
     async def parked(self, episode_id: str) -> None:
-        await self._desk.parked(episode_id)
+        await self._table.parked(episode_id)
 
     async def complete(self, episode_id: str, call_id: str, completion: Completion) -> Accepted:
-        return await self._desk.complete(episode_id, call_id, completion, self._version)
+        return await self._table.complete(episode_id, call_id, completion, self._version)
 
     def _check_input(self, input_ids: Int32Array) -> None:
         size = self._capabilities.vocab_size

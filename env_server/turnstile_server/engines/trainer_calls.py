@@ -1,8 +1,8 @@
-"""Calls that wait for the training loop: which there are, what may answer one, what became of those before.
+"""The calls that wait for the training loop: which there are, what may answer one, how earlier ones ended.
 
 Owns the bookkeeping of the ``trainer`` engine; no tokenizer, no HTTP, no time-out. What must hold (invariant 4): a
-completion is taken whole or refused whole, and a refused one leaves its call as it was; a call is answered once,
-and the same answer again is the same acceptance; an answer counts as accepted only when a generation took it.
+completion is accepted whole or refused whole, and a refused one leaves its call as it was; a call is answered
+once, and the same answer again gets the same reply; an answer counts as accepted only when a generation took it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ BUSY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A parked call. ``settled``: there is an answer or a release; ``over``: its generation has ended."""
+class WaitingCall:
+    """A call that waits. ``settled``: it has an answer or was released. ``over``: its generation has ended."""
 
     call: ParkedCall
     settled: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
-    answer: _Answer | None = None
+    answer: _TrainerAnswer | None = None
     released: str | None = None
-    """Why nobody waits for the completion any more."""
+    """Why the call ended without a completion."""
     taken: bool = False
 
     @property
@@ -48,15 +48,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _TrainerAnswer:
     digest: str
     chunk: EngineChunk
     accepted: Accepted
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """A call that is over: its answer, or why it has none."""
+class _EndedCall:
+    """A call that has ended: its answer, or why it has none."""
 
     episode_id: str
     digest: str | None
@@ -64,28 +64,29 @@ class _Past:
     reason: str
 
 
-class CallDesk:
-    """``max_pending`` calls wait at once; ``max_answered`` of those that are over are remembered, the latest."""
+class ParkedCallTable:
+    """At most ``max_pending`` calls wait at once. The latest ``max_answered`` calls that ended are remembered, so
+    that an answer can be repeated."""
 
     def __init__(self, vocab_size: int, *, max_pending: int, max_answered: int) -> None:
         self._vocab_size = vocab_size
         self._max_pending = max_pending
         self._max_answered = max_answered
-        self._waiting: dict[str, Waiting] = {}
-        self._past: OrderedDict[str, _Past] = OrderedDict()
+        self._waiting: dict[str, WaitingCall] = {}
+        self._past: OrderedDict[str, _EndedCall] = OrderedDict()
         self._watchers: dict[str, set[anyio.Event]] = {}
 
     def __len__(self) -> int:
         return sum(waiting.open for waiting in self._waiting.values())
 
-    def park(self, call: ParkedCall) -> Waiting:
-        """Raises TooManyCalls at the bound."""
+    def park(self, call: ParkedCall) -> WaitingCall:
+        """Adds a call. Raises TooManyCalls at the bound."""
         if len(self._waiting) >= self._max_pending:
             raise TooManyCalls(
                 f"{len(self._waiting)} calls wait for the training loop, which is the limit (engine.max_pending)",
                 retry_after_s=BUSY_S,
             )
-        waiting = self._waiting[call.call_id] = Waiting(call)
+        waiting = self._waiting[call.call_id] = WaitingCall(call)
         for watcher in self._watchers.get(call.episode_id, ()):
             watcher.set()
         return waiting
@@ -125,7 +126,7 @@ class CallDesk:
         return self._again(episode_id, call_id, completion)
 
     def release(self, call_id: str, reason: str) -> None:
-        """Nobody waits for the call's completion any more; nothing where it is unknown or answered."""
+        """Ends a call without a completion. No-op if it is unknown or answered."""
         waiting = self._waiting.get(call_id)
         if waiting is not None and waiting.open:
             waiting.released = reason
@@ -135,12 +136,12 @@ class CallDesk:
         for call_id in list(self._waiting):
             self.release(call_id, reason)
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: WaitingCall) -> None:
         """The call's generation has ended, with its answer (``taken``) or without."""
         self.release(waiting.call.call_id, "its caller went away")
         del self._waiting[waiting.call.call_id]
         answer = waiting.answer if waiting.taken else None
-        self._past[waiting.call.call_id] = _Past(
+        self._past[waiting.call.call_id] = _EndedCall(
             waiting.call.episode_id,
             answer.digest if answer is not None else None,
             answer.accepted if answer is not None else None,
@@ -173,12 +174,12 @@ def _digest(completion: Completion) -> str:
     return digest.hexdigest()
 
 
-def _answer(call: ParkedCall, completion: Completion, version: str, vocab_size: int) -> _Answer:
-    """Raises Unprocessable, naming the field, for what cannot be a turn."""
+def _answer(call: ParkedCall, completion: Completion, version: str, vocab_size: int) -> _TrainerAnswer:
+    """The chunk that answers ``call``. Raises Unprocessable, naming the field, for what cannot be a turn."""
     ids, logprobs, stops = completion.ids, completion.logprobs, call.sampling.stop_token_ids
     limit = call.sampling.max_new_tokens
     if completion.given and len(ids) == limit + 1 and int(ids[-1]) in stops:
-        # The end of turn that was added to a given text; a completion of just that many tokens has no room for it.
+        # The end of turn was added to a given text, and a text of just that many tokens leaves no room for it.
         ids, logprobs = ids[:-1], logprobs[:-1]
     _check(ids, logprobs, call, vocab_size)
     reason = completion.finish_reason
@@ -196,7 +197,7 @@ def _answer(call: ParkedCall, completion: Completion, version: str, vocab_size: 
     finish = EngineFinish(
         reason or "length", matched, (WeightSpan(start=0, end=len(ids), version=weights),), given=completion.given
     )
-    return _Answer(
+    return _TrainerAnswer(
         _digest(completion),
         EngineChunk(ids.astype(np.int32), logprobs.astype(np.float32), finish),
         Accepted(len(ids), reason or "length", weights),

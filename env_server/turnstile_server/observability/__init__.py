@@ -1,0 +1,1 @@
+"""Metrics of the server, in the Prometheus format: ``metrics``."""

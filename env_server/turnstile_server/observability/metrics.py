@@ -1,21 +1,29 @@
-"""Metrics: one object, injected where something is counted, with a typed method per fact.
+"""The server's metrics: one object, handed to every part that counts, with a typed method per fact.
 
-Holds: its registry is its own (two servers in one process do not mix); labels take values from closed sets of
-this code base, never from a request; counting never fails a call.
+What must hold: two servers in one process do not share a registry; label values come from closed sets of this
+code, never from a request; counting never fails a call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from turnstile.models import EpisodeStatus, Turn
+from turnstile_server.journal.stats import JournalStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Bucket bounds in seconds: the gate's own cost lies at the low end, a long generation at the high end."""
+"""Bucket bounds in seconds: the gate's own cost is at the low end, a long generation at the high end."""
+
+_GAUGES = frozenset({"queued_bytes"})
+"""Fields of ``JournalStats`` that may fall."""
 
 
 class Metrics:
@@ -47,14 +55,14 @@ class Metrics:
         self._low_share = self._counter(
             "low_trained_share_episodes", "Episodes that ended below episodes.trained_share_alert."
         )
-        self._episodes = self._gauge("episodes", "Episodes that are not ended, by status.", "status")
+        self._episodes = self._gauge("episodes", "Episodes that have not ended, by status.", "status")
         self._ended = self._counter("episodes_ended", "Episodes that ended, by final status.", "status")
         self._control = self._counter(
-            "control_requests", "Requests to the control door, by route and HTTP status.", "route", "status"
+            "control_requests", "Requests to the control API, by route and HTTP status.", "route", "status"
         )
 
     def watch(self, collector: Collector) -> None:
-        """Adds what another part counts by itself."""
+        """Adds the counters of another part."""
         self._registry.register(collector)
 
     # The gate
@@ -72,7 +80,7 @@ class Metrics:
             self._overhead_seconds.observe(max(0.0, total_s - engine_s))
 
     def turn_committed(self, turn: Turn, tokenized_bytes: int) -> None:
-        """``tokenized_bytes``: what went through the tokenizer to make the turn's context."""
+        """``tokenized_bytes``: UTF-8 bytes that were tokenized to make the turn's context."""
         self._sampled.inc(len(turn.completion_ids))
         self._tokenized_bytes.inc(tokenized_bytes)
         self._rerendered.inc(turn.rerendered_tokens)
@@ -104,7 +112,7 @@ class Metrics:
     def low_trained_share(self) -> None:
         self._low_share.inc()
 
-    # The control door
+    # The control API
 
     def control_request(self, route: str, status: int) -> None:
         """``route``: the route's template (``/episodes/{episode_id}``), never the path itself."""
@@ -122,3 +130,16 @@ class Metrics:
 
     def _histogram(self, name: str, help_: str, *labels: str) -> Histogram:
         return Histogram(f"turnstile_{name}", help_, labels, buckets=_SECONDS, registry=self._registry)
+
+
+class JournalCollector(Collector):
+    """Every field of ``JournalStats`` as ``turnstile_journal_{field}``."""
+
+    def __init__(self, stats: JournalStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        values = {field.name: float(getattr(self._stats, field.name)) for field in fields(self._stats)}
+        for name, value in values.items():
+            family = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+            yield family(f"turnstile_journal_{name}", f"Journal: {name.replace('_', ' ')}.", value=value)

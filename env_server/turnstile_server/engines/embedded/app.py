@@ -1,8 +1,9 @@
 """The child's HTTP interface: the subset of SGLang's that Turnstile uses, in the same shapes.
 
-Source of the shapes: sglang 0.5.23 (see ``sglang_wire``). Differences, on purpose: input logprobs follow the
-call's temperature (said in ``/server_info``), new weights recompute running calls (retract) whatever the
-pause, and there is no ``text`` in replies. Owns the calls in flight; the scheduler owns everything else.
+Source of the shapes: sglang 0.5.23 (see ``sglang_wire``). Deliberate differences: input logprobs follow the call's
+temperature (``/server_info`` says so), new weights recompute running calls (retract) whatever the pause, chunks
+say which weights sampled which tokens, and replies have no ``text``. Owns the calls in flight; the scheduler owns
+everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from turnstile_server.engines.embedded.model import ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters
-from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler
+from turnstile_server.engines.embedded.scheduler import EngineCall, NewTokens, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.sglang_start import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
@@ -31,8 +32,8 @@ class BadRequest(Exception):
     """Answered with 400 and this sentence."""
 
 
-class EngineApp:
-    """``encode(text, add_special_tokens)`` and ``eos_ids`` are the model folder's own."""
+class WorkerApp:
+    """The HTTP handlers. ``encode(text, add_special_tokens)`` and ``eos_ids`` are the model folder's own."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class EngineApp:
         """Names the scheduler that computes calls. Call it in the event loop."""
         self._scheduler, self._loop = scheduler, LoopCaller()
 
-    def post(self, events: list[tuple[Call, Event]]) -> None:
+    def post(self, events: list[tuple[EngineCall, NewTokens]]) -> None:
         """Hands events to their calls. Called by the scheduler's thread."""
         if self._loop is None:
             raise RuntimeError("no scheduler is attached")
@@ -121,7 +122,7 @@ class EngineApp:
             call = self._read_call(body, inbox.put)
         except BadRequest as error:
             return _error(str(error))
-        answer = _Answer(call, self.scheduler, scored=call.score_from is not None)
+        answer = _CallOutput(call, self.scheduler, scored=call.score_from is not None)
         self._live.add(call.rid)
         try:
             self.scheduler.submit(call)
@@ -136,7 +137,7 @@ class EngineApp:
             if not answer.finished:
                 self.scheduler.abort(call.rid)
 
-    async def _stream(self, request: web.Request, answer: _Answer, inbox: _Inbox) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: _CallOutput, inbox: _Inbox) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         while not answer.finished:
@@ -146,7 +147,7 @@ class EngineApp:
         await response.write_eof()
         return response
 
-    def _read_call(self, body: dict[str, Any], emit: Callable[[Event], None]) -> Call:
+    def _read_call(self, body: dict[str, Any], emit: Callable[[NewTokens], None]) -> EngineCall:
         rid = body.get("rid") or uuid.uuid4().hex
         if not isinstance(rid, str) or rid in self._live:
             raise BadRequest(f"rid {rid!r} is no string or already in use")
@@ -168,7 +169,7 @@ class EngineApp:
         ignore_eos = parameters.get("ignore_eos", False)
         stop_ids = frozenset() if ignore_eos else self._eos_ids | set(parameters.get("stop_token_ids") or ())
         strings = parameters.get("stop") or []
-        return Call(
+        return EngineCall(
             rid=rid,
             prompt=ids,
             sampling=SamplingParameters(
@@ -227,24 +228,24 @@ class _Inbox:
     """Events of one call, on their way from the scheduler to the handler."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[NewTokens] = []
         self._arrived = anyio.Event()
 
-    def put(self, event: Event) -> None:
+    def put(self, event: NewTokens) -> None:
         self._events.append(event)
         self._arrived.set()
 
-    async def take(self) -> list[Event]:
+    async def take(self) -> list[NewTokens]:
         """All events that have come, as soon as there is one."""
         await self._arrived.wait()
         events, self._events, self._arrived = self._events, [], anyio.Event()
         return events
 
 
-class _Answer:
+class _CallOutput:
     """The output of a call so far, as SGLang's reply."""
 
-    def __init__(self, call: Call, scheduler: Scheduler, *, scored: bool) -> None:
+    def __init__(self, call: EngineCall, scheduler: Scheduler, *, scored: bool) -> None:
         self._call = call
         self._scheduler = scheduler
         self._scored = scored
@@ -258,7 +259,7 @@ class _Answer:
     def finished(self) -> bool:
         return self._finish is not None
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: list[NewTokens]) -> None:
         for event in events:
             self._ids.extend(event.ids)
             self._logprobs.extend(event.logprobs)
@@ -291,7 +292,7 @@ class _Answer:
         return {"output_ids": ids, "meta_info": meta}
 
 
-def _deliver(events: list[tuple[Call, Event]]) -> None:
+def _deliver(events: list[tuple[EngineCall, NewTokens]]) -> None:
     for call, event in events:
         call.emit(event)
 

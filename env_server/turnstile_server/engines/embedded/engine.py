@@ -1,8 +1,8 @@
-"""The embedded engine as the server sees it: a supervised child process and an SGLang client to it.
+"""The embedded engine: a child process, and an SGLang client to it.
 
 Owns the child and the client. What must hold: the child never outlives ``close`` nor this process; a child that
-cannot start is a StartupError with its own words; a child that died fails calls with EngineUnavailable, and is
-not restarted behind the trainer's back, because its weights would be the first ones again.
+cannot start is a StartupError with the child's own words; a child that died fails calls with EngineUnavailable. It
+is not restarted, because it would serve the first weights again without the trainer's knowledge.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from turnstile_server.settings import EngineSettings
 
 
 class EmbeddedEngine:
-    """An ``Engine``. ``incremental``: chunks bring only what is new (SGLang's
-    ``--incremental-streaming-output``); False repeats all output in each, as SGLang does by default."""
+    """An ``Engine``. ``incremental``: a chunk has only new output (SGLang's ``--incremental-streaming-output``);
+    False repeats all output in each chunk, as SGLang does by default."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EmbeddedEngine:
 
     @property
     def socket(self) -> Path:
-        """Where the child listens; only while it is started."""
+        """Where the child listens. Raises RuntimeError before ``start``."""
         return self._worker.socket
 
     @property

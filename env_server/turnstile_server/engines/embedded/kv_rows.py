@@ -1,9 +1,9 @@
 """The attention cache of the embedded engine: one row per call, columns are positions.
 
-Owns the key and value buffers of all layers. What must hold: row r's columns ``[0, len(held[r]))`` are the
-keys and values of exactly the ids ``held[r]`` under the present weights; what lies behind them is finite and
-masked. Rows of running calls are the first ones, so a decoding step reads one slice and copies nothing.
-A row keeps what it holds after its call ended, so a later prompt that begins alike need not be computed again.
+Owns the key and value buffers of all layers. What must hold: row r's columns ``[0, len(held[r]))`` are the keys
+and values of exactly the ids ``held[r]`` under the present weights; the columns behind them are finite and masked.
+The rows of running calls come first, so a decoding step reads one slice and copies nothing. A row keeps its
+contents after its call has ended, so a later prompt with the same beginning need not be computed again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KvRows(Cache):
         reused = shared[source]
         if source >= first_free and reused == len(self.held[source]):
             target = source
-        else:  # do not cut a row that holds more than we need: copy into the row that was used longest ago
+        else:  # a row that holds more is not cut: copy into the row that was used longest ago
             target = min(range(first_free, len(self.held)), key=lambda row: self._last_use[row])
             if target != source and reused:
                 for buffer in (*self._keys.values(), *self._values.values()):

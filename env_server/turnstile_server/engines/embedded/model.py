@@ -1,7 +1,7 @@
 """Loading a Hugging Face causal model on CPU in float32, and its forwards over the rows of a cache.
 
-What must hold: no weight is ever made up (a folder that lacks one cannot be loaded), and the model's cached
-forward equals its plain forward; both are checked at load.
+What must hold: every weight comes from the folder (a folder that lacks one cannot be loaded), and the model's
+cached forward equals its plain forward. Both are checked at load.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
+    """How one call is sampled, in SGLang's words; -1 switches ``top_k`` off."""
+
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1

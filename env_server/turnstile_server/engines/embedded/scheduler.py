@@ -1,12 +1,12 @@
-"""Which calls are computed next: the one thread that touches the model.
+"""The scheduler: the one thread that uses the model decides which calls are computed next.
 
-Owns the waiting queue, the running calls, their rows of the cache and the weights. Everything else talks to it
-by commands that run between two steps, and hears from it by events. What must hold:
+Owns the waiting queue, the running calls, their rows of the cache and the weights. Other code sends it commands,
+which run between two steps, and gets new tokens from it. What must hold:
 
 - running calls are rows ``[0, len(running))``; all but the last are decoding, the last may still be prefilling;
 - a call's row holds a prefix of ``prompt + output``; it decodes when only the last id is not in the cache;
 - after new weights nothing computed with the old ones is used again; running calls are computed anew;
-- every submitted call gets exactly one event with a finish reason.
+- every submitted call gets exactly one ``NewTokens`` with a finish reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class NewTokens:
     """New tokens of a call, each with its logprob and the version of the weights; the last has ``finish``."""
 
     ids: tuple[int, ...]
@@ -45,14 +45,14 @@ class Event:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One call. ``score_from``: also give the logprobs of ``prompt[score_from + 1:]``."""
+class EngineCall:
+    """One call. With ``score_from`` it also gives the logprobs of ``prompt[score_from + 1:]``."""
 
     rid: str
     prompt: list[int]
     sampling: SamplingParameters
     stop: StopRule
-    emit: Callable[[Event], None]
+    emit: Callable[[NewTokens], None]
     score_from: int | None = None
     output: list[int] = field(default_factory=list)
     input_logprobs: list[float] = field(default_factory=list)
@@ -72,15 +72,18 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """``decode``: ids to text, for stop strings. ``post``: hands (call, event) pairs to the event
-    loop. ``crash``: ends the process."""
+    """Computes calls in a thread from ``start`` to ``stop``.
+
+    ``decode`` gives the text of ids, for stop strings. ``post`` hands new tokens to the event loop. ``crash`` ends
+    the process.
+    """
 
     def __init__(
         self,
         model: LoadedModel,
         limits: SchedulerLimits,
         decode: Callable[[Any], str],
-        post: Callable[[list[tuple[Call, Event]]], None],
+        post: Callable[[list[tuple[EngineCall, NewTokens]]], None],
         *,
         crash: Callable[[], None],
         seed: int | None = None,
@@ -97,12 +100,12 @@ class Scheduler:
         else:
             self._generator.manual_seed(seed)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[Call] = deque()
-        self._running: list[Call] = []
+        self._waiting: deque[EngineCall] = deque()
+        self._running: list[EngineCall] = []
         self._prefilling = False
         self._paused = False
         self._stopped = False
-        self._events: list[tuple[Call, Event]] = []
+        self._events: list[tuple[EngineCall, NewTokens]] = []
         self._thread = threading.Thread(target=self._run, name="torch", daemon=True)
 
     @property
@@ -118,15 +121,15 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after its present step; calls that run get no more events. Returns when it has ended."""
+        """Ends the thread after its present step; running calls get no more tokens. Returns when it has ended."""
         self._commands.put(self._stop)
         self._thread.join()
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: EngineCall) -> None:
         self._commands.put(lambda: self._waiting.append(call))
 
     def abort(self, rid: str | None) -> None:
-        """Ends the call ``rid`` (None: all) with what it has. Unknown rids are ignored."""
+        """Ends the call ``rid`` (None: all calls) with its tokens so far. Unknown rids are ignored."""
         self._commands.put(lambda: self._abort(rid))
 
     def pause(self, mode: PauseMode) -> Future[None]:
@@ -136,7 +139,7 @@ class Scheduler:
         return self._ask(self._resume)
 
     def flush(self) -> Future[bool]:
-        """Forgets cached prefixes; False (and nothing done) while calls run."""
+        """Forgets cached prefixes. Does nothing and gives False while calls run."""
         return self._ask(self._flush)
 
     def update_weights(self, folder: Path, version: str) -> Future[None]:
@@ -204,7 +207,7 @@ class Scheduler:
                 if call.stop.max_new_tokens == 0:
                     self._finish(row, {"type": "length", "length": 0})
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: EngineCall) -> None:
         ids = call.ids
         limit = len(ids) - 1 if call.score_from is None else min(call.score_from, len(ids) - 1)
         reused = self._cache.choose_row(ids, limit, len(self._running))
@@ -214,7 +217,7 @@ class Scheduler:
         self._running.append(call)
         self._prefilling = True
 
-    def _prefill(self, call: Call, row: int, ids: list[int]) -> None:
+    def _prefill(self, call: EngineCall, row: int, ids: list[int]) -> None:
         """Appends ``ids[:-1]`` to the row; ``ids[1:]`` are the ids that follow them."""
         done = len(self._cache.held[row])
         logits = self._model.prefill(self._cache, row, ids[:-1], all_logits=call.score_from is not None)
@@ -244,13 +247,13 @@ class Scheduler:
                 reason = {"type": "length", "length": len(call.output)}
             if reason is not None:
                 finished.append((row, reason))
-            self._events.append((call, Event((ids[row],), (logprobs[row],), (version,))))
+            self._events.append((call, NewTokens((ids[row],), (logprobs[row],), (version,))))
         for row, reason in reversed(finished):
             self._finish(row, reason)
 
     def _finish(self, row: int, reason: dict[str, object]) -> None:
         """Ends the call in ``row`` and closes the gap, keeping a prefilling call last."""
-        self._events.append((self._running[row], Event((), (), (), reason)))
+        self._events.append((self._running[row], NewTokens((), (), (), reason)))
         self._leave(row)
 
     def _leave(self, row: int) -> None:
@@ -273,7 +276,7 @@ class Scheduler:
         for call in [call for call in self._waiting if rid in (None, call.rid)]:
             self._waiting.remove(call)
             message = "Aborted" if call.output else "Abort in waiting queue"
-            self._events.append((call, Event((), (), (), _aborted(message))))
+            self._events.append((call, NewTokens((), (), (), _aborted(message))))
         for row in reversed(range(len(self._running))):
             if rid in (None, self._running[row].rid):
                 self._finish(row, _aborted("Aborted"))

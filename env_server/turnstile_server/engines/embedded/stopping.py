@@ -1,4 +1,4 @@
-"""When a call ends by itself. Pure, but for the tokenizer it is given."""
+"""The rules by which a call ends by itself: stop ids, stop strings, the length limit. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLACK_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """``stop_ids`` end the call when sampled, ``strings`` when the text first contains one of them; the
+    """When a call ends. ``stop_ids`` end it when sampled, ``strings`` when its text first contains one; the
     matching tokens stay in the output."""
 
     max_new_tokens: int
@@ -24,7 +24,7 @@ class StopRule:
         if output[-1] in self.stop_ids:
             return {"type": "stop", "matched": output[-1]}
         if self.strings:
-            # Earlier tokens were looked at when they were sampled.
+            # Earlier tokens were checked when they were sampled.
             reach = max(len(text.encode()) for text in self.strings) + SLACK_TOKENS
             tail = decode(output[-reach:])
             for text in self.strings:

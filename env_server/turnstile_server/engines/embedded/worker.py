@@ -23,7 +23,7 @@ import orjson
 import torch
 from aiohttp import web
 
-from turnstile_server.engines.embedded.app import EngineApp
+from turnstile_server.engines.embedded.app import WorkerApp
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
 from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimits
 
@@ -56,7 +56,7 @@ def main() -> None:
         return text
 
     own_eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    app = EngineApp(
+    app = WorkerApp(
         vocab_size=model.vocab_size,
         window=window,
         eos_ids=model.eos_ids | frozenset(own_eos),
@@ -70,7 +70,7 @@ def main() -> None:
     anyio.run(_serve, app, scheduler, arguments.socket, status)
 
 
-async def _serve(app: EngineApp, scheduler: Scheduler, socket: Path, status: int) -> None:
+async def _serve(app: WorkerApp, scheduler: Scheduler, socket: Path, status: int) -> None:
     app.attach(scheduler)
     scheduler.start()
     server = web.Application(client_max_size=MAX_BODY_BYTES)
