@@ -41,6 +41,12 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
     assert registry.get("tool-loop").summary == "s"
 
 
+def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
+    """They are no placeholders."""
+    (tmp_path / "a.yaml").write_text(GOOD + "volatile: ['\\d{4}-\\d{2}-\\d{2}', '\\d{1,9} tokens left']\n")
+    assert load_registry([tmp_path]).get("mine").volatile == (r"\d{4}-\d{2}-\d{2}", r"\d{1,9} tokens left")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -55,6 +61,9 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
             r"bad\.yaml.*env\.A: there is no placeholder \{modle_url\}.*\{model_url\}",
         ),
         (GOOD.replace("{home}", "{home"), r"command\.1: .*\{home\}"),
+        (GOOD + "volatile: ['(']\n", r"volatile: .*no regular expression"),
+        (GOOD + "volatile: ['x*']\n", r"volatile: .*matches an empty text"),
+        (GOOD + "volatile: ['(a+)+b']\n", r"volatile: .*takes too long"),
         (GOOD + "stdin: '{}'\n", r"stdin: .*\{instruction\}"),
         (GOOD + "files: {'{home}/a': '{home.b}'}\n", r"files\.\{home\}/a: "),
         (GOOD + "files: {'/{x}': ''}\n", r"files\./\{x\}: there is no placeholder \{x\}"),

@@ -22,6 +22,11 @@ ALIKE_SHARE = 0.5
 """Two system texts are alike when they have at least this part of the longer one in common. A clock, a counter or
 a list of files leaves most of a prompt as it was; a prompt for another purpose (a title, a summary) does not."""
 
+COMPARED_CHARS = 200_000
+"""Longer system texts are not compared word by word, because that takes time."""
+CANDIDATES = 16
+"""Turns with the same dialogue, the latest first, that are compared with a call."""
+
 
 def explain_break(
     groups: Sequence[MessageGroup],
@@ -142,14 +147,14 @@ def _repeated_dialogue(
         if item.message.role == "assistant" and key in by_dialogue:
             ends.append((count, key))
     for count, key in reversed(ends):
-        same = [
-            node
-            for node in by_dialogue[key]
-            if _repeats(node, dialogue[:count], schemas)
-            and (node.turn.tools_key == tools_key or alike(_system_text(_path_groups(node)), system))
+        candidates = [
+            node for node in by_dialogue[key][: -CANDIDATES - 1 : -1] if _repeats(node, dialogue[:count], schemas)
         ]
-        if same:
-            return max(same, key=lambda node: (node.turn.tools_key == tools_key, node.turn.seq))
+        same_tools = (node for node in candidates if node.turn.tools_key == tools_key)
+        same_purpose = (node for node in candidates if alike(_system_text(_path_groups(node)), system))
+        repeated = next(same_tools, None) or next(same_purpose, None)
+        if repeated is not None:
+            return repeated
     return None
 
 
@@ -194,8 +199,7 @@ def _system_text(groups: Sequence[MessageGroup]) -> str:
 
 
 def alike(left: str, right: str) -> bool:
-    """Two system texts have ``ALIKE_SHARE`` in common: as beginning and end, or word by word in any order. Takes
-    time in the length of the texts."""
+    """Two system texts have ``ALIKE_SHARE`` in common: as beginning and end, or word by word in any order."""
     shorter, longer = sorted((left, right), key=len)
     if not shorter:
         return not longer
@@ -203,16 +207,28 @@ def alike(left: str, right: str) -> bool:
     end = _common_prefix(shorter[start:][::-1], longer[start:][::-1])
     if start + end >= ALIKE_SHARE * len(longer):
         return True
-    words, others = Counter(longer.split()), Counter(shorter.split())
-    shared = sum((words & others)[word] * len(word) for word in words & others)
-    return shared >= ALIKE_SHARE * sum(count * len(word) for word, count in words.items()) > 0
+    if len(longer) > COMPARED_CHARS:
+        return False
+    words = Counter(longer.split())
+    shared = words & Counter(shorter.split())
+    total = _characters(words)
+    return total > 0 and _characters(shared) >= ALIKE_SHARE * total
+
+
+def _characters(words: Counter[str]) -> int:
+    return sum(count * len(word) for word, count in words.items())
 
 
 def _common_prefix(left: str, right: str) -> int:
-    return next(
-        (index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other),
-        min(len(left), len(right)),
-    )
+    """Length of the common beginning, by bisection: comparing slices is quick, comparing characters is not."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _at(groups: Sequence[MessageGroup], index: int, path: str) -> BreakAt:

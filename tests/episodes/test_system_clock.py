@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_support import Prompted, Said, Stage
+from fake_backends import FAKE_AGENT, fake_backends, result
+from gate_support import Prompted, Said, Stage, staged
 
-from turnstile_server.capture import TokenTree, VolatileText
-from turnstile_server.episodes.service import Episodes
+from turnstile_server.agents.registry import AgentRegistry
 
 pytestmark = pytest.mark.anyio
 
@@ -48,13 +50,15 @@ async def test_a_clock_costs_new_prompts_that_are_counted_and_no_reply_is_lost(s
     assert stats["rerendered_tokens"] == sum(prompts[1:])
 
 
-async def test_a_clock_that_the_agents_spec_names_costs_nothing(stage: Stage) -> None:
-    episode = await stage.episode()
-    episodes = stage.apps.tools
-    assert isinstance(episodes, Episodes)
-    session = episodes.open_episode(episode["episode_id"], episode["episode_key"])
-    session.tree = TokenTree(VolatileText([r"\d{2}:\d{2}"]))
-    exported = await play(stage, episode)
+async def test_a_clock_that_the_agents_spec_names_costs_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    spec = FAKE_AGENT.model_copy(update={"volatile": (r"\d{2}:\d{2}",)})
+    fakes = fake_backends(tmp_path / "installs")
+    agents = AgentRegistry({spec.name: spec})
+    async with staged(tiny_model, tmp_path / "data", work=replace(fakes.backends, agents=agents)) as stage:
+        episode = await stage.episode(agent=spec.name)
+        process = await fakes.provider.agent()
+        exported = await play(stage, {**episode, "episode_key": process.command.env["KEY"]})
+        process.end(result())
     stats = exported["stats"]
     # The last call offers no tools: another offer is another prompt.
     assert (stats["roots"], stats["breaks"]) == (2, {"tools_changed": 1})
