@@ -70,12 +70,13 @@ async def open_apps(
     ``model_dir`` None: a server without a model. ``agent_url``: where external agents reach the agent app. Test
     servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
     """
-    key = load_control_key(settings) if settings.control.auth else None
     if model_dir is None:
-        control = build_standby_app(key=key, metrics=Metrics(), settings=settings.control)
+        control = build_standby_app(key=_control_key(settings), metrics=Metrics(), settings=settings.control)
         return Apps(control, standby_gate, anyio.Event())
+    # The journal comes first: it locks the data directory, so no other server makes the keys at the same time.
     journal = await FileJournal.open(journal_folder(settings.data_dir), settings.journal)
     stack.push_async_callback(_shielded, journal.close)
+    control_key = _control_key(settings)
     keys = EpisodeKeys(load_secret(settings.data_dir))
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
@@ -88,12 +89,17 @@ async def open_apps(
     stack.push_async_callback(_shielded, engine.close)
     await engine.start()
     parts = Parts(settings, journal, renderer, engine, keys, metrics, backends, observe)
-    return await assemble(parts, agent_url, key, stack)
+    return await assemble(parts, agent_url, control_key, stack)
+
+
+def _control_key(settings: Settings) -> str | None:
+    """None where the settings switch authentication off."""
+    return load_control_key(settings) if settings.control.auth else None
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What touches the outside world, already started."""
+    """What ``assemble`` joins: the parts that hold files and processes, already started."""
 
     settings: Settings
     journal: FileJournal
@@ -102,7 +108,7 @@ class Parts:
     keys: EpisodeKeys
     metrics: Metrics
     backends: Backends | None = None
-    """None: the settings'."""
+    """None: those of the settings. Not started."""
     observe: Callable[[ASGIApp], ASGIApp] | None = None
     """Wraps the agent app as sandboxes reach it: tests and benchmarks record its requests."""
 
