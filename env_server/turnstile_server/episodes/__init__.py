@@ -3,14 +3,15 @@
 In reading order:
 
 - ``service``: ``Episodes``, the register behind the control API, the gate and the MCP endpoint.
-- ``plan``: what a request needs (task, agent, sandbox, limits), and the first record of its episode.
+- ``plan``: what a request needs (task, agent, sandbox, limits), and the record and session it begins with.
 - ``run``: ``EpisodeRun``, the owner task of an episode: prepare → run → drain → grade → store.
 - ``lifecycle``: the decisions of that task as a pure state machine: transitions, stop requests, limits of time.
 - ``sandbox``: the episode's sandbox, and the agent's process in it.
 - ``outcome``: how an episode ended, and what an agent's exit means.
 - ``keys``: the key with which an agent opens its episode.
 - ``store``: the journal records of an episode, and its token forest rebuilt from them.
-- ``archive``: ended episodes, pages of all episodes, and the restore at the start of the server.
+- ``archive``: ended episodes, and the restore at the start of the server.
+- ``listing``: the order of all episodes, by which pages are made, with indexes by status and group.
 - ``broadcast``: changes of status for the readers of ``GET /events``.
 - ``auditor``: re-scores the recorded tokens of an episode and checks the invariants.
 """

@@ -1,5 +1,4 @@
-"""What an episode needs, decided when it is created: its task, its agent, its sandbox, its limits, its first
-record.
+"""What an episode needs, decided when it is created: task, agent, sandbox, limits, first record, gate session.
 
 Pure: nothing is started here. A request that cannot work is refused before anything has been spent on it.
 """
@@ -7,6 +6,7 @@ Pure: nothing is started here. A request that cannot work is refused before anyt
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
-from turnstile_server.errors import NotFound, Unprocessable
-from turnstile_server.gate.session import CallLimits
+from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
+from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, SandboxSettings
 from turnstile_server.tasks.model import Task
@@ -106,15 +106,25 @@ def _under_ceilings(asked: Limits, ceilings: EpisodeSettings) -> Limits:
     return Limits(**resolved)
 
 
-def call_limits(limits: Limits, gate: GateSettings) -> CallLimits:
-    """What the gate enforces, from the limits of an episode's record."""
+def new_session(
+    episode: Episode, plan: Plan, gate: GateSettings, on_exhausted: Callable[[TurnstileError], None]
+) -> EpisodeSession:
+    """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped."""
+    limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
     assert limits.max_sampled_tokens is not None
-    return CallLimits(
-        max_turns=limits.max_turns,
-        max_completion_tokens=limits.max_completion_tokens,
-        max_sampled_tokens=limits.max_sampled_tokens,
-        max_calls=gate.max_calls_per_episode,
-        max_refusals=gate.max_refusals,
+    return EpisodeSession(
+        episode.episode_id,
+        episode.sampling,
+        CallLimits(
+            max_turns=limits.max_turns,
+            max_completion_tokens=limits.max_completion_tokens,
+            max_sampled_tokens=limits.max_sampled_tokens,
+            max_calls=gate.max_calls_per_episode,
+            max_refusals=gate.max_refusals,
+        ),
+        on_exhausted,
+        ConversationHeaders() if agent is None else ConversationHeaders(**agent.threads.model_dump()),
+        () if agent is None else agent.volatile,
     )

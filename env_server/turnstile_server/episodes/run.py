@@ -30,7 +30,7 @@ from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import AgentEnd, Outcome, outcome_of_exit
-from turnstile_server.episodes.plan import Plan, call_limits
+from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import (
@@ -42,7 +42,6 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.pipeline import CallPipeline
-from turnstile_server.gate.session import ConversationHeaders, EpisodeSession
 from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
@@ -80,15 +79,11 @@ class EpisodeRun:
         self._env = env
         self._parts = parts
         self._life = Lifecycle(episode, graded=plan.task.graded, now=time.monotonic())
-        self.session = EpisodeSession(
-            episode.episode_id,
-            episode.sampling,
-            call_limits(episode.limits, settings.gate),
-            lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
-            ConversationHeaders()
-            if plan.agent is None
-            else ConversationHeaders(**plan.agent.threads.model_dump()),
-            () if plan.agent is None else plan.agent.volatile,
+        self.session = new_session(
+            episode,
+            plan,
+            settings.gate,
+            on_exhausted=lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
         )
         self._sandbox = (
             EpisodeSandbox(episode.episode_id, plan, plan.sandbox, parts.backends, settings)

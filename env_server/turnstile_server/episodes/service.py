@@ -68,8 +68,8 @@ class EpisodeParts:
 
 
 class Episodes:
-    """Implements the control API's EpisodeService, the gate's EpisodeDirectory and the MCP endpoint's
-    ToolDirectory.
+    """The register of all episodes. Implements the control API's EpisodeService, the gate's EpisodeDirectory and
+    the MCP endpoint's ToolDirectory.
 
     Use as an async context manager: entering restores what the journal holds; leaving stops every run and leaves
     the unfinished episodes to the next start, which records them as ``server_restarted``.
