@@ -21,6 +21,12 @@ from turnstile_server.tools.arguments import (
     WrongArguments,
 )
 
+_UTF8_BYTES = 4
+"""The most bytes that one character takes."""
+_OUTPUTS_JOINED = "exec 2>&1; "
+"""Joins standard error to standard output. It stands on the command's first line, so that the line numbers in
+bash's messages are those that the model knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -71,13 +77,6 @@ def numbered(lines: Sequence[str], first: int, max_chars: int) -> tuple[str, int
         shown.append(row)
         room -= len(row) + 1
     return "\n".join(shown), len(shown)
-
-
-_UTF8_BYTES = 4
-"""The most bytes that one character takes."""
-_OUTPUTS_JOINED = "exec 2>&1; "
-"""Joins standard error to standard output. It stands on the command's first line, so that the line numbers in
-bash's messages are those that the model knows."""
 
 
 async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSettings) -> ToolResult:

@@ -56,6 +56,34 @@ from turnstile_server.gate.dialects.openai import (
 )
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
+ASKED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "response_format",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "chat_template_kwargs",
+)
+"""Fields that say how to sample: recorded as asked, and part of the retry identity."""
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
 
 class ChatDialect:
     name = "chat"
@@ -185,36 +213,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-ASKED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "response_format",
-    "tool_choice",
-    "parallel_tool_calls",
-    "reasoning_effort",
-    "verbosity",
-    "chat_template_kwargs",
-)
-"""Fields that say how to sample: recorded as asked, and part of the retry identity."""
-
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "developer",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelRequest:

@@ -23,6 +23,10 @@ JsonObject = Mapping[str, Any]
 MAX_OPTION_DEPTH = 100
 """The most levels of an option that is recorded: parsers with a limit must be able to read the record."""
 
+MAX_STOP_STRINGS = 16
+CONVERSATIONS = 8
+"""How many histories are remembered: one for each conversation (sub-agent) that is active."""
+
 
 def read_object(body: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises InvalidRequest.
@@ -143,9 +147,6 @@ def _shallow(value: Any, where: str) -> Any:
     raise InvalidRequest(f"{where} is nested deeper than {MAX_OPTION_DEPTH} levels")
 
 
-MAX_STOP_STRINGS = 16
-
-
 def stop_strings(value: Any, where: str, *, one_alone: bool = False) -> tuple[str, ...]:
     """An optional array of stop strings.
 
@@ -170,10 +171,6 @@ def forced_call(asked: str, auto: str = "auto") -> InvalidRequest:
     return InvalidRequest(
         f"{asked} is not accepted: forcing a call would change what the policy samples; use {auto}"
     )
-
-
-CONVERSATIONS = 8
-"""How many histories are remembered: one for each conversation (sub-agent) that is active."""
 
 
 @dataclass(frozen=True, slots=True)

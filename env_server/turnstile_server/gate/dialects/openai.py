@@ -19,6 +19,8 @@ from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
 LOGPROBS = "logprobs are recorded for the trainer and not sent to agents; leave them out"
 """Why log probabilities are refused; each dialect asks for them in its own field."""
 
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
 
 def role_of(item: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> Role:
     name = item.get("role")
@@ -95,9 +97,6 @@ def format_schema(value: Any, where: str, inner: str | None = None) -> str | Non
                 raise InvalidRequest(f"{at}.schema must be an object")
             return dumped(schema, f"{at}.schema")
     raise InvalidRequest(f"{where}.type {value.get('type')!r} is not known")
-
-
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def error_body(error: TurnstileError, *, stated: bool = False) -> bytes:

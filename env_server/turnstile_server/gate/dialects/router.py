@@ -42,13 +42,14 @@ class Route:
 
 
 class DialectRouter:
-    """All endpoints of ``dialects`` in one table.
+    """All endpoints of ``dialects`` in one table; None: of every dialect in ``DIALECTS``.
 
     Where two dialects serve the same path, the one whose endpoint asks for a header that the request has answers;
     without such a header the first that asks for none.
     """
 
-    def __init__(self, dialects: Sequence[Dialect] = DIALECTS) -> None:
+    def __init__(self, dialects: Sequence[Dialect] | None = None) -> None:
+        dialects = DIALECTS if dialects is None else dialects
         pairs = [(dialect, endpoint) for dialect in dialects for endpoint in dialect.endpoints]
         self._pairs = sorted(pairs, key=lambda pair: pair[1].header is None)
         self._plain = {

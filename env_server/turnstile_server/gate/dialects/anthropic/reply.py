@@ -45,6 +45,23 @@ _COUNT = Endpoint(
     shown="/v1/messages/count_tokens",
 )
 
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_Kind = Literal["text", "thinking"]
+_EMPTY: dict[_Kind, dict[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+
 
 class AnthropicDialect:
     name = "anthropic"
@@ -93,18 +110,6 @@ def _model(name: str, context_length: int) -> dict[str, Any]:
         "max_input_tokens": context_length - 1,
         "max_tokens": context_length - 1,
     }
-
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 def message_value(head: ReplyHead, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
@@ -195,14 +200,6 @@ def _message(error: TurnstileError) -> str:
             return f"prompt is too long: {error.message}"
         case _:
             return error.message
-
-
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_Kind = Literal["text", "thinking"]
-_EMPTY: dict[_Kind, dict[str, Any]] = {
-    "text": {"type": "text", "text": ""},
-    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-}
 
 
 class AnthropicStream:

@@ -53,6 +53,8 @@ COUNTING = "counting"
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
 """Prefixes of the types of tools that the provider runs; a date follows."""
 
+_ROLES = ("user", "assistant", "system")
+
 
 def parse_anthropic(
     body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
@@ -162,9 +164,6 @@ def _json_schema(source: dict[str, Any]) -> str | None:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{where}.schema must be an object")
     return dumped(schema, f"{where}.schema")
-
-
-_ROLES = ("user", "assistant", "system")
 
 
 def parse_messages(items: Sequence[dict[str, Any]], before: ParseCache) -> tuple[Message, ...]:

@@ -58,6 +58,11 @@ _STATUSES = {
 }
 """Names of google.rpc.Code (https://cloud.google.com/apis/design/errors#handling_errors)."""
 
+PartJson = dict[str, Any]
+_STRING_OR_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+')
+_ESCAPES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+_EMPTY: PartJson = {"text": ""}
+
 
 def _endpoints(version: str, header: str | None) -> tuple[Endpoint, ...]:
     """``header``: what a request must have to get this dialect's list of models."""
@@ -173,13 +178,6 @@ def _model(name: str, context_length: int) -> dict[str, Any]:
         "outputTokenLimit": context_length,
         "supportedGenerationMethods": ["generateContent", "countTokens", "streamGenerateContent"],
     }
-
-
-PartJson = dict[str, Any]
-
-_STRING_OR_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+')
-_ESCAPES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-_EMPTY: PartJson = {"text": ""}
 
 
 class Framing(Protocol):

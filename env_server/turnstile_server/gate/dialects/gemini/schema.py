@@ -23,6 +23,13 @@ from turnstile_server.gate.dialects.json import forced_call, kind, objects, text
 
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,19}")
+"""An int64 as proto3's JSON mapping writes it in a string. Any other string stays as it came."""
+_SCHEMAS = ("items", "additionalProperties")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NOT_JSON_SCHEMA = ("nullable", "propertyOrdering")
+
 
 def camel(source: Mapping[str, Any]) -> dict[str, Any]:
     """``source`` with its own keys in camelCase, in order.
@@ -51,14 +58,6 @@ def items(source: Mapping[str, Any], key: str, where: str = "") -> list[dict[str
     """An optional array of objects, keys as they came; one object is an array of it."""
     value = source.get(key)
     return [value] if isinstance(value, dict) else objects(source, key, where)
-
-
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,19}")
-"""An int64 as proto3's JSON mapping writes it in a string. Any other string stays as it came."""
-_SCHEMAS = ("items", "additionalProperties")
-_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NOT_JSON_SCHEMA = ("nullable", "propertyOrdering")
 
 
 def read_tools(source: Mapping[str, Any]) -> ToolOffer:

@@ -36,6 +36,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 """The fields that repeat the request and are always present, with their defaults."""
 
+_MARK = "turnstile-v1."
+
 
 def reasoning_item(head: ReplyHead, index: int, text: str, status: str) -> Item:
     """A reasoning item. The whole reasoning is the summary, because agents read and show the summary.
@@ -139,9 +141,6 @@ def _usage(usage: Usage) -> Item:
 
 def _id(head: ReplyHead, prefix: str, index: int) -> str:
     return f"{head.named(prefix + '_')}_{index}"
-
-
-_MARK = "turnstile-v1."
 
 
 def sealed(reasoning: str) -> str:

@@ -49,6 +49,10 @@ from turnstile_server.gate.dialects.responses.items import (
 from turnstile_server.gate.dialects.responses.request import parse_responses
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
+_Kind = Literal["message", "reasoning"]
+_DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
+"""The event that carries a field of a call."""
+
 
 class ResponsesDialect:
     name = "responses"
@@ -100,11 +104,6 @@ def _output(reply: FinishedReply, request: ModelRequest) -> list[Item]:
         wire_tool = request.wire_tools.get(written.name) or WireTool(written.name)
         output.append(call_item(head, len(output), written, wire_tool, "completed"))
     return output
-
-
-_Kind = Literal["message", "reasoning"]
-_DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
-"""The event that carries a field of a call."""
 
 
 class ResponsesStream:
