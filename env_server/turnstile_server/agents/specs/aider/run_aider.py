@@ -3,7 +3,7 @@
     run_aider.py INSTRUCTION_FILE WORKDIR SETTINGS MAX_TURNS
 
 It works from the folder of its settings, so that no `.env` and no `.aider.conf.yml` of the work folder is read.
-Exit codes: 0 the model was done, or its tries were used up; 1 the model door gave no reply; 5 the context is full.
+Exit codes: 0 the model was done, or its tries were used up; 1 the model API gave no reply; 5 the context is full.
 """
 
 from __future__ import annotations

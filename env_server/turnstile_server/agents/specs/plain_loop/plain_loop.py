@@ -2,12 +2,12 @@
 
     OPENAI_BASE_URL=… OPENAI_API_KEY=… TOOL_URL=… python3 plain_loop.py INSTRUCTION_FILE [--max-turns N]
 
-It sends the task as the user's only message, without a word of its own: no system prompt, no clock. It offers the
-model the tools of one MCP server and does what the model calls, one call after another, until the model answers
-without a call, calls `submit`, or has had its turns. It prints one line of JSON per turn.
+It sends the task as the user's only message, with no text of its own: no system prompt, no clock. It offers the
+model the tools of one MCP server and runs what the model calls, one call after another, until the model answers
+without a call, calls `submit`, or has used its turns. It prints one line of JSON per turn.
 
-Exit codes: 0 the model was done, 3 the model door refused a call for good, 4 the model door failed, 5 turns,
-context or budget are used up, 6 the tool door failed; 1 a crash, 2 a wrong command line.
+Exit codes: 0 the model was done, 3 the model API refused a call for good, 4 the model API failed, 5 turns,
+context or budget are used up, 6 the MCP endpoint failed; 1 a crash, 2 a wrong command line.
 
 Python 3.9 or later.
 """
@@ -38,9 +38,9 @@ OVER_A_LIMIT = ("context_length_exceeded", "budget_exhausted")
 RETRIED = (408, 409, 429, 500, 502, 503, 504)
 RETRY_PAUSE_S = 0.5
 MODEL_SILENCE_S = 3600.0
-"""How long a model call may take: the model door has the real limits."""
+"""How long a model call may take; the model API has the real limits."""
 TOOLS_SILENCE_S = 60.0
-"""The tool door sends pings while a command runs, so that silence means that nobody is there."""
+"""The MCP endpoint sends pings while a command runs, so silence means that the server is gone."""
 PROTOCOL = "2025-06-18"
 
 
@@ -52,7 +52,7 @@ class Ended(Exception):
         self.code = code
 
 
-class Door:
+class Connection:
     """One HTTP/1.1 connection to one URL, kept open between requests and opened anew when it was closed."""
 
     def __init__(self, url: str, key: str, silence_s: float) -> None:
@@ -76,8 +76,10 @@ class Door:
             raise
 
     def dropped(self) -> bool:
-        """Whether the server has closed the connection, as it does with one that idles for long (a model call may
-        take minutes): nobody has asked anything, so all that there can be to read is its end."""
+        """Whether the server has closed the connection, as it does when it idles (a model call may take minutes).
+
+        No request is open, so anything to read can only be the end of the stream.
+        """
         sock = self.connection.sock if self.connection is not None else None
         return sock is not None and bool(select.select([sock], [], [], 0)[0])
 
@@ -91,7 +93,7 @@ class Model:
     """Chat Completions, unstreamed. A failed call is tried again, with the header by which SDKs say so."""
 
     def __init__(self, url: str, key: str, name: str, retries: int) -> None:
-        self.door = Door(f"{url}/chat/completions", key, MODEL_SILENCE_S)
+        self.http = Connection(f"{url}/chat/completions", key, MODEL_SILENCE_S)
         self.name = name
         self.retries = retries
 
@@ -102,13 +104,13 @@ class Model:
             body["tools"] = tools
         for attempt in itertools.count():
             try:
-                response = self.door.post(body, {"x-stainless-retry-count": str(attempt)})
+                response = self.http.post(body, {"x-stainless-retry-count": str(attempt)})
                 status, answer = response.status, response.read()
                 if status == 200:
                     return _reply(answer)
                 code, why = _error(answer)
             except (OSError, http.client.HTTPException, ValueError) as error:
-                self.door.close()
+                self.http.close()
                 status, code, why = 0, "", f"{type(error).__name__}: {error}"
             if code in OVER_A_LIMIT:
                 raise Ended(LIMIT, why)
@@ -142,7 +144,7 @@ class Tools:
     """An MCP server over streamable HTTP (modelcontextprotocol.io, 2025-06-18), answers as JSON or SSE."""
 
     def __init__(self, url: str, key: str) -> None:
-        self.door = Door(url, key, TOOLS_SILENCE_S)
+        self.http = Connection(url, key, TOOLS_SILENCE_S)
         self.numbers = itertools.count(1)
         self.session = {"accept": "application/json, text/event-stream"}
         about = {"name": "plain-loop", "version": "1.0"}
@@ -188,11 +190,11 @@ class Tools:
     def send(self, message: dict[str, Any], number: int | None = None) -> dict[str, Any]:
         """The answer to request ``number``. Nothing is sent twice: a tool may have been at work. Raises Ended."""
         try:
-            response = self.door.post(message, self.session)
+            response = self.http.post(message, self.session)
             found = _answer(response, number)
             response.read()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.door.close()
+            self.http.close()
             raise Ended(TOOLS_FAILED, f"{message['method']}: {type(error).__name__}: {error}") from error
         if session := response.headers.get("mcp-session-id"):
             self.session["mcp-session-id"] = session
