@@ -1,7 +1,9 @@
-"""All agents against all faults, live: ``python benchmarks/agents_matrix [--agents A …] [--faults F …]``.
+"""Plays all agents against all faults, live: ``python benchmarks/agents_matrix [--agents A …] [--faults F …]``.
 
-Rows that are there already are left alone (``--again`` plays them anew); one that fails does not stop the rest;
-SIGINT and SIGTERM end the rows in flight and remove their sandboxes. Prints a line per row and writes the table.
+It shows how each agent that ships behaves when a model call fails or its history changes, and what the server
+records then. Existing rows are kept (``--again`` plays them anew). A row that fails does not stop the rest. SIGINT
+and SIGTERM end the rows in flight and remove their sandboxes. It prints a line per row and writes
+docs/agents-matrix.md.
 
     RECORD=1 or --record   also keeps the traffic in tests/traffic/recordings, for the replay in the test suite
 """
@@ -28,8 +30,8 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 from agents_matrix.faults import FAULTS  # noqa: E402
 from agents_matrix.recording import SUFFIX, write  # noqa: E402
-from agents_matrix.rig import Rig, rigged  # noqa: E402
 from agents_matrix.row import Row, play  # noqa: E402
+from agents_matrix.server import MatrixServer, matrix_server  # noqa: E402
 from agents_matrix.table import markdown  # noqa: E402
 from agents_matrix.variants import VARIANTS, write_specs  # noqa: E402
 from local import tiny_model  # noqa: E402
@@ -39,13 +41,13 @@ ROWS = ROOT / ".cache" / "agents-matrix"
 RECORDINGS = ROOT / "tests" / "traffic" / "recordings"
 DOCUMENT = ROOT / "docs" / "agents-matrix.md"
 LEFT_OUT = frozenset({"shell"})
-"""Agents that are none without further words."""
+"""Agents that need further settings to do anything."""
 
 Pair = tuple[str, str]
 
 
 class NeverCalled(Exception):
-    """The agent was not installed here, or did not start: that says nothing of the fault."""
+    """The agent was not installed here or did not start, which says nothing about the fault."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Options:
     at_once: int
     rows: Path
     recordings: Path | None
-    """None: nothing is kept for the test suite."""
+    """None: no recordings are kept for the test suite."""
 
 
 async def run(pairs: Sequence[Pair], options: Options) -> int:
@@ -72,19 +74,19 @@ async def run(pairs: Sequence[Pair], options: Options) -> int:
             for agent, _ in set(group) - set(playable):
                 print(f"{agent:16} {fault:14} FAILED: {wrong[agent]}", flush=True)
             failed += len(group) - len(playable)
-            async with rigged(model, Path(folder) / f"data-{fault}", specs, options.image) as rig:
-                failed += await _group(rig, playable, options)
+            async with matrix_server(model, Path(folder) / f"data-{fault}", specs, options.image) as server:
+                failed += await _group(server, playable, options)
     return failed
 
 
-async def _group(rig: Rig, pairs: Iterable[Pair], options: Options) -> int:
+async def _group(server: MatrixServer, pairs: Iterable[Pair], options: Options) -> int:
     failures: list[Pair] = []
     slots = anyio.Semaphore(options.at_once)
 
     async def one(pair: Pair) -> None:
         try:
             async with slots:
-                await _row(rig, pair, options)
+                await _row(server, pair, options)
         except NeverCalled:
             failures.append(pair)
         except Exception:  # noqa: BLE001 - whatever it is, the other rows go on
@@ -97,8 +99,8 @@ async def _group(rig: Rig, pairs: Iterable[Pair], options: Options) -> int:
     return len(failures)
 
 
-async def _row(rig: Rig, pair: Pair, options: Options) -> None:
-    row, recording = await play(rig, *pair)
+async def _row(server: MatrixServer, pair: Pair, options: Options) -> None:
+    row, recording = await play(server, *pair)
     if row.calls == 0:
         print(f"{row.agent:16} {row.fault:14} FAILED before its first call: {row.error}", flush=True)
         raise NeverCalled(row.error)

@@ -1,8 +1,8 @@
-"""What the scripted model does to an agent: one small task, and one thing that goes wrong on the way.
+"""The faults of the matrix: a scripted policy that plays one small task and lets one thing go wrong in it.
 
-The task is two shell commands. What has been done is read off the prompt: each command prints a mark that is not
-in its own text, so a history that was rewritten, summed up or handed to a sub-agent still says how far it is. Each
-episode's fault happens at one place and is over; from then on all goes well.
+The task is two shell commands. The policy reads from the prompt which are done: each command prints a mark that is
+not in its own text, so a history that was rewritten, summarised or given to a sub-agent still shows the progress.
+Each episode's fault happens at one place; from then on the policy goes on with the task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from agents_matrix import hands
+from agents_matrix import tool_use
 from turnstile_server.errors import (
     ContextOverflow,
     EngineProtocolError,
@@ -25,14 +25,15 @@ TASK = (
     "Create hello.py, a program that prints hello, in the current folder. Run it, and read it once more. "
     "Then finish with one sentence."
 )
-"""Every conversation that holds it is about the task itself; a sub-agent's holds its own."""
+"""A conversation that contains it is about the task itself; a sub-agent's contains another text."""
 
 COMMANDS = (
     "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; printf 'MARK-%s\\n' 1",
     "cat hello.py; printf 'MARK-%s\\n' 2",
 )
 LONG_COMMAND = "printf 'MARK-%s\\n' {mark}; seq {start} {end} | xargs -n 100; printf 'MARK-%s\\n' {mark}"
-"""Numbers are many tokens and few bytes. The mark stands at both ends: agents that sum up cut long results."""
+"""Numbers are many tokens and few bytes. The mark is at both ends, because agents that summarise cut long
+results."""
 LONG_STEPS, LONG_LINES = 8, 4000
 SUBTASK = "Count the files in the current folder, and report their number. This is errand number {number} of two."
 ERRAND = re.compile(r"This is errand number (\d) of two")
@@ -40,7 +41,7 @@ SUB_COMMAND = "ls | wc -l; printf 'SUBMARK-%s\\n' {number}"
 SUMMED = ("compaction", "context_full")
 SUMMARY_WANTED = re.compile(r"(?i)summar|compact|checkpoint|condense|continuation")
 FRAMED = re.compile(r"<(summary|state_snapshot)>")
-"""Agents ask for the summary itself in a frame, beside an analysis that they throw away."""
+"""Agents want the summary in a frame, beside an analysis that they drop."""
 SUMMED_UP = "What was done so far has printed these marks"
 THOUGHT = "The next step is plain."
 WRITTEN = 'Here it is.\n\nhello.py\n```python\nprint("hello")\n```\n'
@@ -48,75 +49,75 @@ WRITTEN = 'Here it is.\n\nhello.py\n```python\nprint("hello")\n```\n'
 CHATTER = " ".join(
     f"Then comes step {number} of what I have in mind, about {number * 7} of it." for number in range(99)
 )
-"""Without repetition: some agents break off a model that repeats itself."""
+"""Without repetition, because some agents stop a model that repeats itself."""
 
 
 @dataclass
-class Act:
-    """One episode: what has happened in it so far."""
+class FaultProgress:
+    """One episode's fault, and what has happened so far. ``fired``: how often the fault has happened."""
 
     fault: str
     calls: int = 0
     fired: int = 0
     finished: bool = False
     offered: bool = False
-    """The agent has tools: a call without any is not about the task, then."""
+    """The agent has offered tools, so a call without any is not about the task."""
     errands: set[str] = field(default_factory=set)
 
 
-Says = Step | FailedStep
-Fault = Callable[[PolicyInput, Act], Says | None]
-"""What goes wrong in this call; None: nothing."""
+Answer = Step | FailedStep
+Fault = Callable[[PolicyInput, FaultProgress], Answer | None]
+"""The faulty answer to this call; None if nothing goes wrong in it."""
 
 
-class Stagehand:
-    """A policy for many episodes, each with the fault that it was given by ``cast``."""
+class FaultPolicy:
+    """A policy for many episodes, each with the fault that ``assign`` gave it."""
 
     def __init__(self) -> None:
-        self._acts: dict[str, Act] = {}
+        self._progress_of: dict[str, FaultProgress] = {}
 
-    def cast(self, episode_id: str, fault: str) -> Act:
-        act = self._acts[episode_id] = Act(fault)
-        return act
+    def assign(self, episode_id: str, fault: str) -> FaultProgress:
+        progress = self._progress_of[episode_id] = FaultProgress(fault)
+        return progress
 
-    def __call__(self, scene: PolicyInput) -> Says:
-        act = self._acts.get(scene.episode_id) or self.cast(scene.episode_id, "ok")
-        act.offered |= bool(scene.tools)
-        wrong = FAULTS[act.fault](scene, act)
-        act.calls += 1
-        return wrong or right(scene, act)
+    def __call__(self, call: PolicyInput) -> Answer:
+        progress = self._progress_of.get(call.episode_id) or self.assign(call.episode_id, "ok")
+        progress.offered |= bool(call.tools)
+        wrong = FAULTS[progress.fault](call, progress)
+        progress.calls += 1
+        return wrong or right(call, progress)
 
 
-def right(scene: PolicyInput, act: Act) -> Step:
-    """The next step of whatever this conversation is about."""
-    if act.fault in SUMMED and _summary_wanted(scene):
-        act.fired += act.fault == "compaction"
-        return Step(text=_summary(scene))
-    errand = ERRAND.search(_heard(scene))
-    if TASK not in scene.prompt and errand is not None:
-        return _errand(scene, errand[1])
-    if not scene.tools:
-        act.finished |= not act.offered
-        return Step(text="A greeting in Python" if act.offered else WRITTEN)
-    use = hands.shell(scene.tools, _command(act, _progress(scene)) or "")
-    if _command(act, _progress(scene)) is not None and use is not None:
+def right(call: PolicyInput, progress: FaultProgress) -> Step:
+    """The next correct step of this conversation."""
+    if progress.fault in SUMMED and _summary_wanted(call):
+        progress.fired += progress.fault == "compaction"
+        return Step(text=_summary(call))
+    errand = ERRAND.search(_heard(call))
+    if TASK not in call.prompt and errand is not None:
+        return _errand(call, errand[1])
+    if not call.tools:
+        progress.finished |= not progress.offered
+        return Step(text="A greeting in Python" if progress.offered else WRITTEN)
+    use = tool_use.shell(call.tools, _command(progress, _progress(call)) or "")
+    if _command(progress, _progress(call)) is not None and use is not None:
         return Step(reasoning=THOUGHT, text="I go on.", calls=(use,))
-    act.finished = True
-    ending = hands.end(scene)
+    progress.finished = True
+    ending = tool_use.end(call)
     return Step(reasoning=THOUGHT, text="It is done.", calls=() if ending is None else (ending,))
 
 
-def _errand(scene: PolicyInput, number: str) -> Step:
-    use = hands.shell(scene.tools, SUB_COMMAND.format(number=number))
-    if f"SUBMARK-{number}" not in _heard(scene) and use is not None:
+def _errand(call: PolicyInput, number: str) -> Step:
+    use = tool_use.shell(call.tools, SUB_COMMAND.format(number=number))
+    if f"SUBMARK-{number}" not in _heard(call) and use is not None:
         return Step(reasoning=THOUGHT, text="I count.", calls=(use,))
-    ending = hands.end(scene)
+    ending = tool_use.end(call)
     said = f"There is one file. SUBMARK-{number} is reported."
     return Step(text=said, calls=() if ending is None else (ending,))
 
 
-def _command(act: Act, done: int) -> str | None:
-    if act.fault != "compaction":
+def _command(progress: FaultProgress, done: int) -> str | None:
+    if progress.fault != "compaction":
         return COMMANDS[done] if done < len(COMMANDS) else None
     if done >= LONG_STEPS:
         return None
@@ -124,106 +125,106 @@ def _command(act: Act, done: int) -> str | None:
     return LONG_COMMAND.format(start=start, end=start + LONG_LINES, mark=done + 1)
 
 
-def _progress(scene: PolicyInput) -> int:
-    """How many commands have been run, by the marks they print."""
-    shown = scene.prompt.replace("SUBMARK", "")
+def _progress(call: PolicyInput) -> int:
+    """How many commands have been run, by the marks that they print."""
+    shown = call.prompt.replace("SUBMARK", "")
     done = 0
     while f"MARK-{done + 1}" in shown:
         done += 1
     return done
 
 
-def _summary_wanted(scene: PolicyInput) -> bool:
-    """Whether the last words, or those to a model without tools, ask for a summary. One that is at hand to go on
-    with is not asked for."""
-    last = scene.messages[-1].text if scene.messages and scene.messages[-1].role == "user" else ""
-    if not scene.tools:
-        return SUMMARY_WANTED.search(f"{scene.text_of('system')}\n{last}") is not None
+def _summary_wanted(call: PolicyInput) -> bool:
+    """Whether the last user message (without tools: or the system message) asks for a summary. A message that
+    already brings one does not."""
+    last = call.messages[-1].text if call.messages and call.messages[-1].role == "user" else ""
+    if not call.tools:
+        return SUMMARY_WANTED.search(f"{call.text_of('system')}\n{last}") is not None
     return SUMMARY_WANTED.search(last) is not None and SUMMED_UP not in last
 
 
-def _summary(scene: PolicyInput) -> str:
-    marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(scene)))
+def _summary(call: PolicyInput) -> str:
+    marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(call)))
     text = f"The task is: {TASK} {SUMMED_UP}: {marks or 'none'}."
-    frame = FRAMED.search(scene.prompt)
+    frame = FRAMED.search(call.prompt)
     if frame is None:
         return text
     return f"<analysis>\nThe numbers matter little.\n</analysis>\n\n<{frame[1]}>\n{text}\n</{frame[1]}>"
 
 
-def _heard(scene: PolicyInput) -> str:
-    return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
+def _heard(call: PolicyInput) -> str:
+    return "\n".join(message.text for message in call.messages if message.role != call.own_role)
 
 
-def _nothing(scene: PolicyInput, act: Act) -> None:
+def _nothing(call: PolicyInput, progress: FaultProgress) -> None:
     return None
 
 
 def _refused_first(*errors: Callable[[], TurnstileError]) -> Fault:
-    """The first calls of the episode are refused before a token."""
+    """Refuses the first calls of the episode before a token."""
 
-    def fault(scene: PolicyInput, act: Act) -> Says | None:
-        return FailedStep(errors[act.calls]()) if act.calls < len(errors) else None
+    def fault(call: PolicyInput, progress: FaultProgress) -> Answer | None:
+        return FailedStep(errors[progress.calls]()) if progress.calls < len(errors) else None
 
     return fault
 
 
-def _once(after: int, say: Callable[[PolicyInput, Act], Says | None]) -> Fault:
-    """What ``say`` says, in the main conversation, as soon as ``after`` commands have been run; once."""
+def _once(after: int, say: Callable[[PolicyInput, FaultProgress], Answer | None]) -> Fault:
+    """The answer of ``say``, once, in the main conversation, when ``after`` commands have been run."""
 
-    def fault(scene: PolicyInput, act: Act) -> Says | None:
-        reached = _progress(scene) == after if scene.tools else not act.offered
-        if act.fired or TASK not in scene.prompt or not reached:
+    def fault(call: PolicyInput, progress: FaultProgress) -> Answer | None:
+        reached = _progress(call) == after if call.tools else not progress.offered
+        if progress.fired or TASK not in call.prompt or not reached:
             return None
-        says = say(scene, act)
-        act.fired += says is not None
+        says = say(call, progress)
+        progress.fired += says is not None
         return says
 
     return fault
 
 
-def _cut(scene: PolicyInput, act: Act) -> Says:
+def _cut(call: PolicyInput, progress: FaultProgress) -> Answer:
     error = EngineUnavailable("the engine was lost in the middle of a reply", retry_after_s=1.0)
     return FailedStep(error, Step(reasoning=THOUGHT, text=CHATTER), after=60)
 
 
-def _malformed(scene: PolicyInput, act: Act) -> Says:
-    use = hands.shell(scene.tools, "true")
+def _malformed(call: PolicyInput, progress: FaultProgress) -> Answer:
+    use = tool_use.shell(call.tools, "true")
     name = "bash" if use is None else use.tool
     return Step(text=f'I try.\n<tool_call>\n{{"name": "{name}", "arguments": {{"command": "ls \n</tool_call>')
 
 
-def _bad_arguments(scene: PolicyInput, act: Act) -> Says | None:
-    use = hands.misused_shell(scene.tools)
+def _bad_arguments(call: PolicyInput, progress: FaultProgress) -> Answer | None:
+    use = tool_use.misused_shell(call.tools)
     return None if use is None else Step(reasoning=THOUGHT, text="I try.", calls=(use,))
 
 
-def _empty(scene: PolicyInput, act: Act) -> Says:
+def _empty(call: PolicyInput, progress: FaultProgress) -> Answer:
     return Step()
 
 
-def _too_long(scene: PolicyInput, act: Act) -> Says:
+def _too_long(call: PolicyInput, progress: FaultProgress) -> Answer:
     return Step(reasoning=THOUGHT, text=CHATTER)
 
 
-def _context_full(scene: PolicyInput, act: Act) -> Says:
+def _context_full(call: PolicyInput, progress: FaultProgress) -> Answer:
     return FailedStep(ContextOverflow("the prompt is longer than the model's context: shorten the history"))
 
 
-def _subagents(scene: PolicyInput, act: Act) -> Says | None:
-    """Two at once; where they work in the background, the main conversation waits for them."""
-    if TASK not in scene.prompt:
+def _subagents(call: PolicyInput, progress: FaultProgress) -> Answer | None:
+    """Starts two sub-agents at once. If they work in the background, the main conversation waits for them."""
+    if TASK not in call.prompt:
         return None
-    if act.fired == 0:
+    if progress.fired == 0:
         uses: list[ToolUse] = []
         for number in (1, 2):
-            use = hands.subagent(scene, SUBTASK.format(number=number))
+            use = tool_use.subagent(call, SUBTASK.format(number=number))
             uses += [] if use is None else [use]
-        act.fired += bool(uses)
+        progress.fired += bool(uses)
         return Step(reasoning=THOUGHT, text="Two errands first.", calls=tuple(uses)) if uses else None
-    if act.fired < 3 and scene.tools and _heard(scene).count("SUBMARK-") < 2:
-        use = hands.waiting(scene)
-        act.fired += 1
+    if progress.fired < 3 and call.tools and _heard(call).count("SUBMARK-") < 2:
+        use = tool_use.waiting(call)
+        progress.fired += 1
         return None if use is None else Step(text="I wait.", calls=(use,))
     return None
 
@@ -247,5 +248,5 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 MAX_COMPLETION_TOKENS = {"too_long": 600}
-"""Tokens of one reply, where the fault is that there are no more; elsewhere ``ENOUGH_TOKENS``."""
+"""Token limit of one reply, by fault; ``ENOUGH_TOKENS`` for the others."""
 ENOUGH_TOKENS = 8192

@@ -1,9 +1,9 @@
-"""What an agent sent to its model door in one episode, and what its model said: enough to play it again.
+"""Recordings of episodes: the requests of an agent and the completions of its model, enough to replay them.
 
-A recording is self-contained: requests byte for byte (but for what named the machine or the episode, see
-``redact``), the model's words call by call, refusals, and the order of it all. It has no token ids: a replay
-encodes the words with the tokenizer it has. On disk it is JSON lines under xz, whose window of several MiB makes
-a history that is sent again and again nearly free: a header, then one line per call.
+A recording is self-contained. It has the requests byte for byte (except what named the machine or the episode, see
+``redact``), the completions call by call, refusals, and their order. It has no token ids: a replay encodes the
+text with its own tokenizer. On disk it is JSON lines under xz: a header, then one line per call. The window of xz,
+several MiB, makes a history that is sent again and again nearly free.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict
 SUFFIX = ".jsonl.xz"
 
 What = Literal["asked", "spoke", "ended", "gone"]
-"""``asked``: a request had arrived whole. ``spoke``: the model had said its last word. ``ended``: the answer had
-left whole. ``gone``: the caller had left. Some agents act on a reply that still comes: calls lie between."""
+"""``asked``: a whole request has arrived. ``spoke``: the completion has ended. ``ended``: the whole answer was
+sent. ``gone``: the caller has left. Some agents act on a reply while it is sent, so other calls come in
+between."""
 
 
 class Part(BaseModel):
@@ -36,7 +37,7 @@ class Refusal(Part):
 
 
 class Said(Part):
-    """What the model said in one call: text with control tokens, then how it ended. Both None: it was aborted."""
+    """One completion: text with control tokens, then how it ended. Both None: it was aborted."""
 
     text: str = ""
     finish: Literal["stop", "length"] | None = None
@@ -44,8 +45,8 @@ class Said(Part):
 
 
 class Call(Part):
-    """One request. ``path`` is that below ``/e/{episode_id}``; headers that carry keys or the transport are left
-    out. ``said`` None: the engine was not asked. ``status`` 0: nobody was there to be answered."""
+    """One request. ``path`` is that below ``/e/{episode_id}``; headers with keys or of the connection are left
+    out. ``said`` None: the engine was not called. ``status`` 0: the caller had left."""
 
     method: str
     path: str
@@ -55,7 +56,7 @@ class Call(Part):
     said: Said | None
     status: int
     turn: str | None
-    """The turn it became, without the prefix: it is in the reply's ids, which agents send back."""
+    """Id of its turn, without the prefix; the reply's ids contain it, and agents send those back."""
     call_ids: tuple[str, ...]
     """The ids that the gate gave to the reply's tool calls."""
 
@@ -81,12 +82,12 @@ class Header(Part):
     """What happened in which order, by the index of the call."""
 
 
-class Recording(Part):
+class RecordedEpisode(Part):
     header: Header
     calls: tuple[Call, ...]
 
 
-def write(recording: Recording, path: Path) -> None:
+def write(recording: RecordedEpisode, path: Path) -> None:
     """Whole or not at all."""
     lines = [recording.header, *recording.calls]
     data = b"".join(orjson.dumps(line.model_dump()) + b"\n" for line in lines)
@@ -96,9 +97,9 @@ def write(recording: Recording, path: Path) -> None:
     partial.rename(path)
 
 
-def read(path: Path) -> Recording:
+def read(path: Path) -> RecordedEpisode:
     first, *rest = lzma.decompress(path.read_bytes()).splitlines()
-    return Recording(
+    return RecordedEpisode(
         header=Header.model_validate_json(first), calls=tuple(Call.model_validate_json(line) for line in rest)
     )
 

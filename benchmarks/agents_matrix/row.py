@@ -1,4 +1,4 @@
-"""One row of the matrix: an agent, a fault, and what became of the two."""
+"""Plays one row of the matrix: one agent, one fault, one episode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from agents_matrix.faults import ENOUGH_TOKENS, MAX_COMPLETION_TOKENS, TASK
-from agents_matrix.recording import Call, Header, Recording, Threads, redact
-from agents_matrix.rig import Rig
-from agents_matrix.tape import Heard, Tape
+from agents_matrix.recording import Call, Header, RecordedEpisode, Threads, redact
+from agents_matrix.server import MatrixServer
+from agents_matrix.traffic import EpisodeTraffic, TracedRequest
 from turnstile.models import EpisodeStatus
 
 MAX_TURNS = 40
@@ -23,15 +23,17 @@ README = "A folder with nothing in it yet.\n"
 
 
 class Row(BaseModel):
+    """What happened in one episode of ``agent`` with ``fault``."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent: str
     version: str
     fault: str
     fired: bool
-    """Whether what should go wrong went wrong: not every agent has sub-agents, say."""
+    """Whether the fault happened; an agent without sub-agents, for example, cannot have that fault."""
     finished: bool
-    """Whether the agent came to the task's end."""
+    """Whether the agent came to the end of the task."""
     status: str
     exit_code: int | None
     error: str | None
@@ -48,30 +50,30 @@ class Row(BaseModel):
     recorded: str
 
 
-async def play(rig: Rig, agent: str, fault: str) -> tuple[Row, Recording]:
-    """Raises httpx.HTTPStatusError when the episode cannot be made."""
+async def play(server: MatrixServer, agent: str, fault: str) -> tuple[Row, RecordedEpisode]:
+    """Plays the row. Raises httpx.HTTPStatusError when the episode cannot be made."""
     episode_id = f"{agent}-{fault}-{uuid.uuid4().hex[:8]}"
-    act = rig.stagehand.cast(episode_id, fault)
-    tape = rig.microphone.tape(episode_id)
-    episode = await _episode(rig, agent, fault, episode_id)
-    samples = await _get(rig, f"/episodes/{episode_id}/samples")
-    turns = (await _get(rig, f"/episodes/{episode_id}/turns"))["turns"]
-    spec = rig.agents.get(agent)
+    progress = server.policy.assign(episode_id, fault)
+    traffic = server.traffic.record(episode_id)
+    episode = await _episode(server, agent, fault, episode_id)
+    samples = await _get(server, f"/episodes/{episode_id}/samples")
+    turns = (await _get(server, f"/episodes/{episode_id}/turns"))["turns"]
+    spec = server.agents.get(agent)
     timings = episode["timings"]
-    peak = rig.watch.peak_bytes.get(episode_id)
+    peak = server.recording.peak_bytes.get(episode_id)
     today = datetime.now(UTC).date().isoformat()
     row = Row(
         agent=agent,
         version=spec.version,
         fault=fault,
-        fired=_happened(fault, act.fired, act.calls),
-        finished=act.finished,
+        fired=_happened(fault, progress.fired, progress.calls),
+        finished=progress.finished,
         status=episode["status"],
         exit_code=episode["agent_exit_code"],
         error=None if episode["error"] is None else episode["error"]["type"],
         output=(episode["agent_output"] or "")[-2000:],
-        calls=len(tape.calls),
-        refused=dict(Counter(str(heard.status) for heard in tape.calls if heard.status >= 400)),
+        calls=len(traffic.calls),
+        refused=dict(Counter(str(heard.status) for heard in traffic.calls if heard.status >= 400)),
         kinds=dict(Counter(sample["kind"] for sample in samples["samples"])),
         stats=samples["stats"],
         wall_s=timings["ended_s"] - (timings["running_s"] or timings["preparing_s"] or 0.0),
@@ -86,12 +88,12 @@ async def play(rig: Rig, agent: str, fault: str) -> tuple[Row, Recording]:
         threads=Threads(name=spec.threads.name, parent=spec.threads.parent),
         max_turns=MAX_TURNS,
         ended=f"{row.status}, exit code {row.exit_code}",
-        events=tuple(tape.events),
+        events=tuple(traffic.events),
     )
-    return row, Recording(header=header, calls=_calls(tape, turns, _names(episode_id, tape)))
+    return row, RecordedEpisode(header=header, calls=_calls(traffic, turns, _names(episode_id, traffic)))
 
 
-async def _episode(rig: Rig, agent: str, fault: str, episode_id: str) -> dict[str, Any]:
+async def _episode(server: MatrixServer, agent: str, fault: str, episode_id: str) -> dict[str, Any]:
     """Plays the episode to its end."""
     limits = {
         "max_turns": MAX_TURNS,
@@ -100,20 +102,20 @@ async def _episode(rig: Rig, agent: str, fault: str, episode_id: str) -> dict[st
     }
     task = {"instruction": TASK, "base": {"inline": {"README.md": README}}}
     request = {"task": task, "agent": agent, "episode_id": episode_id, "limits": limits}
-    response = await rig.control.post("/episodes", json=request)
+    response = await server.control.post("/episodes", json=request)
     response.raise_for_status()
     try:
         while True:
-            episode = await _get(rig, f"/episodes/{episode_id}?wait={POLL_S}")
+            episode = await _get(server, f"/episodes/{episode_id}?wait={POLL_S}")
             if EpisodeStatus(episode["status"]).ended:
                 return episode
     except BaseException:
-        await rig.control.post(f"/episodes/{episode_id}/cancel")
+        await server.control.post(f"/episodes/{episode_id}/cancel")
         raise
 
 
-async def _get(rig: Rig, path: str) -> dict[str, Any]:
-    response = await rig.control.get(path, headers={"accept": "application/json"})
+async def _get(server: MatrixServer, path: str) -> dict[str, Any]:
+    response = await server.control.get(path, headers={"accept": "application/json"})
     response.raise_for_status()
     found: dict[str, Any] = response.json()
     return found
@@ -125,18 +127,18 @@ def _happened(fault: str, fired: int, calls: int) -> bool:
     return fired > 0
 
 
-def _names(episode_id: str, tape: Tape) -> dict[str, str]:
+def _names(episode_id: str, traffic: EpisodeTraffic) -> dict[str, str]:
     """What names this run or this machine, and what a recording says instead."""
     kernel = os.uname()
     names = {episode_id: "ep_recorded", kernel.release: "6.1.0", kernel.nodename: "sandbox"}
-    return names | dict.fromkeys(tape.keys, "the-key")
+    return names | dict.fromkeys(traffic.keys, "the-key")
 
 
-def _calls(tape: Tape, turns: list[dict[str, Any]], names: dict[str, str]) -> tuple[Call, ...]:
+def _calls(traffic: EpisodeTraffic, turns: list[dict[str, Any]], names: dict[str, str]) -> tuple[Call, ...]:
     """Every turn's id stands in the answer that it was."""
     marks = {turn["turn_id"].removeprefix("turn_"): turn for turn in turns}
 
-    def call(heard: Heard) -> Call:
+    def call(heard: TracedRequest) -> Call:
         answer = heard.answer.decode("utf-8", "replace")
         mark = next((mark for mark in marks if mark in answer), None)
         made = marks[mark]["reply"]["tool_calls"] if mark is not None else ()
@@ -152,4 +154,4 @@ def _calls(tape: Tape, turns: list[dict[str, Any]], names: dict[str, str]) -> tu
             call_ids=tuple(one["id"] for one in made),
         )
 
-    return tuple(call(heard) for heard in tape.calls)
+    return tuple(call(heard) for heard in traffic.calls)

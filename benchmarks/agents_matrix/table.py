@@ -10,26 +10,26 @@ from agents_matrix.row import Row
 HEAD = """\
 # Agents and faults
 
-What the agents that ship make of faults, live, in Docker sandboxes, with a scripted model: written by
-`make agents-matrix`, last on {day}. The faults are those of `benchmarks/agents_matrix/faults.py`:
+How the agents that ship behave under faults, measured live in Docker sandboxes with a scripted model. Written by
+`make agents-matrix`, last on {day}. The faults are in `benchmarks/agents_matrix/faults.py`:
 
 | fault | what goes wrong |
 |---|---|
 | `ok` | nothing |
 | `rate_limit` | the first call is answered 429 with `retry-after: 1` |
 | `server_error` | the first call is answered 502, the next 503 |
-| `internal_error` | the first call is answered 500, which says that it should not be tried again |
+| `internal_error` | the first call is answered 500, which should not be tried again |
 | `cut` | a streamed reply ends in an error after 60 tokens; an unstreamed one is a 503 |
 | `malformed` | a tool call whose JSON does not parse; it is shown as text |
 | `bad_arguments` | a tool call whose arguments are JSON and break the tool's schema |
 | `empty` | a reply of nothing but the end of the turn |
 | `too_long` | a reply that is cut by its length |
 | `context_full` | a call is answered 400: the prompt is longer than the model's context |
-| `subagent` | two sub-agents at once, where the agent offers them |
-| `compaction` | tool results until the agent has its history summed up, where it does |
+| `subagent` | two sub-agents at once, if the agent offers them |
+| `compaction` | long tool results until the agent summarises its history, if it does |
 
-*trained* is the share of sampled tokens that a sample trains. *done*: the agent came to the end of its task.
-*wall* is from the agent's start to its end, *memory* the sandbox's peak, page cache included.
+*done*: the agent came to the end of its task. *trained*: the share of sampled tokens that a sample trains. *wall*:
+from the agent's start to its end. *memory*: the sandbox's peak, page cache included.
 """
 
 COLUMNS = ("fault", "done", "ended", "calls", "refused", "turns", "samples", "trained", "untrained", "breaks")

@@ -1,7 +1,7 @@
-"""Specs of agents for the faults that need another one: with sub-agents on, with a small window.
+"""Agent specs for the faults that need another one: with sub-agents on, or with a small context window.
 
-The specs that ship switch sub-agents off where they can, and give agents the window that they are used to. Here an
-agent's name decides, in data: what to replace in the text of which field of its spec.
+The specs that ship switch sub-agents off where they can, and give agents their usual window. The tables here say,
+by fault and agent, which text of the spec to replace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 from turnstile_server.agents.registry import SPECS
 
 Change = tuple[str, str]
-"""A text that the spec's strings contain, and what stands there instead."""
+"""A text in the spec's strings, and its replacement."""
 
 CODEX_WINDOW = "model_context_window = 200000"
 GEMINI_LOOPS = '"disableLoopDetection": true'
@@ -36,16 +36,16 @@ VARIANTS: Mapping[str, Mapping[str, Sequence[Change]]] = {
         "pi": [('"contextWindow": 200000', '"contextWindow": 80000')],
     },
 }
-"""By fault and agent. An agent that is not here, nor below, is played as it ships."""
+"""By fault and agent. An agent that is neither here nor below is played as it ships."""
 
 ENVIRONMENT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "compaction": {"goose": {"GOOSE_CONTEXT_LIMIT": "64000", "GOOSE_AUTO_COMPACT_THRESHOLD": "0.5"}},
 }
-"""By fault and agent: what its environment has besides."""
+"""By fault and agent: further environment variables."""
 
 
 class VariantError(Exception):
-    """A spec no longer has what was to be changed."""
+    """A spec does not contain the text to be replaced."""
 
 
 def variant(fault: str, agent: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:

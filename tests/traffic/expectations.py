@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from replaying import Replayed
 
-from agents_matrix.recording import Recording
+from agents_matrix.recording import RecordedEpisode
 
 EXPECTED = Path(__file__).parent / "expected"
 SHOWN_CHARS = 60
@@ -28,7 +28,9 @@ def path_of(recording: Path) -> Path:
     return EXPECTED / recording.parent.name / f"{recording.name.partition('.')[0]}.yaml"
 
 
-def page(recording: Recording, played: Sequence[Replayed], turns: Sequence[Json], samples: Json) -> dict[str, Any]:
+def page(
+    recording: RecordedEpisode, played: Sequence[Replayed], turns: Sequence[Json], samples: Json
+) -> dict[str, Any]:
     numbers = {turn["turn_id"]: number for number, turn in enumerate(turns, 1)}
     threads = _threads(turns)
     fates = _fates(samples)

@@ -20,8 +20,8 @@ from gate_support import Prompted, Stage
 from gate_support import Said as Chunk
 from starlette.types import Message, Scope
 
-from agents_matrix.recording import Call, Recording, Said
-from agents_matrix.tape import CURRENT, Heard
+from agents_matrix.recording import Call, RecordedEpisode, Said
+from agents_matrix.traffic import CURRENT, TracedRequest
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
 from turnstile_server.gate.session import ConversationHeaders, EpisodeSession
@@ -41,7 +41,7 @@ class Replayed:
     """One recorded call, played again."""
 
     call: Call
-    heard: Heard
+    heard: TracedRequest
     status: int = 0
     answer: bytearray = field(default_factory=bytearray)
     call_id: str = ""
@@ -57,7 +57,9 @@ class Replayed:
 
 
 class Replay:
-    def __init__(self, stage: Stage, recording: Recording, episode: dict[str, Any], calls: EpisodeSession) -> None:
+    def __init__(
+        self, stage: Stage, recording: RecordedEpisode, episode: dict[str, Any], calls: EpisodeSession
+    ) -> None:
         self.calls: list[Replayed] = []
         self._stage = stage
         self._recording = recording
@@ -99,12 +101,12 @@ class Replay:
         await one.over.wait()
         await self._settled(one)
 
-    def _heard(self, index: int) -> Heard:
+    def _heard(self, index: int) -> TracedRequest:
         call = self._recording.calls[index]
         body = call.body.encode()
         for old, new in self._new.items():
             body = body.replace(old, new)
-        return Heard(call.method, call.path, call.query, call.headers, bytearray(body))
+        return TracedRequest(call.method, call.path, call.query, call.headers, bytearray(body))
 
     async def _taken(self, one: Replayed) -> None:
         """Returns when the engine was asked, or the server has responded; for a call that waits for another's
@@ -209,7 +211,7 @@ def _signature(mark: bytes) -> bytes:
     return base64.b64encode(b"turn_" + mark)
 
 
-async def replay(stage: Stage, recording: Recording) -> tuple[dict[str, Any], Replay]:
+async def replay(stage: Stage, recording: RecordedEpisode) -> tuple[dict[str, Any], Replay]:
     """The episode, still running, and what was played. Raises OtherWay."""
     episode = await stage.episode(limits={"max_turns": recording.header.max_turns})
     episodes = stage.apps.tools

@@ -1,7 +1,7 @@
-"""How a model with no mind of its own uses the tools of an agent that nobody described to it. Pure.
+"""Finds and calls an agent's tools for the scripted policy, without knowing the agent. Pure.
 
-Tools are found by the names and schemas that agents offer: a shell, a sub-agent, the way to say that all is done.
-Arguments beyond those that matter are filled in by their schema.
+Tools are found by the names and schemas that agents offer: a shell, a sub-agent, the tool that ends the task.
+Other required arguments are filled in by their schema.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SUBAGENTS = re.compile(
 )
 PROMPTS = ("prompt", "message", "instructions", "task", "objective", "goal", "query")
 KINDS = ("general-purpose", "generalist", "worker", "general", "default")
-"""What agents call a sub-agent without a speciality; the surest first."""
+"""Names of a general sub-agent, the likeliest first."""
 NAMED = re.compile(r"<name>([\w-]+)</name>")
-"""Where a system prompt lists sub-agents."""
+"""How a system prompt lists sub-agents."""
 WAITS = re.compile(r"(?i)(.*__)?(wait|wait_agent)")
 AGENT_ID = re.compile(r'\\?"(?:agent_id|agent_path|task_name)\\?"\s*:\s*\\?"([^"\\]+)')
 ENDS = ("submit", "finish", "complete_task", "final_output")
@@ -51,14 +51,14 @@ def misused_shell(tools: Tools) -> ToolUse | None:
     return None if use is None else ToolUse(tool=use.tool, arguments={"nothing": [1, 2]})
 
 
-def subagent(scene: PolicyInput, task: str) -> ToolUse | None:
+def subagent(call: PolicyInput, task: str) -> ToolUse | None:
     """A sub-agent set to ``task``; None where the agent offers none."""
-    for name, tool in _named(scene.tools, SUBAGENTS):
+    for name, tool in _named(call.tools, SUBAGENTS):
         properties = _properties(tool)
         field = next((one for one in PROMPTS if properties.get(one, {}).get("type") == "string"), None)
         if field is None:
             continue
-        listed = NAMED.findall(scene.prompt)
+        listed = NAMED.findall(call.prompt)
         told = f"{tool.get('description')} {properties}"
         kind = next((one for names in (listed, told) for one in KINDS if one in names), KINDS[0])
         given: dict[str, Any] = {field: task}
@@ -67,31 +67,31 @@ def subagent(scene: PolicyInput, task: str) -> ToolUse | None:
     return None
 
 
-def waiting(scene: PolicyInput) -> ToolUse | None:
+def waiting(call: PolicyInput) -> ToolUse | None:
     """Waits for sub-agents that were started in the background, where the agent has a tool for that."""
-    ids = list(dict.fromkeys(AGENT_ID.findall(_heard(scene))))
-    for name, tool in _named(scene.tools, WAITS):
+    ids = list(dict.fromkeys(AGENT_ID.findall(_heard(call))))
+    for name, tool in _named(call.tools, WAITS):
         field = next((one for one in ("targets", "ids", "agent_ids") if one in _properties(tool)), None)
         return ToolUse(tool=name, arguments=_filled(tool, {} if field is None else {field: ids}))
     return None
 
 
-def end(scene: PolicyInput) -> ToolUse | None:
+def end(call: PolicyInput) -> ToolUse | None:
     """How this agent is told that all is done, where saying nothing more is not enough."""
-    if ENDING_COMMAND in scene.prompt:
-        return shell(scene.tools, f"echo {ENDING_COMMAND}")
+    if ENDING_COMMAND in call.prompt:
+        return shell(call.tools, f"echo {ENDING_COMMAND}")
     for name in ENDS:
-        if name in scene.tools:
-            properties = _properties(scene.tools[name])
+        if name in call.tools:
+            properties = _properties(call.tools[name])
             text = next((one for one, schema in properties.items() if schema.get("type") == "string"), None)
             return ToolUse(
-                tool=name, arguments=_filled(scene.tools[name], {} if text is None else {text: "It is done."})
+                tool=name, arguments=_filled(call.tools[name], {} if text is None else {text: "It is done."})
             )
     return None
 
 
-def _heard(scene: PolicyInput) -> str:
-    return "\n".join(message.text for message in scene.messages if message.role != scene.own_role)
+def _heard(call: PolicyInput) -> str:
+    return "\n".join(message.text for message in call.messages if message.role != call.own_role)
 
 
 def _named(tools: Tools, pattern: re.Pattern[str]) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -1,7 +1,8 @@
-"""Listens in on the agent door: what was asked, in which order, and what became of it.
+"""Records the requests of agents: what each asked, in which order, and how it ended.
 
-``Microphone`` is an ASGI application around the door. The request that is being served is in ``CURRENT``, a
-context variable: tasks started on behalf of a request inherit it, so an engine knows whose call it answers.
+``TrafficRecorder`` is an ASGI application around the agent app. The request that is being served is in
+``CURRENT``, a context variable. Tasks started for a request inherit it, so an engine knows which request it
+answers.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from agents_matrix.recording import Said, What
 from turnstile_server.http.exchange import split_path
 
 KEYS = frozenset({"authorization", "x-api-key", "x-goog-api-key"})
-"""Headers with the episode's key: no recording keeps it."""
+"""Headers with the episode's key, which no recording keeps."""
 TRANSPORT = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "traceparent", "tracestate"}
 )
-"""Headers of the way, not of the request."""
+"""Headers of the connection, not of the request."""
 
 
 @dataclass
-class Heard:
+class TracedRequest:
     """One request, filled in while it is served."""
 
     method: str
@@ -43,47 +44,47 @@ class Heard:
 
 
 @dataclass
-class Tape:
-    """What was heard in one episode."""
+class EpisodeTraffic:
+    """The requests of one episode, and the events in their order."""
 
-    calls: list[Heard] = field(default_factory=list)
+    calls: list[TracedRequest] = field(default_factory=list)
     events: list[tuple[What, int]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
 
-    def add(self, heard: Heard) -> int:
+    def add(self, heard: TracedRequest) -> int:
         self.calls.append(heard)
         return len(self.calls) - 1
 
 
-CURRENT: ContextVar[Heard | None] = ContextVar("CURRENT", default=None)
+CURRENT: ContextVar[TracedRequest | None] = ContextVar("CURRENT", default=None)
 
 
-class Microphone:
-    """Records the episodes that were announced by ``tape``; the rest passes by."""
+class TrafficRecorder:
+    """Records the episodes that were named by ``record``; other requests pass unrecorded."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._tapes: dict[str, Tape] = {}
+        self._episodes: dict[str, EpisodeTraffic] = {}
 
-    def tape(self, episode_id: str) -> Tape:
-        return self._tapes.setdefault(episode_id, Tape())
+    def record(self, episode_id: str) -> EpisodeTraffic:
+        return self._episodes.setdefault(episode_id, EpisodeTraffic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         episode_id, path = split_path(scope["path"]) if scope["type"] == "http" else ("", "")
-        tape = self._tapes.get(episode_id)
-        if tape is None or path.rstrip("/") == "/mcp":
+        traffic = self._episodes.get(episode_id)
+        if traffic is None or path.rstrip("/") == "/mcp":
             await self._app(scope, receive, send)
         else:
-            await _Listening(tape, scope, path, receive, send).run(self._app)
+            await _TracedExchange(traffic, scope, path, receive, send).run(self._app)
 
 
-class _Listening:
-    def __init__(self, tape: Tape, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+class _TracedExchange:
+    def __init__(self, traffic: EpisodeTraffic, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         kept = tuple((name, value) for name, value in headers if name not in KEYS | TRANSPORT)
-        tape.keys |= {value.removeprefix("Bearer ") for name, value in headers if name in KEYS}
-        self._tape = tape
-        self._heard = Heard(scope["method"], path, scope["query_string"].decode("latin-1"), kept)
+        traffic.keys |= {value.removeprefix("Bearer ") for name, value in headers if name in KEYS}
+        self._traffic = traffic
+        self._heard = TracedRequest(scope["method"], path, scope["query_string"].decode("latin-1"), kept)
         self._index: int | None = None
         self._heard.on_spoken = self._spoke
         self._over = False
@@ -110,7 +111,7 @@ class _Listening:
         return message
 
     async def _say(self, message: Message) -> None:
-        self._asked()  # a request whose body nobody wanted to read
+        self._asked()  # a request that was answered before its body was read
         if message["type"] == "http.response.start":
             self._heard.status = message["status"]
         else:
@@ -121,14 +122,14 @@ class _Listening:
 
     def _asked(self) -> None:
         if self._index is None:
-            self._index = self._tape.add(self._heard)
-            self._tape.events.append(("asked", self._index))
+            self._index = self._traffic.add(self._heard)
+            self._traffic.events.append(("asked", self._index))
 
     def _spoke(self) -> None:
         if self._index is not None:
-            self._tape.events.append(("spoke", self._index))
+            self._traffic.events.append(("spoke", self._index))
 
     def _note(self, what: What) -> None:
         self._over = True
         if self._index is not None:
-            self._tape.events.append((what, self._index))
+            self._traffic.events.append((what, self._index))
