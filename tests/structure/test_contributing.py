@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import anyio, numpy as np
 from turnstile_server.demo import TINY
-from turnstile_server.engines.factory import create_engine
+from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.settings import EngineSettings, Settings
 

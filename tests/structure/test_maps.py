@@ -1,4 +1,4 @@
-"""The pages that lead a newcomer through the code are true: what they name is there, and a real call runs through it."""
+"""The maps of the code are true: what the pages name is there, and a real call runs through what they list."""
 
 from __future__ import annotations
 
