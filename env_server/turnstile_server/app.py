@@ -21,11 +21,10 @@ from starlette.types import ASGIApp
 
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.control.api import ControlParts, build_router
-from turnstile_server.control.app import build_control_app
+from turnstile_server.control.app import build_control_app, build_standby_app, standby_gate
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
-from turnstile_server.control.standby import build_standby_app, standby_gate
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, load_secret
 from turnstile_server.engines.protocol import Engine, ParkedCalls

@@ -25,6 +25,13 @@ async def ids(stage: Stage, **query: Any) -> list[str]:
     return [episode["episode_id"] for episode in response.json()["episodes"]]
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 BAD: dict[str, dict[str, Any]] = {
     "ep_shape": {"shape": "of another day"},
     "ep_seed": {"seed": 2.5e60},
@@ -33,6 +40,9 @@ BAD: dict[str, dict[str, Any]] = {
     "ep_status": {"status": "sleeping"},
     "ep_newer": {"schema_version": 9, "a_field_of_tomorrow": {"x": 1}},
     "ep_creation": {"creation": None},
+    "ep_surrogate": {"metadata": {"text": "\ud800"}},
+    "ep_deep": {"metadata": {"deep": nested(230)}},
+    "ep_deeper": {"metadata": {"deep": nested(400)}},
 }
 
 

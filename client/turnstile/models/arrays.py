@@ -17,10 +17,10 @@ UInt8Array = npt.NDArray[np.uint8]
 
 
 def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Returns ``value`` as a read-only 1-D array of ``dtype``.
+    """Return ``value`` as a read-only 1-D array of ``dtype``.
 
-    Arrays that own their memory are copied unless they already are read-only, so that nobody can change a
-    recorded turn through an alias. Raises ValueError when it is not one-dimensional or a number does not fit.
+    A writable array is copied, so that a recorded turn cannot be changed through an alias. Raises ValueError if
+    the value is not one-dimensional, is not numbers, or has a number that does not fit.
     """
     source = np.asarray(value)
     if source.size == 0:
@@ -37,7 +37,7 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             raise ValueError(f"a number does not fit {np.dtype(dtype).name}")
     elif source.dtype.kind not in "iuf":  # numpy would read text and None as numbers too
         raise ValueError(f"expected numbers, got {source.dtype}")
-    with np.errstate(over="ignore"):  # becomes infinite, which whoever wants finite numbers refuses
+    with np.errstate(over="ignore"):  # too large becomes infinite; fields of finite numbers refuse that
         array = source.astype(dtype, copy=True)
     array.flags.writeable = False
     return array

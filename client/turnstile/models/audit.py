@@ -1,4 +1,4 @@
-"""What an audit of one episode found: distances to the engine's own scores, and every invariant checked."""
+"""The audit of one episode: distances to the engine's own scores, and the invariants that were checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turnstile.models.base import SCHEMA_VERSION, Model
 
 
 class TurnAudit(Model):
-    """One turn, re-scored on the engine at the turn's temperature, or skipped for a stated reason."""
+    """One turn: re-scored on the engine at the turn's temperature, or skipped for a stated reason."""
 
     turn_id: str
     tokens: int = Field(ge=1)
@@ -34,8 +34,8 @@ class InvariantCheck(Model):
 class AuditReport(Model):
     """Answer to ``POST /episodes/{id}/audit``.
 
-    ``passed``: every invariant holds and no distance exceeds ``tolerance`` (nats). Skipped turns do not fail
-    an audit; they are listed so that nobody takes them for checked.
+    ``passed``: every invariant holds and no distance exceeds ``tolerance`` (nats). Skipped turns do not fail an
+    audit; they are listed, because they were not checked.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -44,21 +44,21 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid_utils.uuid7().hex}"
 
 
-def check_json(value: Any) -> Any:
+def check_json(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> Any:
     """Return ``value`` if it is JSON that every answer can repeat exactly.
 
     Integers have less than 1,025 bits (the range of a double), floats are finite, strings are Unicode without lone
-    surrogates, and nothing is nested deeper than ``MAX_JSON_DEPTH``. Raises ValueError, naming the place.
+    surrogates, and nothing is nested deeper than ``max_depth``. Raises ValueError, naming the place.
     """
     pending: list[tuple[Any, str, int]] = [(value, "", 0)]
     while pending:
         item, place, depth = pending.pop()
-        wrong = _not_json(item, depth)
+        wrong = _not_json(item, depth, max_depth)
         if wrong is not None:
             raise ValueError(f"{place or 'the value'} {wrong}")
         if isinstance(item, Mapping):
             for name, inner in item.items():
-                if not isinstance(name, str) or _not_json(name, depth) is not None:
+                if not isinstance(name, str) or not _unicode(name):
                     raise ValueError(f"{place or 'the value'} has a name that is not Unicode text")
                 pending.append((inner, _place(place, name), depth + 1))
         elif isinstance(item, list | tuple):
@@ -66,7 +66,7 @@ def check_json(value: Any) -> Any:
     return value
 
 
-def _not_json(item: Any, depth: int) -> str | None:
+def _not_json(item: Any, depth: int, max_depth: int) -> str | None:
     """Why this one value, its parts aside, is no JSON that can be repeated exactly."""
     match item:
         case None | bool():
@@ -79,8 +79,8 @@ def _not_json(item: Any, depth: int) -> str | None:
             return "has a lone surrogate, which is not Unicode text"
         case int() | float() | str():
             return None
-        case list() | tuple() | Mapping() if depth >= MAX_JSON_DEPTH:
-            return f"is nested deeper than {MAX_JSON_DEPTH} levels"
+        case list() | tuple() | Mapping() if depth >= max_depth:
+            return f"is nested deeper than {max_depth} levels"
         case list() | tuple() | Mapping():
             return None
         case _:

@@ -15,7 +15,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 
 class EngineInfo(Model):
-    """Answer to ``GET /engine`` and to the engine's control calls."""
+    """Answer to ``GET /engine``, and to pause, resume and weights."""
 
     ok: bool
     """The engine answers."""
@@ -44,9 +44,9 @@ class WeightsRequest(Model):
 class PendingCall(Model):
     """One model call of the agent that waits for its completion.
 
-    ``input_ids`` int32[n]: the whole prompt. ``sampling``: as it is pinned; the logprobs of the completion are
-    ``log softmax(logits / temperature)``, without truncation. Sampling ends with the first of
-    ``stop_token_ids``, which stays in the completion, or with a string of ``stop``, or at ``max_new_tokens``.
+    ``input_ids`` int32[n]: the whole prompt. ``sampling``: the pinned sampling; logprobs of the completion are
+    ``log softmax(logits / temperature)``, without truncation. Sampling ends with the first of ``stop_token_ids``,
+    which stays in the completion, with a string of ``stop``, or at ``max_new_tokens``.
     """
 
     call_id: str
@@ -66,11 +66,12 @@ class PendingCalls(Model):
 
 
 class CompletionRequest(Model):
-    """Body of ``POST /episodes/{id}/completions``: what was sampled, or a text that was written.
+    """Body of ``POST /episodes/{id}/completions``: sampled ids with their logprobs, or a text.
 
-    ``completion_ids`` int32[m], ``logprobs`` float32[m]. ``text``: encoded by the server, the text of control
-    tokens as those tokens, and closed; such a turn is marked ``given`` and untrained. ``weight_version`` None:
-    the name that ``POST /engine/weights`` gave last. ``finish_reason``: where the ids do not decide it.
+    ``completion_ids`` int32[m], ``logprobs`` float32[m] (finite, at most 0). ``text``: the server encodes it, the
+    text of control tokens as those tokens, and appends the turn-close token; the turn is marked ``given`` and
+    untrained. ``weight_version`` None: the name that ``POST /engine/weights`` gave last. ``finish_reason`` counts
+    only if the ids do not decide it.
     """
 
     call_id: str = Field(min_length=1, max_length=128)
@@ -91,8 +92,8 @@ class CompletionRequest(Model):
 
 
 class CompletionAccepted(Model):
-    """Answer to it: the call, and its completion as it was recorded. ``tokens``: with the end of turn that was
-    added to a text."""
+    """Answer to a ``CompletionRequest``: the completion as it was recorded. ``tokens`` includes the turn-close
+    token that was appended to a text."""
 
     call_id: str
     tokens: int

@@ -16,11 +16,11 @@ SampleStatus = Literal["completed", "truncated", "aborted", "failed"]
 
 
 class Cause(Model):
-    """The turn that brought a conversation about.
+    """The turn that caused a conversation.
 
-    ``by``: how that is known. ``summary``: the conversation begins with that turn's reply (a compaction);
-    ``call``: with an argument of one of its calls (a sub-agent); ``thread``: the agent's own headers name that
-    turn's conversation as the parent of this one, and the turn is its latest before.
+    ``by`` says how that is known. ``summary``: the conversation begins with that turn's reply (a compaction).
+    ``call``: it begins with an argument of one of that turn's calls (a sub-agent). ``thread``: the agent's own
+    headers name the turn's conversation as the parent of this one; the turn is its latest before this one.
     """
 
     turn_id: str
@@ -45,7 +45,8 @@ class Sample(Model):
 
     ``input_ids`` int32, ``loss_mask`` uint8 (1 = sampled by the policy and trainable here), ``logprobs``
     float32 (0.0 where the mask is 0), ``weight_version`` int32 (index into ``weight_version_names``, −1 where
-    the token was not sampled by the policy).
+    the token was not sampled by the policy). As JSON (``samples_as_json``, JSONL files) ``weight_version`` has the
+    names themselves, and null in place of −1.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -58,7 +59,7 @@ class Sample(Model):
     turn_spans: tuple[TurnSpan, ...]
     kind: SampleKind
     caused_by: Cause | None = None
-    """The turn that brought the row's conversation about; None for the main one and where it cannot be told."""
+    """The turn that caused the row's conversation; None for the main one, and if it is not known."""
     episode_id: str
     group_id: str | None = None
     rollout_id: str

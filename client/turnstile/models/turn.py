@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class BreakReason(StrEnum):
-    """Why a call could not simply append to what the model had already been fed."""
+    """Why a call did not simply continue the tokens that the model had been fed."""
 
     NEW_CONVERSATION = "new_conversation"
     """Not even the first message is known, and it is not the episode's first call."""
@@ -40,7 +40,7 @@ class BreakReason(StrEnum):
 
 
 class ParseStatus(StrEnum):
-    """What became of the tool calls in a completion. Anything but ``OK`` went to the agent as plain text."""
+    """How the tool calls of a completion were parsed. All but ``OK`` went to the agent as plain text."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -80,7 +80,7 @@ class WeightSpan(Model):
 
 class SamplingUsed(Model):
     """The sampling that produced a completion. ``constrained``: a grammar masked the vocabulary. ``given``: the
-    text was given, not sampled (``trainer`` engine): its logprobs are 0.0 and no numbers of any policy."""
+    text was given and not sampled (``trainer`` engine); its logprobs are 0.0 and are no policy's numbers."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -107,9 +107,9 @@ class TurnTimings(Model):
 
 
 class Thread(Model):
-    """A conversation by the agent's own word for it: sub-agents are threads of their own in many agents.
+    """The agent's own ids of a conversation (``name``) and of the one that started it (``parent``).
 
-    ``name`` and ``parent``: the agent's ids of this conversation and of the one that started it.
+    Many agents send such headers for their sub-agents.
     """
 
     name: str | None = None
@@ -135,7 +135,7 @@ class Turn(Model):
     weight_spans: tuple[WeightSpan, ...]
     finish_reason: FinishReason
     stop_string: str | None = None
-    """The agent's own stop string that ended the completion; None where something else did."""
+    """The agent's stop string that ended the completion; None if something else ended it."""
     sampling: SamplingUsed
     asked_sampling: dict[str, object] = Field(default_factory=dict)
     template_hash: str
@@ -148,7 +148,7 @@ class Turn(Model):
     break_: Break | None = Field(default=None, alias="break")
     parse_status: tuple[ParseStatus, ...] = ()
     thread: Thread | None = None
-    """What the agent's own headers say of the conversation this call belongs to."""
+    """The conversation of this call by the agent's own headers."""
     echo: tuple[str, ...] = ()
     """Cosmetic differences in how the agent sent the parent's reply back, by name."""
     rerendered_tokens: int = 0
@@ -177,7 +177,7 @@ class Turn(Model):
 
 
 class Delivery(Model):
-    """What became of a turn's reply on its way to the agent: a later record, never a field of the turn."""
+    """Whether a turn's reply reached the agent. A later record, because a turn never changes."""
 
     turn_id: str
     state: Literal["written", "lost"]

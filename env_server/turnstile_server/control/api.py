@@ -1,7 +1,7 @@
-"""The REST of the control door: routes of external episodes and of the engine, each a few lines.
+"""The REST routes of the control API: episodes, their results, the trainer's sampling, the engine, events.
 
-Owns the shapes of requests and answers on HTTP. Decides nothing: episodes belong to the EpisodeService, the
-engine to the Engine; their typed errors become statuses in ``control/errors.py``.
+Owns the shapes of requests and answers. Decides nothing: episodes belong to the ``EpisodeService``, the engine to
+the ``Engine``, and ``control/errors.py`` turns their typed errors into statuses.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MAX_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """What the routes need. ``workers`` bounds the threads that encode samples and turns; ``closing`` is set
-    when the server stops: long polls then answer and event streams end."""
+    """What the routes are built from. ``workers`` bounds the threads that encode samples and turns. ``closing`` is
+    set when the server stops: long polls then answer, and event streams end."""
 
     episodes: EpisodeService
     training: TrainerSampling
@@ -76,7 +76,7 @@ def _add_open_routes(router: APIRouter) -> None:
 
     @router.get("/ready")
     async def ready() -> dict[str, str]:
-        """The listener opens only after the engine and the journal have: to be reachable is to be ready."""
+        """Constant: the listener opens after the engine and the journal, so a server that answers is ready."""
         return {"status": "ready"}
 
 
@@ -150,7 +150,7 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
         report = await while_connected(request, lambda: episodes.audit(episode_id))
-        return _model(report) if report is not None else Response(status_code=204)  # nobody reads the latter
+        return _model(report) if report is not None else Response(status_code=204)  # the caller is gone
 
 
 def _add_training_routes(router: APIRouter, parts: ControlParts) -> None:
@@ -242,12 +242,12 @@ def _forest_json(forest: TokenForest) -> bytes:
 
 
 def _wants_json(accept: str) -> bool:
-    """Whether JSON is named in an Accept header and safetensors is not (wildcards take the default)."""
+    """Whether an Accept header names JSON and not safetensors; wildcards get the default, safetensors."""
     named = {part.split(";")[0].strip().lower() for part in accept.split(",")}
     return JSON in named and SAFETENSORS not in named
 
 
 def route_template(scope: Any) -> str:
-    """The template of the route that served ``scope``, for metrics; ``unknown`` where none did."""
+    """The template of the route that served ``scope``, for metrics; ``unknown`` if none did."""
     route = scope.get("route")
     return route.path if route is not None else "unknown"

@@ -1,7 +1,10 @@
-"""The control door as one ASGI application: routes inside, limits, key and error boundary around them.
+"""The control API as one ASGI application: routes inside; key, limits and error boundary around them.
 
-Order, from the outside: errors of any layer take the door's shape; then the key; then the body's size; then
-the routes. Nothing is read from a caller before it has shown the key.
+Order, from the outside: errors of any layer get the API's shape; then the key; then the body's size; then the
+routes. Nothing is read of a body before the request has shown the key.
+
+A server without a model (``engine.kind = none``) has the standby application instead. Container platforms start
+such servers and wait for ``/health``; every other answer says which settings the server lacks.
 """
 
 from __future__ import annotations
@@ -10,18 +13,26 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.api import route_template
 from turnstile_server.control.auth import ControlKey
 from turnstile_server.control.body import BodyLimit
-from turnstile_server.control.errors import ErrorBoundary, install_error_handlers
+from turnstile_server.control.errors import ErrorBoundary, error_response, install_error_handlers
+from turnstile_server.errors import EngineUnavailable
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
+MISSING = (
+    "this server has no model (engine.kind is none). Start it with TURNSTILE_ENGINE__KIND=embedded or sglang "
+    "(TURNSTILE_ENGINE__URL says where) and TURNSTILE_MODEL=DIR, a Hugging Face folder that it can read"
+)
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
 
 class CountRequests:
-    """ASGI middleware: every answered request counts, under its route's template."""
+    """ASGI middleware: counts every answered request under the template of its route."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -39,7 +50,7 @@ class CountRequests:
 def build_control_app(
     routers: list[APIRouter], *, key: str | None, metrics: Metrics, settings: ControlSettings
 ) -> ASGIApp:
-    """The application to serve on the control listener. ``key`` None switches authentication off."""
+    """The application for the control listener. ``key`` None switches authentication off."""
     inner = FastAPI(
         title="Turnstile",
         version=version("turnstile-rl"),
@@ -60,3 +71,28 @@ def build_control_app(
     for layer in reversed(layers):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app
+
+
+def build_standby_app(*, key: str | None, metrics: Metrics, settings: ControlSettings) -> ASGIApp:
+    """The control API of a server without a model: ``/health`` answers, everything else says what is missing."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "healthy"}
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        return JSONResponse({"status": "not ready", "reason": MISSING}, 503)
+
+    @router.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
+    async def anything_else(path: str) -> Response:
+        raise EngineUnavailable(MISSING)
+
+    return build_control_app([router], key=key, metrics=metrics, settings=settings)
+
+
+async def standby_gate(scope: Scope, receive: Receive, send: Send) -> None:
+    """The agent listener of a server without a model: every request is 503."""
+    if scope["type"] == "http":
+        await error_response(EngineUnavailable(MISSING))(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What a trainer may choose from: ``GET /tasks`` and ``GET /agents``. Nothing of hidden tests or solutions."""
+"""``GET /tasks`` and ``GET /agents``: what a trainer can choose. Hidden tests and solutions are not shown."""
 
 from __future__ import annotations
 

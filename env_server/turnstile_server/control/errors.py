@@ -1,7 +1,7 @@
-"""Errors of the control door: every one is ``{"error": {"type", "message", "detail"?}}`` with a fitting status.
+"""Errors of the control API: each is ``{"error": {"type", "message", "detail"?}}`` with its status.
 
-Holds: whatever a handler raises, the caller gets that shape and nothing of the server's insides; what nobody
-foresaw is logged once, with its traceback, and answered with a plain 500.
+What must hold: whatever a handler raises, the caller gets that shape and no internals of the server; an unexpected
+exception is logged once, with its traceback, and answered with 500 ``internal_error``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BY_STATUS: dict[int, type[TurnstileError]] = {
 
 
 def error_response(error: TurnstileError) -> Response:
-    """The error as this door writes it; ``Retry-After`` in whole seconds where the error knows it."""
+    """The error as the control API writes it, with ``Retry-After`` in whole seconds if the error has one."""
     body: dict[str, Any] = {"type": error.type, "message": error.message}
     if error.detail is not None:
         body["detail"] = error.detail
@@ -56,14 +56,14 @@ def error_response(error: TurnstileError) -> Response:
 
 
 def unprocessable(errors: Sequence[Mapping[str, Any]]) -> Unprocessable:
-    """Pydantic's findings as one error that names each field, its value's fault, and nothing of the value."""
+    """Pydantic's errors as one: it names each field and the reason, and repeats no value."""
     detail = [{"field": ".".join(str(part) for part in error["loc"]), "reason": error["msg"]} for error in errors]
     message = "; ".join(f"{item['field'] or 'body'}: {item['reason']}" for item in detail)
     return Unprocessable(message, detail=detail)
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Makes ``app`` answer every error of its ``routes`` in this door's shape."""
+    """Make ``app`` answer every error of its ``routes`` in the control API's shape."""
     app.add_exception_handler(TurnstileError, _turnstile_error)
     app.add_exception_handler(HTTPException, _http_error(routes))
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -72,7 +72,7 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 class ErrorBoundary:
-    """ASGI middleware, outermost: errors of other middlewares in the door's shape, the unforeseen as a 500."""
+    """ASGI middleware, the outermost: answers errors of the other middlewares, unexpected ones with 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -128,7 +128,7 @@ def _http_error(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
 
 
 def _methods(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
-    """The methods that are routed at the request's path (the framework names those of one route only)."""
+    """All methods that are served at the request's path; the framework names those of one route only."""
     found: set[str] = set()
     for route in routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -142,10 +142,10 @@ async def _validation_error(_request: Request, error: Exception) -> Response:
 
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:
-    """The caller left while sending its body; nobody reads this answer."""
+    """The caller left while it sent its body, so no answer arrives."""
     return Response(status_code=400)
 
 
 async def _unforeseen(_request: Request, _error: Exception) -> Response:
-    """Starlette sends this and raises the error on; the ErrorBoundary logs it."""
+    """Starlette sends this answer and raises the error again; the ErrorBoundary logs it."""
     return error_response(_INTERNAL)

@@ -1,8 +1,9 @@
-"""Server-sent events: changes of status as they happen, a comment when nothing does.
+"""Server-sent events: each change of an episode's status, and a comment after a silence.
 
-Holds: one stream keeps at most one undelivered event (the subscription behind it is bounded by its owner); a
-reader that takes no bytes for ``send_timeout_s`` is dropped; when the reader leaves, the subscription is
-closed; at shutdown the stream ends in order. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+What must hold: one stream keeps at most one undelivered event (the owner of the subscription bounds the rest); a
+reader that takes no bytes for ``send_timeout_s`` is disconnected; when the reader leaves, the subscription is
+closed; at shutdown the stream ends in order. Format:
+https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class EventStream(Response):
             tasks.cancel_scope.cancel()
 
     async def _stream(self, send: Send) -> bool:
-        """Sends until the subscription ends (False) or the reader is dropped (True)."""
+        """Send until the subscription ends (False) or the reader is disconnected (True)."""
         into, events = anyio.create_memory_object_stream[Episode](0)
         async with anyio.create_task_group() as tasks, events:
-            # The iterator is read in a task of its own: a time-out around its next step would close it.
+            # A task of its own reads the iterator, because a time-out around its next step would close it.
             tasks.start_soon(self._pump, into)
             frame: bytes | None = b": open\n\n"
             while frame is not None:
@@ -65,7 +66,7 @@ class EventStream(Response):
         return False
 
     async def _next_frame(self, events: MemoryObjectReceiveStream[Episode]) -> bytes | None:
-        """The next event, a comment after a silence, None at the end."""
+        """The next event, a comment after ``heartbeat_s`` without one, None at the end."""
         with anyio.move_on_after(self._heartbeat_s):
             try:
                 episode = await events.receive()

@@ -1,6 +1,6 @@
-"""The seam to episodes: all that the control door needs of whoever owns them.
+"""The seam to episodes: all that the control API needs of their owner.
 
-The door translates HTTP; it holds no episode state and decides nothing about an episode's life. Every method
+The control API translates HTTP. It holds no state of episodes and decides nothing about their life. Every method
 raises NotFound for an unknown or deleted episode.
 """
 
@@ -23,16 +23,20 @@ from turnstile.models import (
 
 
 class EpisodeService(Protocol):
+    """Creates, shows, ends, deletes and exports episodes."""
+
     async def create(self, request: EpisodeRequest) -> tuple[EpisodeCreated, bool]:
-        """The new episode and True; or, when ``idempotency_key`` repeats an earlier creation with the same
-        body, that episode and False. Raises Conflict for a reused id or for a key repeated with another body,
-        Unprocessable for a limit above its ceiling (the field's name in the message), TooManyCalls at the
-        bound of open episodes."""
+        """Create an episode and return it with True. A repeated ``idempotency_key`` with the same body returns the
+        earlier episode and False.
+
+        Raises Conflict for an id that is taken, or for a key that came with another body; Unprocessable, naming
+        the field, for a limit above its ceiling; QueueFull at the bound of open episodes.
+        """
         ...
 
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
-        """The episode now; with ``wait_s`` > 0 at its next change of status, at most that much later. An
-        ended episode is given at once."""
+        """The episode as it is now; with ``wait_s`` > 0, at its next change of status or after that many seconds.
+        An ended episode is returned at once."""
         ...
 
     async def page(
@@ -42,15 +46,15 @@ class EpisodeService(Protocol):
         ...
 
     async def finish(self, episode_id: str) -> Episode:
-        """Ends an external episode's agent and grades. Repeating it gives the same episode."""
+        """End the agent's work and grade it. Repeating this returns the same episode."""
         ...
 
     async def cancel(self, episode_id: str) -> Episode:
-        """Ends an open episode as ``cancelled``; an ended one is given as it is."""
+        """End an open episode as ``cancelled``; an ended one is returned as it is."""
         ...
 
     async def delete(self, episode_id: str) -> None:
-        """Removes the episode and its turns; an open one is cancelled first."""
+        """Remove the episode and its turns; an open one is cancelled first."""
         ...
 
     async def turns(self, episode_id: str) -> Sequence[Turn]:
@@ -58,18 +62,19 @@ class EpisodeService(Protocol):
         ...
 
     async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
-        """``include_untrained`` adds the rows whose mask is 0 throughout (superseded retries and the like)."""
+        """The episode's samples. ``include_untrained`` adds the rows without a trainable token (such as superseded
+        retries)."""
         ...
 
     async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
-        """The same rows with each token once."""
+        """The same rows as a forest that holds each token once."""
         ...
 
     async def audit(self, episode_id: str) -> AuditReport:
-        """Re-scores the recorded tokens on the engine and checks every invariant."""
+        """Re-score the recorded tokens on the engine and check every invariant."""
         ...
 
     def subscribe(self) -> AsyncIterator[Episode]:
-        """Every change of status from now on. Bounded: the iterator of a reader that is too slow ends, and so
-        do all at shutdown."""
+        """Every change of status from now on. The iterator ends at shutdown, and when its reader lags too far
+        behind."""
         ...

@@ -1,8 +1,8 @@
-"""The training loop as the sampler: which model calls wait for it, and its completions.
+"""The training loop as the sampler (``--engine trainer``): the model calls that wait for it, and its completions.
 
-Joins what knows nothing of each other: the episodes, the engine that parks calls, the renderer that encodes text.
-What must hold (invariant 4): numbers come from the trainer or there are none: a text's turn is marked ``given``.
-Decides nothing about a completion; the engine does.
+Joins the episodes, the engine that parks calls and the renderer that encodes text. The engine decides whether a
+completion is valid. What must hold (invariant 4): logprobs come from the trainer or there are none; the turn of a
+text is marked ``given``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from turnstile_server.engines.protocol import Completion, ParkedCall, ParkedCall
 from turnstile_server.errors import InvalidRequest, TurnstileError
 
 Encode = Callable[[str, bool], Int32Array]
-"""Text of the policy to ids int32[m]; True: the turn-close token follows."""
+"""Encode text of the policy to ids int32[m]. True: append the turn-close token."""
 
 
 class TrainerSampling:
-    """``calls`` None: the server's engine samples by itself, and every request here is refused."""
+    """``calls``: the engine's parked calls; None if the engine samples by itself, then every request is
+    refused."""
 
     def __init__(
         self,
@@ -46,11 +47,12 @@ class TrainerSampling:
 
     @property
     def open(self) -> bool:
-        """Whether the training loop is the engine."""
+        """Whether the training loop samples."""
         return self._calls is not None
 
     async def pending(self, episode_id: str, wait_s: float = 0.0) -> PendingCalls:
-        """The episode's pending calls as soon as there is one, or it has ended, or ``wait_s`` has passed."""
+        """The episode's pending calls: once there is one, or the episode has ended, or after ``wait_s``
+        seconds."""
         calls, deadline = self._parked(), anyio.current_time() + wait_s
         while True:
             status = (await self._episodes.get(episode_id)).status
@@ -63,7 +65,7 @@ class TrainerSampling:
             await self._until_news(calls, episode_id, left_s)
 
     async def complete(self, episode_id: str, request: CompletionRequest) -> CompletionAccepted:
-        """Raises what ``ParkedCalls.complete`` raises."""
+        """Complete a pending call. Raises what ``ParkedCalls.complete`` raises."""
         calls = self._parked()
         await self._episodes.get(episode_id)
         completion = await self._completion(request)
@@ -93,7 +95,7 @@ class TrainerSampling:
         return Completion(ids, np.zeros(len(ids), np.float32), version, reason, given=True)
 
     async def _until_news(self, calls: ParkedCalls, episode_id: str, wait_s: float) -> None:
-        """Returns when a call is parked or the episode's status changes, at latest after ``wait_s``."""
+        """Return when a call is parked or the episode's status changes, after ``wait_s`` seconds at the latest."""
         failure: TurnstileError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancelled_by_a_call, tasks.cancel_scope, calls, episode_id)
@@ -112,7 +114,7 @@ async def _cancelled_by_a_call(scope: anyio.CancelScope, calls: ParkedCalls, epi
 
 
 def pending_call(call: ParkedCall) -> PendingCall:
-    """A parked call as the control door shows it."""
+    """A parked call as the control API shows it."""
     sampling = call.sampling
     return PendingCall(
         call_id=call.call_id,

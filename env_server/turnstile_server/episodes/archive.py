@@ -6,13 +6,14 @@ What must hold: one record that cannot be read spoils nothing. It is listed as a
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import OrderedDict
 from dataclasses import replace
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 from turnstile_server.episodes.listing import EpisodeListing
@@ -54,7 +55,7 @@ class Archive:
         async for record in self._journal.episodes():
             try:
                 stored = stored_of(record)
-            except (ValidationError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 _LOG.error("the record of episode %s cannot be read: %s", record.episode_id, error)
                 episode = unreadable_episode(record.episode_id, record.meta, error)
                 self._listing.add(record.episode_id, episode.status, episode.group_id)
@@ -92,10 +93,17 @@ class Archive:
 
     def ended(self, episode: Episode, forest: Forest | None = None) -> None:
         """Keep the record of an ended episode, and its ``forest`` for the exports that usually follow."""
-        self._listing.move(episode.episode_id, episode.status)
-        self._ended[episode.episode_id] = episode.model_dump_json().encode()
+        episode_id = episode.episode_id
+        try:
+            data = episode.model_dump_json()
+        except PydanticSerializationError as error:
+            _LOG.error("the record of episode %s has no JSON form: %s", episode_id, error)
+            episode = unreadable_episode(episode_id, episode.model_dump(), error)
+            data = episode.model_dump_json()
+        self._listing.move(episode_id, episode.status)
+        self._ended[episode_id] = data.encode()
         if forest is not None:
-            self._keep(episode.episode_id, forest)
+            self._keep(episode_id, forest)
 
     def forget(self, episode_id: str) -> None:
         """Remove a deleted episode. No-op if it is unknown."""
@@ -119,7 +127,7 @@ class Archive:
             return Episode.model_validate_json(data)
         except ValidationError as error:
             _LOG.error("the record of episode %s cannot be read: %s", episode_id, error)
-            return unreadable_episode(episode_id, from_json(data), error)
+            return unreadable_episode(episode_id, json.loads(data), error)
 
     async def forest(self, episode_id: str) -> Forest:
         """The forest of an ended episode, from memory or from the journal."""

@@ -1,9 +1,9 @@
-"""The audit of one episode: the engine re-scores what was recorded, and every invariant is checked anew.
+"""The audit of one episode: the engine re-scores the recorded tokens, and every invariant is checked again.
 
-Each leaf's path is scored once; a turn on several paths is compared once. Distances are in nats, at the turn's
-own temperature. A turn is skipped, with a reason, when no comparison would be fair: sampled by other weights
-than those the engine serves now, under a grammar, or not at all (``given``). An engine that cannot score leaves
-every turn skipped: such an audit checks the records only, and its ``max_abs_delta`` is None.
+Distances are in nats, at the turn's own temperature. A turn is skipped, with a reason, if a comparison would say
+nothing: other weights sampled it than those that the engine serves now, a grammar constrained it, or it was not
+sampled at all (``given``). If the engine cannot score, every turn is skipped: such an audit checks the records
+only, and its ``max_abs_delta`` is None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turnstile_server.engines.protocol import Engine
 from turnstile_server.errors import EngineUnavailable
 
 ABOVE_ZERO = 1e-6
-"""A certain token may come back this far above log 1, by rounding."""
+"""Rounding may put the logprob of a certain token this far above 0."""
 
 
 class Auditor:
@@ -28,7 +28,8 @@ class Auditor:
         self._tolerance = tolerance
 
     async def audit(self, tree: TokenTree, facts: EpisodeFacts) -> AuditReport:
-        """Raises the engine's errors: an audit that could not score is no audit."""
+        """Audit one episode. Raises the engine's errors: an engine that fails must not look like a passed
+        audit."""
         state = await self._engine.state()
         if not state.ok:
             raise EngineUnavailable(f"the engine does not answer, so nothing can be re-scored: {state.detail}")
@@ -69,8 +70,10 @@ def _skip(node: Node, serving: str | None, *, scores: bool) -> str | None:
 
 
 def check_invariants(turns: Sequence[Turn], exported: SampleSet, vocab_size: int) -> tuple[InvariantCheck, ...]:
-    """What can be checked without the engine: that ``exported`` (rows without trainable tokens included) says what
-    ``turns`` say. Paths are put together here from the turns' own ``parent_id``, not by the tree that exported."""
+    """Check without the engine that ``exported`` (rows without trainable tokens included) agrees with ``turns``.
+
+    Paths are built here from the turns' own ``parent_id``, not by the tree that made the export.
+    """
     by_id = {turn.turn_id: turn for turn in turns}
     return (
         InvariantCheck(name="token_in_token_out", failures=tuple(_check_tokens(by_id, exported, vocab_size))),
@@ -80,7 +83,7 @@ def check_invariants(turns: Sequence[Turn], exported: SampleSet, vocab_size: int
 
 
 def _check_tokens(turns: Mapping[str, Turn], exported: SampleSet, vocab_size: int) -> list[str]:
-    """Every row is exactly what its turns were fed and sampled, in order; every turn is on some row."""
+    """Every row has exactly the tokens that its turns were fed and sampled, in order; every turn is on a row."""
     failures = []
     for sample in exported.samples:
         path = _path(turns, sample.turn_spans[-1].turn_id)
@@ -129,7 +132,7 @@ def _check_accounting(turns: Mapping[str, Turn], exported: SampleSet) -> list[st
 
 
 def _check_numbers(turns: Mapping[str, Turn], exported: SampleSet) -> list[str]:
-    """Recorded logprobs are logprobs, and rows carry them where they train and nothing elsewhere."""
+    """Recorded logprobs are finite and at most 0; rows have them where they train, and 0.0 elsewhere."""
     failures = [
         f"{turn.turn_id}: a logprob is not finite or above 0"
         for turn in turns.values()

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, Sampling
+from turnstile.models.base import check_json
 from turnstile_server.capture import EpisodeFacts, TokenTree
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
 
 _LOG = logging.getLogger(__name__)
+_MAX_DEPTH = 190
+"""Readers of JSON stop at 200 levels, and listings nest a record deeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,9 @@ class Stored:
 
 
 def stored_of(record: Record) -> Stored:
-    """Read a journal record. Raises pydantic.ValidationError, KeyError or TypeError if this version cannot."""
+    """Read a journal record. Raises ValueError (also pydantic's), KeyError or TypeError if this version cannot."""
     fields = dict(record.meta)
+    check_json(fields, max_depth=_MAX_DEPTH)  # no reader of the answers could take more
     creation = fields.pop("creation")
     return Stored(Episode.model_validate(fields), **creation)
 
@@ -74,7 +79,7 @@ def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Except
     kept = {
         name: value
         for name, value in fields.items()
-        if name in Episode.model_fields and name not in problems and name != "schema_version"
+        if name in Episode.model_fields and name not in problems and name != "schema_version" and _is_json(value)
     }
     try:
         return Episode.model_validate(blank | kept | fixed)
@@ -82,10 +87,22 @@ def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Except
         return Episode.model_validate(blank | fixed)
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        check_json(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _problems(error: Exception) -> dict[str, str]:
     """Top-level field to a short sentence, for the first few that are wrong."""
-    if not isinstance(error, ValidationError):
+    if isinstance(error, PydanticSerializationError):
+        return {"": f"a value has no JSON form: {str(error)[:200]}"}
+    if isinstance(error, KeyError | TypeError):
         return {"creation": "creation: missing or of another shape"}
+    if not isinstance(error, ValidationError):
+        return {"": str(error)[:200]}
     found: dict[str, str] = {}
     for item in error.errors(include_url=False, include_input=False):
         place = [str(part) for part in item["loc"]]
