@@ -111,8 +111,8 @@ async def test_an_episode_is_played_from_queue_to_reward(server: EpisodeServer) 
 async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: EpisodeServer) -> None:
     created = await server.play(env={"EXTRA": "secret-value"}, limits={"max_turns": 9})
     command = (await server.provider.agent()).command
-    door = f"http://127.0.0.1:8001/e/{created['episode_id']}"
-    assert command.argv == ("play", "Mend it.", f"{door}/v1", f"{door}/mcp")
+    url = f"http://127.0.0.1:8001/e/{created['episode_id']}"
+    assert command.argv == ("play", "Mend it.", f"{url}/v1", f"{url}/mcp")
     assert command.env["TURNS"] == "9"
     assert command.env["EXTRA"] == "secret-value"
     assert server.provider.made[0].files["/home/agent/instruction.md"] == b"Mend it."
@@ -193,10 +193,10 @@ async def test_an_agents_own_log_decides_before_its_exit_code(server: EpisodeSer
     process = await server.provider.agent()
     assert process.command.stdin.startswith(b"Please: ")
     await server.think(process)
-    process.end(result(0, b'{"type": "end", "ok": false, "why": "The door is shut."}\n'))
+    process.end(result(0, b'{"type": "end", "ok": false, "why": "The file is gone."}\n'))
     shown = await server.ended(created)
     assert (shown["status"], shown["agent_exit_code"], shown["reward"]) == ("failed", 0, None)
-    assert shown["error"]["message"] == "the agent says that it failed: The door is shut."
+    assert shown["error"]["message"] == "the agent says that it failed: The file is gone."
 
 
 async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(
@@ -562,7 +562,7 @@ async def test_without_sandboxes_what_needs_one_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "told"),
+    ("fields", "status", "named"),
     [
         ({"agent": "nobody"}, 422, "fake"),
         ({"task": {"id": "no-such-task"}}, 422, "no-such-task"),
@@ -571,9 +571,9 @@ async def test_without_sandboxes_what_needs_one_is_refused_with_what_to_do(
     ],
 )
 async def test_what_cannot_be_played_is_refused_by_name(
-    server: EpisodeServer, fields: dict[str, Any], status: int, told: str
+    server: EpisodeServer, fields: dict[str, Any], status: int, named: str
 ) -> None:
     answer = await server.stage.control.post("/episodes", json={**PLAYED, **fields})
     assert answer.status_code == status
-    assert told in answer.json()["error"]["message"]
+    assert named in answer.json()["error"]["message"]
     assert server.provider.specs == []
