@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.abc
 
-from turnstile.models import Delivery, Discard, Thread, Turn, new_id
+from turnstile.models import Discard, Thread, Turn, new_id
 from turnstile_server.capture import Action, Node, decide
 from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
@@ -150,9 +150,8 @@ class CallPipeline:
         """Records whether a caller received the whole reply. Does nothing for a call without one."""
         if call.committed is None:
             return
-        node = call.committed.node
-        if node.record_delivery("written" if written else "lost"):
-            delivery = Delivery(turn_id=node.turn.turn_id, state=node.delivery)
+        delivery = session.deliver(call.committed.node, written=written)
+        if delivery is not None:
             self._journal.append_soon(delivery_record(session.episode_id, delivery))
 
     # Open: match, decide, admit
@@ -330,8 +329,8 @@ def _finish_of(call: ModelCall, builder: TurnBuilder) -> EngineFinish:
 
 def _ended(call: ModelCall) -> TurnstileError:
     if call.abandoned is not None:
-        return Gone(f"the call was given up ({call.abandoned})")
-    return EngineUnavailable("the engine aborted the call; ask again", retry_after_s=1.0)
+        return Gone(f"the call was abandoned ({call.abandoned})")
+    return EngineUnavailable("the engine aborted the call; try again", retry_after_s=1.0)
 
 
 def _type_of(error: BaseException) -> str:

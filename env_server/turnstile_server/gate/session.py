@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from turnstile.models import Sampling, Thread, Turn
+from turnstile.models import Delivery, Sampling, Thread, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
@@ -233,6 +233,15 @@ class EpisodeSession:
         self._refusals = 0
         self._last_refusal = None
         return node
+
+    def deliver(self, node: Node, *, written: bool) -> Delivery | None:
+        """Notes whether a caller received the whole reply.
+
+        Returns the record to store; None where nothing changed, because a reply that was written stays written.
+        """
+        if not node.record_delivery("written" if written else "lost"):
+            return None
+        return Delivery(turn_id=node.turn.turn_id, state=node.delivery)
 
     def discard(self, reason: str, tokens: int) -> None:
         """Counts sampled tokens that became no turn."""
