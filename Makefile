@@ -21,9 +21,9 @@ INSTALLED := .venv/installed
 
 .PHONY: test check lint demo bench agents-matrix docs clean
 
-test: lint
+test: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 3 --dist loadfile -m "not sglang and not agents and not slow and not docker"
+	$(BIN)/python scripts/check.py --all
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))

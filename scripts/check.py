@@ -1,13 +1,16 @@
-"""The inner loop: format, lint, types, import rules and the quick tests of what changed. `make check`.
+"""Lint and tests side by side: one core lints, the other tests, and then both test.
 
-    python scripts/check.py                 what is changed against HEAD; the last commit where nothing is
-    python scripts/check.py --base main     all that has come since main
-    python scripts/check.py --seconds 60    more time for tests (default 30 s on two cores)
+    python scripts/check.py                 `make check`: the quick tests of what is changed against HEAD, or of
+                                            the last commit where nothing is
+    python scripts/check.py --base main     the quick tests of all that has come since main
+    python scripts/check.py --seconds 60    more time for quick tests (default 30 s on two cores)
+    python scripts/check.py --all           `make test`: every test of the default suite
 
-Types take a second where mypy's cache is warm, and a minute where it is not. Tests are those of the changed
-packages: a test module that changed, and the test folders of changed product packages (TESTS_OF). Of these, tests
-run that took under a second when they last ran here, the quickest first, until the time is used up (the plug-in
-`tests/quick.py`); the others are counted, never silently dropped. `make test` runs everything.
+Lint is `make lint`: seconds where mypy's cache is warm, a minute where it is not. It is run beside the tests and
+printed only when it fails. Quick tests are those of the changed packages: a test module that changed, and the test
+folders of changed product packages (TESTS_OF). Of these, tests run that took under a second when they last ran
+here, the quickest first, until the time is used up (the plug-in `tests/quick.py`); the others are counted as
+deselected, never silently dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SERVER = "env_server/turnstile_server/"
 CLIENT = "client/turnstile/"
+NO_TESTS = 5
+"""pytest's exit status where every test was deselected: none was quick enough."""
 TESTS_OF = {
     f"{SERVER}agents/": ("agents",),
     f"{SERVER}capture/": ("capture", "gate"),
@@ -53,28 +59,42 @@ TESTS_OF = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Format, lint, types and the quick tests of what changed.")
+    parser = argparse.ArgumentParser(description="Format, lint, types and tests, side by side.")
     parser.add_argument("--base", help="compare with this revision (default: HEAD, or its parent)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="time for tests, on two cores")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time for quick tests, on two cores")
+    parser.add_argument("--all", action="store_true", help="the whole default suite")
     options = parser.parse_args()
     started = time.monotonic()
-    changed = changes(options.base)
-    selected = selection(changed)
-    print(f"check: {len(changed)} changed files; tests: {' '.join(selected) or 'none'}")
-    steps = [
-        [str(BIN / "ruff"), "format", "--check", "--quiet", "."],
-        [str(BIN / "ruff"), "check", "--quiet", "."],
-        [str(BIN / "mypy"), "--no-error-summary"],
-        [str(BIN / "lint-imports"), "--no-timing"],
-    ]
-    # The checks take one core, the tests the other until the checks are through.
-    tests = subprocess.Popen(pytest_command(selected, options.seconds), cwd=ROOT) if selected else None
-    failed = [" ".join(step[:2]) for step in steps if not passes(step)]
-    if tests is not None and tests.wait() not in {0, 5}:  # 5: no test was quick enough
-        failed.append("tests")
-    verdict = f"FAILED: {', '.join(failed)}" if failed else "ok"
+    if options.all:
+        tests = pytest_command("-n", "3", "--dist", "loadfile")
+    else:
+        changed = changes(options.base)
+        selected = selection(changed)
+        print(f"check: {len(changed)} changed files; tests: {' '.join(selected) or 'none'}", flush=True)
+        quick = ["-q", "--no-header", "--durations-min=5", f"--quick={options.seconds:g}"]
+        tests = pytest_command("-n", "2", *quick, *selected) if selected else ["true"]
+    failed = run_both(["make", "--no-print-directory", "lint"], tests)
+    verdict = f"FAILED: {' and '.join(failed)}" if failed else "ok"
     print(f"check: {verdict} in {time.monotonic() - started:.0f} s")
     return 1 if failed else 0
+
+
+def run_both(lint: list[str], tests: list[str]) -> list[str]:
+    """Runs both at once. The tests print as they go, lint only when it fails. Gives the names of what failed."""
+    failed = []
+    with tempfile.TemporaryFile("w+") as printed:
+        linting = subprocess.Popen(lint, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+        try:
+            if subprocess.run(tests, cwd=ROOT, check=False).returncode not in {0, NO_TESTS}:
+                failed.append("tests")
+            if linting.wait():
+                printed.seek(0)
+                print(f"--- make lint\n{printed.read()}", flush=True)
+                failed.append("lint")
+        finally:
+            linting.kill()
+            linting.wait()
+    return failed
 
 
 def changes(base: str | None) -> list[str]:
@@ -116,17 +136,8 @@ def folders_of(path: str) -> tuple[str, ...]:
     return next((folders for prefix, folders in TESTS_OF.items() if path.startswith(prefix)), ())
 
 
-def passes(step: list[str]) -> bool:
-    done = subprocess.run(step, cwd=ROOT, check=False, capture_output=True, text=True)
-    if done.returncode:
-        print(f"--- {' '.join(Path(word).name for word in step)}\n{done.stdout}{done.stderr}")
-    return done.returncode == 0
-
-
-def pytest_command(selected: list[str], seconds: float) -> list[str]:
-    marks = "not sglang and not agents and not slow and not docker"
-    quiet = ["-q", "--no-header", "--durations=0", "--durations-min=5"]
-    return [str(BIN / "pytest"), "-n", "2", *quiet, "-m", marks, f"--quick={seconds:g}", *selected]
+def pytest_command(*options: str) -> list[str]:
+    return [str(BIN / "pytest"), "-m", "not sglang and not agents and not slow and not docker", *options]
 
 
 if __name__ == "__main__":
