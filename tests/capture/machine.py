@@ -596,7 +596,7 @@ class CaptureMachine(RuleBasedStateMachine):
 
     def fingerprint(self) -> object:
         return [
-            (n.turn.turn_id, id(n.parent), tuple(id(c) for c in n.children), n.end_key, n.token_count, n.delivery)
+            (n.turn.turn_id, id(n.parent), tuple(id(c) for c in n.children), n.end, n.token_count, n.delivery)
             for n in self.tree
         ]
 

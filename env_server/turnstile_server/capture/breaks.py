@@ -140,10 +140,10 @@ def _repeated_dialogue(
     """
     dialogue = [item for item in groups if item.message.role not in SYSTEM_ROLES]
     system = _system_text(groups)
-    key = dialogue_chain(())
+    key: Key = b""
     ends: list[tuple[int, Key]] = []
     for count, item in enumerate(dialogue, 1):
-        key = dialogue_chain((item.message,), key)
+        key = dialogue_chain(key, item.message)
         if item.message.role == "assistant" and key in by_dialogue:
             ends.append((count, key))
     for count, key in reversed(ends):

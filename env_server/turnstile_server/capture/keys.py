@@ -70,12 +70,21 @@ def chain(previous: Key, message: Message) -> Key:
     return digest.digest()
 
 
-def dialogue_chain(messages: Iterable[Message], previous: Key = b"") -> Key:
-    """The key of a path without its tools and without its system text, given the key of the path before it."""
-    for message in messages:
-        if message.role not in SYSTEM_ROLES:
-            previous = chain(previous, message)
-    return previous
+def dialogue_chain(previous: Key, message: Message) -> Key:
+    """The same, for a path without its system and developer messages."""
+    return previous if message.role in SYSTEM_ROLES else chain(previous, message)
+
+
+@dataclass(frozen=True, slots=True)
+class PathKeys:
+    """The keys of one path. ``full`` begins with the tools; ``dialogue`` has neither tools nor system text."""
+
+    full: Key
+    dialogue: Key = b""
+
+    def then(self, message: Message) -> PathKeys:
+        """The keys of the path that goes on with ``message`` (one group)."""
+        return PathKeys(chain(self.full, message), dialogue_chain(self.dialogue, message))
 
 
 def tools_key(tools: Sequence[Tool], template_hash: str) -> str:

@@ -108,7 +108,7 @@ def find_parent(
     checked: Checked = {}
     key, start = tools_key.encode(), 0
     if known is not None:
-        key, start = known.node.end_key, len(known.groups)
+        key, start = known.node.end.full, len(known.groups)
         ends.append((start - 1, key))
         checked[known.node.turn.turn_id, True] = known.echo
     for index, item in enumerate(groups[start:], start):

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from turnstile.models import Int32Array, Turn
-from turnstile_server.capture.keys import Key, MessageGroup
+from turnstile_server.capture.keys import MessageGroup, PathKeys
 
 DeliveryState = Literal["pending", "written", "lost"]
 
@@ -30,13 +30,10 @@ class Node:
     joined: bool
     """The call ended with the parent's own reply, so both replies come back as one message. ``groups`` begins with
     the parent's last group; the path does not hold that group twice."""
-    head_key: Key
-    """Key of the path without its last group."""
-    end_key: Key
-    dialogue_head_key: Key
-    """Key of the path without its last group, without tools and system text."""
-    dialogue_key: Key
-    """The same, with the last group."""
+    head: PathKeys
+    """Keys of the path without its last group."""
+    end: PathKeys
+    """Keys of the whole path."""
     token_count: int
     group_count: int
     """Groups from the root to the end of this turn."""

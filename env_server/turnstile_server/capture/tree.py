@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from turnstile.models import EpisodeStats, Message, Tool, Turn
 from turnstile_server.capture.breaks import explain_break
 from turnstile_server.capture.compare import Cosmetic
-from turnstile_server.capture.keys import SYSTEM_ROLES, Key, chain, dialogue_chain, group
+from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group
 from turnstile_server.capture.match import CallMatch, PathCache, find_parent
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.statistics import RunningStatistics
@@ -57,9 +57,9 @@ class TokenTree:
         Never changes the tree. It caches the path that it found, so that the next call on that path costs only
         what that call adds.
         """
-        heard = self._volatile.masked(messages)
-        known = next((path for path in reversed(self._paths) if path.begins(heard, tools_key)), None)
-        groups = group(heard) if known is None else [*known.groups, *group(heard, len(known.messages))]
+        compared = self._volatile.masked(messages)
+        known = next((path for path in reversed(self._paths) if path.begins(compared, tools_key)), None)
+        groups = group(compared) if known is None else [*known.groups, *group(compared, len(known.messages))]
         schemas = {tool.name: tool.parameters for tool in tools}
         found = find_parent(groups, schemas, tools_key, self._by_end, known)
         reason = explain_break(groups, schemas, tools_key, found, self.roots, self._by_dialogue)
@@ -67,16 +67,16 @@ class TokenTree:
         cosmetic = set(echo.last.cosmetic) if echo is not None else set()
         if found.node is not None and echo is not None:
             if known is None or found.node is not known.node:
-                path, covered = tuple(heard[:consumed]), tuple(groups[: found.groups])
+                path, covered = tuple(compared[:consumed]), tuple(groups[: found.groups])
                 self._paths.append(PathCache(tools_key, path, covered, found.node, echo))
-            if heard is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
+            if compared is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
                 cosmetic.add(Cosmetic.SYSTEM_VOLATILE)
         return CallMatch(
             parent=found.node,
             new_messages=tuple(messages[consumed:]),
             echo=tuple(sorted(cosmetic)),
             broken=reason,
-            request_messages=tuple(heard[consumed:]),
+            request_messages=tuple(compared[consumed:]),
         )
 
     def identical(self, request_key: str) -> Node | None:
@@ -96,35 +96,32 @@ class TokenTree:
             raise ValueError(f"turn {turn.turn_id} is in the tree already")
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
         messages = (*self._volatile.masked(turn.new_messages), turn.reply)
-        above, key, dialogue = 0, turn.tools_key.encode(), dialogue_chain(())
+        above, end = 0, PathKeys(turn.tools_key.encode())
         joined = parent is not None and messages[0].role == "assistant"
         if parent is not None and joined:
             messages = (parent.groups[-1].message, *messages)
-            above, key, dialogue = parent.group_count - 1, parent.head_key, parent.dialogue_head_key
+            above, end = parent.group_count - 1, parent.head
         elif parent is not None:
-            above, key, dialogue = parent.group_count, parent.end_key, parent.dialogue_key
+            above, end = parent.group_count, parent.end
         groups = tuple(group(messages))
-        head_key, dialogue_head_key = key, dialogue
+        head = end
         for item in groups:
-            head_key, key = key, chain(key, item.message)
-            dialogue_head_key, dialogue = dialogue, dialogue_chain((item.message,), dialogue)
+            head, end = end, end.then(item.message)
         before = parent.token_count if parent is not None else 0
         node = Node(
             turn=turn,
             parent=parent,
             groups=groups,
             joined=joined,
-            head_key=head_key,
-            end_key=key,
-            dialogue_head_key=dialogue_head_key,
-            dialogue_key=dialogue,
+            head=head,
+            end=end,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
             group_count=above + len(groups),
             depth=parent.depth + 1 if parent is not None else 0,
         )
         self._nodes[turn.turn_id] = node
-        self._by_end.setdefault(key, []).append(node)
-        self._by_dialogue.setdefault(dialogue, []).append(node)
+        self._by_end.setdefault(end.full, []).append(node)
+        self._by_dialogue.setdefault(end.dialogue, []).append(node)
         self._by_request.setdefault(turn.request_key, []).append(node)
         (parent.children if parent is not None else self.roots).append(node)
         self._statistics.add(node)
