@@ -1,7 +1,7 @@
-"""Requests and answers of the control door as data: no socket, no clock, no retry.
+"""Requests and replies of the control API as data: no socket, no clock, no retry.
 
-An ApiCall says everything a transport needs to send it and how its answer is read. Both clients use these; the
-routes and bodies are written here once.
+An ApiCall holds everything that the transport sends, and the function that reads the reply. The routes and bodies
+are written here once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class ApiReply:
-    """What came back: the status, headers in lower case, the whole body."""
+    """A reply: the status, headers in lower case, the whole body."""
 
     status: int
     headers: Mapping[str, str]
@@ -59,8 +59,8 @@ class ApiReply:
 class ApiCall(Generic[T_co]):
     """One request. ``parse`` reads the body of a success.
 
-    ``repeatable``: sending it twice is the same as once, so it may be sent again after any failure; others
-    only when no byte had left. ``extra_s``: how much longer than usual the server may take to answer.
+    ``repeatable``: sending it twice has the effect of once, so it may be sent again after any failure. Other calls
+    are sent again only when no byte had left. ``extra_s``: seconds that the server may take beyond the usual.
     """
 
     method: str
@@ -149,7 +149,7 @@ def pending(episode_id: str, wait_s: float = 0.0) -> ApiCall[PendingCalls]:
 
 
 def complete(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[CompletionAccepted]:
-    """The server knows a completion that it has taken, so it may be sent again."""
+    """Repeatable: the server recognises a completion that it has taken."""
     _check_finite(fields.get("logprobs"))
     body = _body(CompletionRequest, **fields)
     path = f"{_episode(episode_id)}/completions"
@@ -191,7 +191,7 @@ def headers_of(call: ApiCall[Any], key: str | None) -> dict[str, str]:
 
 
 def read(call: ApiCall[T_co], reply: ApiReply, server: str) -> T_co:
-    """The answer of a success; raises the typed error of anything else."""
+    """The parsed body of a success. Raises the typed error of any other reply."""
     if not 200 <= reply.status < 300:
         raise error_of(reply, server)
     try:
@@ -220,13 +220,13 @@ _BY_STATUS: dict[int, type[errors.TurnstileError]] = {
 
 
 def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
-    """The typed error of an answer that is no success."""
+    """The typed error of a reply that is no success."""
     try:
         body = json.loads(reply.body)["error"]
         kind, message, detail = str(body["type"]), str(body["message"]), body.get("detail")
     except (ValueError, KeyError, TypeError, AttributeError):
         return errors.ProtocolError(
-            f"{server} answered with status {reply.status} and no Turnstile error; is this its control door?",
+            f"{server} answered with status {reply.status} and no Turnstile error; is this a control API's URL?",
             status=reply.status,
             server=server,
         )
@@ -266,7 +266,7 @@ def _body(model: type[ModelT], **fields: Any) -> bytes:
 
 
 def _json(model: BaseModel) -> bytes:
-    """Raises InvalidRequest for what JSON cannot hold (a NaN would arrive as null)."""
+    """Raises InvalidRequest for a value that JSON cannot hold (a NaN would arrive as null)."""
     try:
         return json.dumps(model.model_dump(exclude_none=True), allow_nan=False, default=_listed).encode()
     except (TypeError, ValueError) as error:
@@ -274,7 +274,10 @@ def _json(model: BaseModel) -> bytes:
 
 
 def _check_finite(logprobs: Any) -> None:
-    """Says which one is not, which JSON's refusal of it does not. What are no numbers at all, the model tells."""
+    """Raises InvalidRequest with the index of a number that is not finite, which JSON's own error lacks.
+
+    Values that are no numbers are left to the model's own check.
+    """
     try:
         at = np.flatnonzero(~np.isfinite(np.asarray(() if logprobs is None else logprobs, np.float64)))
     except (TypeError, ValueError):

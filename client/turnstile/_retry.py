@@ -16,22 +16,22 @@ from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How long a client tries and how much it does at once."""
+    """A client's times and bounds. All times are in seconds."""
 
     connect_s: float = 5.0
-    """To open a connection."""
+    """Time to open a connection."""
     answer_s: float = 60.0
-    """Between two bytes of an answer; a long poll's wait comes on top."""
+    """Time between two bytes of a reply; a long poll's wait comes on top."""
     slow_s: float = 600.0
-    """On top for calls that wait for the engine or for grading: finish, audit, pause, weights."""
+    """Additional time for calls that wait for the engine or for grading: finish, audit, pause, weights."""
     poll_s: float = 30.0
-    """One long poll of ``wait``; the server may cut it shorter."""
+    """One long poll of ``wait``; the server may answer sooner."""
     cancel_s: float = 10.0
-    """How long a block that raised waits for its episode to be cancelled (async client)."""
+    """Longest wait for the cancellation of an episode, when a block raises or a loop over rollouts is left."""
     retries: int = 4
     """Further attempts of a call that may be sent again."""
     retry_delay_s: float = 0.2
-    """Before the first of them; twice as long before each next one."""
+    """Pause before the first of them; doubled before each next one."""
     outage_s: float = 120.0
     """`rollouts` waits this long for a server that fails or cannot be reached, such as one that restarts."""
     backoff_s: float = 0.5
@@ -44,7 +44,7 @@ class ClientSettings:
     keepalive_s: float = 3.0
     """Idle connections are closed after this: before uvicorn's 5 s, so that none is closed under a request."""
     max_connections: int = 1000
-    """Open at once; more calls wait."""
+    """Connections open at once; further calls wait."""
     trust_env: bool = False
     """Let httpx take proxies from the environment."""
 
@@ -58,7 +58,7 @@ CANCELLED = "cancelled"
 
 _OUTAGES = (errors.ServerUnavailable, errors.EngineError, errors.ServerError, errors.Timeout)
 _GATEWAY = 500
-"""A proxy before a server that is away answers in its own words, with this status or a higher one."""
+"""A proxy in front of a server that is down answers for it, with this status or a higher one."""
 _DOUBLINGS = 16
 
 
@@ -92,7 +92,7 @@ class RetryState:
 
 
 def is_outage(error: errors.TurnstileError) -> bool:
-    """Whether the server, not the request, is at fault, so that the same call may succeed later."""
+    """Whether the server is at fault and not the request, so that the same call may succeed later."""
     if isinstance(error, errors.ProtocolError):
         return error.status is not None and error.status >= _GATEWAY
     return isinstance(error, _OUTAGES)
@@ -106,14 +106,16 @@ def may_have_happened(error: errors.TurnstileError) -> bool:
 
 
 def backoff_s(count: int, settings: ClientSettings, chance: Callable[[], float]) -> float:
-    """The pause before the ``count``-th try (from 1): doubling up to a bound, half of it by chance, so that
-    rollouts that failed together do not come back together."""
+    """Seconds before the ``count``-th further try (from 1): doubling up to a bound, half of it random.
+
+    Rollouts that failed together then do not come back together.
+    """
     longest = min(settings.backoff_max_s, settings.backoff_s * 2.0 ** min(count - 1, _DOUBLINGS))
     return longest * (0.5 + 0.5 * chance())
 
 
 def failure_of(episode: Episode) -> ErrorInfo | None:
-    """Why an ended episode is no result, None where it is one."""
+    """The reason why an ended episode is no result; None where it is one."""
     error = episode.error
     if error is not None and error.type == RESTARTED and error.fault is None:
         return error.model_copy(update={"fault": Fault.INFRASTRUCTURE})

@@ -80,7 +80,7 @@ class AsyncClient:
         with anyio.CancelScope(shield=True):
             for stream in list(self._streams):
                 await stream.close()
-        await self._operations.close()
+            await self._operations.close()
 
     async def create_episode(
         self,
@@ -98,11 +98,12 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncNewEpisodeHandle:
-        """Starts an episode. A string ``task`` is a task id where it could be one (letters, digits, ``_``
-        and ``-``, at most 64), else the instruction of an inline task.
+        """Starts an episode.
 
-        Safe to repeat with the same ``idempotency_key``; without one the client makes its own per call. Raises
-        InvalidRequest, Conflict (id taken), ServerBusy (bound of open episodes), ServerUnavailable.
+        A string ``task`` is a task id where it could be one (letters, digits, ``_`` and ``-``, at most 64),
+        else the instruction of an inline task. Safe to repeat with the same ``idempotency_key``; without one
+        the client makes its own per call. Raises InvalidRequest, Conflict (id taken), ServerBusy (bound of open
+        episodes), ServerUnavailable.
         """
         fields = {
             "task": task_ref(task),
@@ -121,7 +122,7 @@ class AsyncClient:
         return AsyncNewEpisodeHandle(self, await self._operations.create(fields))
 
     def episode(self, episode_id: str) -> AsyncEpisodeHandle:
-        """A handle of an existing episode; nothing is asked until it is used."""
+        """A handle of an existing episode. No request is sent before the handle is used."""
         return AsyncEpisodeHandle(self, episode_id)
 
     async def episodes(
@@ -131,7 +132,7 @@ class AsyncClient:
         group_id: str | None = None,
         page_size: int | None = None,
     ) -> AsyncIterator[Episode]:
-        """All episodes, newest first per server, fetched a page at a time."""
+        """All episodes, newest first per server, fetched in pages."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
             page, at = await self._operations.page(at, status, group_id, page_size)
@@ -145,7 +146,7 @@ class AsyncClient:
         agent: str | Callable[[AsyncNewEpisodeHandle], Awaitable[object]],
         **options: Unpack[RolloutArguments],
     ) -> AsyncGenerator[Rollout, None]:
-        """Makes rollouts of every task, several at once, and gives each as it ends.
+        """Makes rollouts of every task, several at once, and yields each as it ends.
 
         ``tasks``: ids, TaskRefs, entries of ``tasks()``, inline dicts or instructions, in any iterable, async
         ones too; an endless one is taken from as there is room. ``agent``: one that the server launches, or an
@@ -153,8 +154,9 @@ class AsyncClient:
         ``options``: see RolloutArguments. Only failures of the infrastructure are tried again; a full server is
         waited for. Leaving the loop cancels the episodes that run.
 
-        Raises, after what ended before: InvalidRequest, NotFound and the like for a task, agent or option that
-        the server refuses; ServerUnavailable where no server has accepted anything yet; what ``tasks`` raises.
+        Rollouts that ended before an error are yielded before it is raised. Raises InvalidRequest, NotFound and
+        the like for a task, agent or option that the server refuses; ServerUnavailable where no server has
+        accepted anything yet; and the errors of ``tasks``.
         """
         return self._rollouts(self._stream(tasks, RolloutOptions(agent, **options)))
 
@@ -182,7 +184,7 @@ class AsyncClient:
         return replace(options, agent=lambda created: agent(AsyncNewEpisodeHandle(self, created)))
 
     async def tasks(self, *, server: str | None = None, page_size: int | None = None) -> AsyncIterator[TaskInfo]:
-        """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
+        """The tasks of ``server``, or of the first that answers, in the server's order, fetched in pages."""
         cursor: str | None = None
         while True:
             page, server = await self._operations.tasks(server, cursor, page_size)
@@ -197,7 +199,7 @@ class AsyncClient:
         return await self._operations.on_servers(requests.agents(), server)
 
     async def audit(self, episode_id: str) -> AuditReport:
-        """Has the server re-score the episode's tokens on its engine and check every invariant."""
+        """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return await self._operations.audit(episode_id)
 
     async def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
@@ -206,23 +208,23 @@ class AsyncClient:
 
     async def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
         """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
-        them with what they have."""
+        them with the tokens they have."""
         return await self._operations.pause(mode, server)
 
     async def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
         return await self._operations.resume(server)
 
     async def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
+        """Loads the weights in folder ``path``, a path on the engine's machine. Later tokens carry ``version``."""
         return await self._operations.update_weights(path, version, server)
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:
-        """By URL: None for a server that answers, else the error."""
+        """Per server URL: None for a server that answers, else the error."""
         return await self._operations.health()
 
 
 class AsyncEpisodeHandle:
-    """One episode, wherever it runs. As a context manager it cancels the episode if the block raises."""
+    """A handle of one episode. As a context manager it cancels the episode when the block raises."""
 
     def __init__(self, client: AsyncClient, episode_id: str) -> None:
         self._client = client
@@ -233,11 +235,11 @@ class AsyncEpisodeHandle:
         return await self._client._operations.episode(self.episode_id)
 
     async def wait(self, timeout: float | None = None) -> Episode:  # noqa: ASYNC109 - the time-out is the point
-        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
+        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits without end."""
         return await self._client._operations.wait(self.episode_id, timeout)
 
     async def finish(self) -> Episode:
-        """Says that the external agent is done. Gives the episode once it is graded and has ended."""
+        """Reports that the external agent is done. Returns the episode once it is graded and has ended."""
         return await self._client._operations.finish(self.episode_id)
 
     async def cancel(self) -> Episode:
@@ -253,17 +255,22 @@ class AsyncEpisodeHandle:
         return await self._client._operations.turns(self.episode_id)
 
     async def samples(self, *, include_untrained: bool = False) -> SampleSet:
-        """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
-        whose mask is 0 throughout."""
+        """The rows for a trainer, as NumPy arrays, and an account of all other tokens.
+
+        ``include_untrained`` adds rows whose mask is 0 throughout.
+        """
         return await self._client._operations.samples(self.episode_id, include_untrained)
 
     async def tree(self, *, include_untrained: bool = False) -> TokenForest:
-        """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
+        """The same rows as a forest that holds each token once. Its ``to_samples()`` gives the rows."""
         return await self._client._operations.tree(self.episode_id, include_untrained)
 
     async def pending(self, timeout: float | None = None) -> PendingCalls:  # noqa: ASYNC109 - the time-out is the point
-        """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
-        is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
+        """The model calls that wait for the training loop (``--engine trainer``), oldest first.
+
+        Returns as soon as there is one. It has no calls once the episode has ended or ``timeout`` seconds have
+        passed; ``timeout=None`` waits without end.
+        """
         return await self._client._operations.pending(self.episode_id, timeout)
 
     async def complete(
@@ -276,11 +283,13 @@ class AsyncEpisodeHandle:
         weight_version: str | None = None,
         finish_reason: Literal["stop", "length"] | None = None,
     ) -> CompletionAccepted:
-        """Answers a waiting call with what was sampled, int [m] and float [m] (log p under softmax(logits / T)),
-        or with a ``text``, which is not trained. The same answer again is harmless.
+        """Answers a waiting call with a completion, or with a ``text``, which is not trained.
+
+        ``completion_ids``: int[m]. ``logprobs``: float[m], log p under softmax(logits / T). The same answer may be
+        sent again.
 
         Raises InvalidRequest for what cannot be a turn (the call goes on waiting), Conflict for a call that was
-        answered otherwise, Gone for one that nobody waits for any more.
+        answered otherwise, Gone for a call that no agent waits for any more.
         """
         fields = {
             "call_id": call_id,
@@ -317,8 +326,8 @@ class AsyncEpisodeHandle:
 class AsyncNewEpisodeHandle(AsyncEpisodeHandle):
     """An episode that this client created.
 
-    ``model_url``: base URL of the model door; ``tool_url``: MCP server, where there is one; ``episode_key``:
-    the agent's API key for both, None where Turnstile runs the agent itself.
+    ``model_url``: base URL of the model API. ``tool_url``: the MCP endpoint, None without tools. ``episode_key``:
+    the agent's API key for both, None where the server launches the agent.
     """
 
     def __init__(self, client: AsyncClient, created: EpisodeCreated) -> None:

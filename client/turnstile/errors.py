@@ -1,7 +1,7 @@
 """Typed errors of the client. Every method of the clients raises these and nothing else.
 
-The class comes from the status and the ``type`` of the server's error body; ``type``, ``status`` and ``detail``
-are kept as the server gave them.
+The class follows from the status and the ``type`` of the server's error body. ``type``, ``status`` and ``detail``
+are kept as the server sent them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class TurnstileError(Exception):
-    """Base. ``message`` is one sentence for a person.
+    """Base class. ``message`` is one sentence for a person.
 
-    ``type`` and ``status``: of the server's answer, None where there was none. ``server``: the URL asked.
-    ``retry_after_s``: when the server said how long to wait.
+    ``type`` and ``status``: of the server's reply, None without one. ``server``: the URL that was asked.
+    ``retry_after_s``: seconds to wait, where the server named them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Conflict(TurnstileError):
 
 
 class Gone(TurnstileError):
-    """The episode has ended; what was asked needs an open one (410)."""
+    """The episode has ended, and the request needs an open one (410)."""
 
 
 class ServerBusy(TurnstileError):
@@ -68,7 +68,7 @@ class ServerError(TurnstileError):
 
 
 class ServerUnavailable(TurnstileError):
-    """No server answered: refused, unreachable, hung up before the answer, or unable to serve (503).
+    """No server answered: refused, unreachable, disconnected before the reply, or unable to serve (503).
 
     ``may_have_happened``: the request had left when the connection was lost, so it may have been carried out.
     """
@@ -79,8 +79,8 @@ class ServerUnavailable(TurnstileError):
 
 
 class Timeout(TurnstileError, TimeoutError):
-    """The time that the caller allowed has passed; what was asked may still happen."""
+    """The time that the caller allowed has passed. The request may still be carried out."""
 
 
 class ProtocolError(TurnstileError):
-    """Something answered, but not in Turnstile's language: another service, or another version."""
+    """The reply is not Turnstile's: another service answered, or another version."""

@@ -1,8 +1,8 @@
-"""Rollouts as a policy gradient counts them: one rollout is one sample of its group's baseline.
+"""Group advantages for policy gradients: one rollout is one sample of its group's baseline.
 
-However many rows a rollout has (sub-agents, compactions, branches), its reward enters its group's mean and
-deviation once, and every one of its rows carries the same full advantage. A rollout without a reward (it failed,
-or could not be graded) is no 0: it enters no mean and has no advantage. Pure functions.
+A rollout may have several rows (sub-agents, compactions, branches). Its reward enters its group's mean and
+deviation once, and each of its rows carries the same full advantage. A rollout without a reward (it failed, or
+could not be graded) does not count as 0: it enters no mean and has no advantage. Pure functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
 
 
 def has_signal(group: Iterable[Rollout]) -> bool:
-    """Whether the rewards of one group differ: only then does it say which rollout was better."""
+    """Whether the rewards of one group differ. Equal rewards give no gradient."""
     return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
 
 
@@ -51,7 +51,7 @@ def advantages(rollouts: Iterable[Rollout], *, scale: Scale = "std") -> dict[str
 
 
 def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dict[K, float]:
-    """The same for the rewards of one group, one for each of its graded rollouts."""
+    """Advantages of one group, from one reward for each of its graded rollouts. See ``advantages``."""
     if len(set(rewards.values())) <= 1:
         return dict.fromkeys(rewards, 0.0)  # exactly: the mean of equal numbers may be off by a rounding
     mean = math.fsum(rewards.values()) / len(rewards)

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A client of the control API of one or several Turnstile servers.
+    """A blocking client of the control API of one or several Turnstile servers.
 
     ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
     that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
@@ -110,11 +110,12 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> NewEpisodeHandle:
-        """Starts an episode. A string ``task`` is a task id where it could be one (letters, digits, ``_``
-        and ``-``, at most 64), else the instruction of an inline task.
+        """Starts an episode.
 
-        Safe to repeat with the same ``idempotency_key``; without one the client makes its own per call. Raises
-        InvalidRequest, Conflict (id taken), ServerBusy (bound of open episodes), ServerUnavailable.
+        A string ``task`` is a task id where it could be one (letters, digits, ``_`` and ``-``, at most 64),
+        else the instruction of an inline task. Safe to repeat with the same ``idempotency_key``; without one
+        the client makes its own per call. Raises InvalidRequest, Conflict (id taken), ServerBusy (bound of open
+        episodes), ServerUnavailable.
         """
         fields = {
             "task": task_ref(task),
@@ -133,7 +134,7 @@ class Client:
         return NewEpisodeHandle(self, self._run(lambda client: client._operations.create(fields)))
 
     def episode(self, episode_id: str) -> EpisodeHandle:
-        """A handle of an existing episode; nothing is asked until it is used."""
+        """A handle of an existing episode. No request is sent before the handle is used."""
         return EpisodeHandle(self, episode_id)
 
     def episodes(
@@ -143,7 +144,7 @@ class Client:
         group_id: str | None = None,
         page_size: int | None = None,
     ) -> Iterator[Episode]:
-        """All episodes, newest first per server, fetched a page at a time."""
+        """All episodes, newest first per server, fetched in pages."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
             page, at = self._run(_episode_page, at, status, group_id, page_size)
@@ -156,7 +157,7 @@ class Client:
         agent: str | Callable[[NewEpisodeHandle], object],
         **options: Unpack[RolloutArguments],
     ) -> Generator[Rollout, None, None]:
-        """Makes rollouts of every task, several at once, and gives each as it ends.
+        """Makes rollouts of every task, several at once, and yields each as it ends.
 
         ``tasks``: ids, TaskRefs, entries of ``tasks()``, inline dicts or instructions, in any iterable; an
         endless one is read as there is room. ``agent``: one that the server launches, or a function that
@@ -166,8 +167,9 @@ class Client:
 
         The work is done by a thread; ``agent`` functions and ``on_progress`` are called in threads of their own.
 
-        Raises, after what ended before: InvalidRequest, NotFound and the like for a task, agent or option that
-        the server refuses; ServerUnavailable where no server has accepted anything yet; what ``tasks`` raises.
+        Rollouts that ended before an error are yielded before it is raised. Raises InvalidRequest, NotFound and
+        the like for a task, agent or option that the server refuses; ServerUnavailable where no server has
+        accepted anything yet; and the errors of ``tasks``.
         """
         if not isinstance(tasks, Iterable):
             raise errors.InvalidRequest("tasks must be an iterable; async ones are for AsyncClient")
@@ -194,7 +196,7 @@ class Client:
         return run
 
     def tasks(self, *, server: str | None = None, page_size: int | None = None) -> Iterator[TaskInfo]:
-        """The tasks of ``server``, or of the first that answers, in its order, fetched a page at a time."""
+        """The tasks of ``server``, or of the first that answers, in the server's order, fetched in pages."""
         cursor: str | None = None
         while True:
             page, server = self._run(_task_page, server, cursor, page_size)
@@ -208,7 +210,7 @@ class Client:
         return self._run(AsyncClient.agents, server)
 
     def audit(self, episode_id: str) -> AuditReport:
-        """Has the server re-score the episode's tokens on its engine and check every invariant."""
+        """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return self._run(AsyncClient.audit, episode_id)
 
     def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
@@ -217,18 +219,18 @@ class Client:
 
     def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
         """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
-        them with what they have."""
+        them with the tokens they have."""
         return self._run(AsyncClient.pause, mode, server=server)
 
     def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
         return self._run(AsyncClient.resume, server=server)
 
     def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Loads the weights in folder ``path`` (as the engine sees it); later tokens carry ``version``."""
+        """Loads the weights in folder ``path``, a path on the engine's machine. Later tokens carry ``version``."""
         return self._run(AsyncClient.update_weights, path, version, server=server)
 
     def health(self) -> dict[str, errors.TurnstileError | None]:
-        """By URL: None for a server that answers, else the error."""
+        """Per server URL: None for a server that answers, else the error."""
         return self._run(AsyncClient.health)
 
     def _run(
@@ -271,7 +273,7 @@ def _unpickled(urls: Sequence[str], arguments: Mapping[str, Any]) -> Client:
 
 
 class EpisodeHandle:
-    """One episode, wherever it runs. As a context manager it cancels the episode if the block raises."""
+    """A handle of one episode. As a context manager it cancels the episode when the block raises."""
 
     def __init__(self, client: Client, episode_id: str) -> None:
         self._client = client
@@ -282,11 +284,11 @@ class EpisodeHandle:
         return self._run(AsyncEpisodeHandle.status)
 
     def wait(self, timeout: float | None = None) -> Episode:
-        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits for ever."""
+        """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits without end."""
         return self._run(AsyncEpisodeHandle.wait, timeout)
 
     def finish(self) -> Episode:
-        """Says that the external agent is done. Gives the episode once it is graded and has ended."""
+        """Reports that the external agent is done. Returns the episode once it is graded and has ended."""
         return self._run(AsyncEpisodeHandle.finish)
 
     def cancel(self) -> Episode:
@@ -302,17 +304,22 @@ class EpisodeHandle:
         return self._run(AsyncEpisodeHandle.turns)
 
     def samples(self, *, include_untrained: bool = False) -> SampleSet:
-        """What a trainer consumes, as NumPy arrays, and the accounted rest. ``include_untrained`` adds rows
-        whose mask is 0 throughout."""
+        """The rows for a trainer, as NumPy arrays, and an account of all other tokens.
+
+        ``include_untrained`` adds rows whose mask is 0 throughout.
+        """
         return self._run(AsyncEpisodeHandle.samples, include_untrained=include_untrained)
 
     def tree(self, *, include_untrained: bool = False) -> TokenForest:
-        """The same rows as a forest that holds each token once; ``to_samples()`` of it gives them."""
+        """The same rows as a forest that holds each token once. Its ``to_samples()`` gives the rows."""
         return self._run(AsyncEpisodeHandle.tree, include_untrained=include_untrained)
 
     def pending(self, timeout: float | None = None) -> PendingCalls:
-        """The model calls that wait for the training loop (``--engine trainer``), oldest first, as soon as there
-        is one. None once the episode has ended, and when ``timeout`` seconds have passed; None waits for ever."""
+        """The model calls that wait for the training loop (``--engine trainer``), oldest first.
+
+        Returns as soon as there is one. It has no calls once the episode has ended or ``timeout`` seconds have
+        passed; ``timeout=None`` waits without end.
+        """
         return self._run(AsyncEpisodeHandle.pending, timeout)
 
     def complete(
@@ -325,11 +332,13 @@ class EpisodeHandle:
         weight_version: str | None = None,
         finish_reason: Literal["stop", "length"] | None = None,
     ) -> CompletionAccepted:
-        """Answers a waiting call with what was sampled, int [m] and float [m] (log p under softmax(logits / T)),
-        or with a ``text``, which is not trained. The same answer again is harmless.
+        """Answers a waiting call with a completion, or with a ``text``, which is not trained.
+
+        ``completion_ids``: int[m]. ``logprobs``: float[m], log p under softmax(logits / T). The same answer may be
+        sent again.
 
         Raises InvalidRequest for what cannot be a turn (the call goes on waiting), Conflict for a call that was
-        answered otherwise, Gone for one that nobody waits for any more.
+        answered otherwise, Gone for a call that no agent waits for any more.
         """
         return self._run(
             AsyncEpisodeHandle.complete,
@@ -369,8 +378,8 @@ class EpisodeHandle:
 class NewEpisodeHandle(EpisodeHandle):
     """An episode that this client created.
 
-    ``model_url``: base URL of the model door; ``tool_url``: MCP server, where there is one; ``episode_key``:
-    the agent's API key for both, None where Turnstile runs the agent itself.
+    ``model_url``: base URL of the model API. ``tool_url``: the MCP endpoint, None without tools. ``episode_key``:
+    the agent's API key for both, None where the server launches the agent.
     """
 
     def __init__(self, client: Client, created: EpisodeCreated) -> None:

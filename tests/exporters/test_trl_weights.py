@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from control_support import Door
 from turnstile import Client, ServerUnavailable, TurnstileError
 from turnstile.exporters.trl import TurnstileServers, TurnstileWeightTransfer
-from turnstile.exporters.trl.folder import WrongWeights, write_model_folder
+from turnstile.exporters.trl.weights import WrongWeights, write_model_folder
 
 BIG = 2**30
 

@@ -1,6 +1,6 @@
-"""``turnstile audit``: have the server re-score recorded tokens on its engine and check every invariant.
+"""``turnstile audit``: re-score recorded tokens on the server's engine and check every invariant.
 
-It only asks a server, so it is part of the thin client and works wherever a trainer runs.
+The server does the work, so the command is part of the thin client.
 """
 
 from __future__ import annotations

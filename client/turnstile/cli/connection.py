@@ -1,4 +1,4 @@
-"""Which server a command talks to, and with which key: flags, then the environment, then a data directory."""
+"""The server of a command and its key: from flags, else the environment, else a data directory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 
 
 def connect(urls: Sequence[str] | None, key: str | None, data_dir: Path | None) -> Client:
-    """The client for a command's options; nothing is sent yet."""
+    """The client for a command's options. No request is sent."""
     return Client(list(urls or (DEFAULT_URL,)), key=key or key_from(data_dir))
 
 
 def key_from(data_dir: Path | None) -> str | None:
-    """The key in the data directory. Only a directory that was named must have one: the server may be open,
-    and the URL may carry the key."""
+    """The key in the data directory. Only a directory that was named must have one.
+
+    Without a key the server may need none, or the URL may carry it.
+    """
     path = (data_dir or DEFAULT_DATA_DIR) / KEY_FILE
     try:
         return path.read_text(encoding="ascii").strip()

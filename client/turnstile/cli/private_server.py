@@ -1,26 +1,32 @@
-"""A server of one's own for the length of a command: ``turnstile serve`` on free ports.
+"""A private server for the length of a command: ``turnstile serve`` on free ports.
 
-Started and stopped here, whatever happens: it is kept by ``turnstile._supervise``, which ends it when this process
-is gone. Needs the server package; nothing of it is imported.
+It never outlives the command: ``turnstile._supervise`` runs it and stops it when this process is gone. Needs the
+server package, and imports nothing of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
 START_S = 300.0
 """From start to the ready line: an embedded engine loads its weights in that time."""
 STOP_S = 60.0
-"""More than the keeper gives the server."""
+"""More than the supervisor gives the server."""
 SHOWN_LINES = 10
+_MOST_BYTES = 1 << 20
+"""Of the ready line."""
 
 
 class PrivateServerError(Exception):
@@ -42,61 +48,53 @@ async def private_server(flags: Sequence[str], data_dir: Path, log: Path) -> Asy
     """``flags`` of ``turnstile serve``. Raises PrivateServerError."""
     key = secrets.token_urlsafe(24)
     python = (sys.executable, "-P", "-m")
-    serve = (
-        *python,
-        "turnstile",
-        "serve",
-        "--control-port",
-        "0",
-        "--agent-port",
-        "0",
-        "--data-dir",
-        str(data_dir),
-    )
+    ports = ("--control-port", "0", "--agent-port", "0")
+    serve = (*python, "turnstile", "serve", *ports, "--data-dir", str(data_dir))
     with log.open("ab") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(*python, "turnstile._supervise", *serve, *flags),
+        process = await anyio.open_process(
+            (*python, "turnstile._supervise", *serve, *flags),
             env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,  # Ctrl-C in the terminal is for this process alone
         )
     try:
         yield PrivateServer(await _ready(process, log), key)
     finally:
-        await _stop(process)
+        with anyio.CancelScope(shield=True):
+            await _stop(process)
 
 
-async def _ready(process: asyncio.subprocess.Process, log: Path) -> str:
-    """The URL of the control door, from the line that the server prints when both doors are open."""
+async def _ready(process: Process, log: Path) -> str:
+    """The URL of the control API, from the line that the server prints when both listeners are open."""
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(START_S):
-            line = await process.stdout.readline()
+        with anyio.fail_after(START_S):
+            line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", _MOST_BYTES)
     except TimeoutError:
         message = f"the private server was not ready after {START_S:g} s:\n{_last_words(log)}"
         raise PrivateServerError(message, None) from None
-    if not line:
+    except (anyio.EndOfStream, anyio.IncompleteRead):
         code = await process.wait()
-        raise PrivateServerError(f"the private server did not start: {_last_words(log)}", code)
+        raise PrivateServerError(f"the private server did not start: {_last_words(log)}", code) from None
     url: str = json.loads(line)["control_url"]
     return url
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: Process) -> None:
+    """The end of its stdin tells the supervisor to stop the server."""
     assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
+    await process.stdin.aclose()
+    with anyio.move_on_after(STOP_S):
         await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()
 
 
 def _last_words(log: Path) -> str:
-    """What the server said to a person, or the end of its log."""
+    """The server's own error messages, or the end of its log."""
     lines = log.read_text(errors="replace").splitlines()
-    said = [line.removeprefix("turnstile: ") for line in lines if line.startswith("turnstile: ")]
-    return "; ".join(said) if said else "\n".join(lines[-SHOWN_LINES:])
+    messages = [line.removeprefix("turnstile: ") for line in lines if line.startswith("turnstile: ")]
+    return "; ".join(messages) if messages else "\n".join(lines[-SHOWN_LINES:])

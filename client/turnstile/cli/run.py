@@ -1,8 +1,7 @@
-"""``turnstile run``: rollouts of tasks by an agent, on a server that is there or on a private one."""
+"""``turnstile run``: rollouts of tasks by an agent, on running servers or on a private one."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import anyio
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from
@@ -39,8 +39,8 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to run: servers that are there (``urls``), or a private one with ``flags``."""
+class RunPlace:
+    """Where to run: on the servers at ``urls``, or on a private one with ``flags``."""
 
     urls: tuple[str, ...]
     key: str | None
@@ -49,8 +49,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Task ids, none for all; the agent and how."""
+class RunRequest:
+    """What to run: task ids (none for all), the agent, the options of the rollouts."""
 
     task_ids: tuple[str, ...]
     agent: str
@@ -116,10 +116,10 @@ def run(
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Private server: its settings file.")] = None,
 ) -> None:
-    """Roll tasks out with an agent, show and keep what came of it.
+    """Roll tasks out with an agent, show and keep the resulting episodes.
 
     Without --url (or TURNSTILE_URL) a private server is started for the run; it needs the extra `server`.
-    Exit 1 if a rollout failed by the infrastructure or by its task; what agents did wrong is in the summary.
+    Exit 1 if a rollout failed by the infrastructure or by its task; failures of agents are in the summary.
     """
     sources, ids = _tasks(tasks or [ALL], private=not url)
     for_private = {
@@ -135,7 +135,7 @@ def run(
     if url and flags:
         fail(f"{flags[0]} is for a private server; drop it or --url", USAGE)
     flags += [part for source in sources for part in ("--tasks", source)]
-    place = Place(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
+    place = RunPlace(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
     if format_ not in SAMPLE_FORMATS:
         fail(f"--format {format_}: it is one of {', '.join(SAMPLE_FORMATS)}", USAGE)
@@ -151,7 +151,7 @@ def run(
     interrupted = False
     try:
         with reported():
-            interrupted = not asyncio.run(_run(place, Wanted(ids, agent, options, as_json), files, out, done))
+            interrupted = not anyio.run(_run, place, RunRequest(ids, agent, options, as_json), files, out, done)
     except PrivateServerError as error:
         fail(str(error), USAGE if error.code == USAGE else UNREACHABLE)
     except KeyboardInterrupt:
@@ -171,42 +171,53 @@ def run(
 
 
 async def _run(
-    place: Place, wanted: Wanted, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
+    place: RunPlace, asked: RunRequest, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
 ) -> bool:
     """Fills ``done``. False when SIGINT or SIGTERM ended the run."""
-    loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(_work(place, wanted, files, out, done))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, work.cancel)
-    try:
-        await work
-    except asyncio.CancelledError:
-        return False
-    return True
+    interrupted = False
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+
+        async def stop_at_signal() -> None:
+            nonlocal interrupted
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    interrupted = True
+                    group.cancel_scope.cancel()
+
+        group.start_soon(stop_at_signal)
+        try:
+            await _work(place, asked, files, out, done)
+        except Exception as error:  # noqa: BLE001 - raised below as it is: the task group would wrap it
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return not interrupted
 
 
 async def _work(
-    place: Place, wanted: Wanted, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
+    place: RunPlace, asked: RunRequest, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
 ) -> None:
     async with _client(place, out) as client:
-        tasks = [TaskRef(id=task_id) for task_id in wanted.task_ids]
+        tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         tasks = tasks or [TaskRef(id=task.id) async for task in client.tasks()]
         if not tasks:
             fail("the server has no tasks", FAILED)
-        bar = Bar(len(tasks) * wanted.options["n"])
-        options = RolloutArguments(**wanted.options, on_progress=bar.update)
-        rollouts = client.rollouts(tasks, agent=wanted.agent, **options)
+        bar = Bar(len(tasks) * asked.options["n"])
+        options = RolloutArguments(**asked.options, on_progress=bar.update)
+        rollouts = client.rollouts(tasks, agent=asked.agent, **options)
         with bar.shown():
             async for rollout in rollouts:
                 if files is not None:
                     files.add(rollout)
-                if wanted.as_json:
+                if asked.as_json:
                     echo_json(rollout)
                 done.append(rollout)
 
 
 @asynccontextmanager
-async def _client(place: Place, out: Path | None) -> AsyncIterator[AsyncClient]:
+async def _client(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClient]:
     if place.urls:
         async with AsyncClient(place.urls, key=place.key) as client:
             yield client
@@ -229,7 +240,7 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
             continue
         for part in (part.strip() for part in word.split(",")):
             if re.fullmatch(CLIENT_ID_PATTERN, part) is None:
-                fail(f"--tasks {part!r} is neither a task id nor {_file(private)}", USAGE)
+                fail(f"--tasks {part!r} is neither a task id nor {_expected(private)}", USAGE)
             ids.append(part)
     return sources, () if ALL in ids else tuple(ids)
 
@@ -241,5 +252,5 @@ def _env(words: Iterable[str]) -> dict[str, str]:
         fail(f"--env {error}", USAGE)
 
 
-def _file(private: bool) -> str:
+def _expected(private: bool) -> str:
     return "a file or folder that exists" if private else "known to a server that is not private by its path"

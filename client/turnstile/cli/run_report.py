@@ -1,4 +1,4 @@
-"""What ``turnstile run`` shows and keeps of its rollouts: a bar while they run, files, a table, a summary."""
+"""Output of ``turnstile run``: a progress bar, files, a table, a summary."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _REASON = 400
 
 
 class RolloutFiles:
-    """``OUT/episodes.jsonl``, a line per rollout, and ``OUT/samples/EPISODE.*``. A rollout is written when it is
-    given, its samples first: whatever ends the run, each line's samples are there."""
+    """``OUT/episodes.jsonl``, a line per rollout, and ``OUT/samples/EPISODE.*``.
+
+    A rollout is written when it ends, its samples first: however the run ends, each line's samples exist.
+    """
 
     def __init__(self, out: Path, format_: str) -> None:
         self._lines = out / EPISODES_FILE
@@ -36,7 +38,7 @@ class RolloutFiles:
         self._suffix = FORMATS[format_].suffix
 
     def prepare(self) -> None:
-        """Two runs are not mixed: ends the command where there is one already."""
+        """Ends the command where the folder has a run already: two runs are not mixed."""
         if self._lines.exists():
             fail(f"{self._lines} is there already; name another --out", USAGE)
         self._samples.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,7 @@ def show_rollouts(rollouts: list[Rollout]) -> None:
 
 
 def summary(rollouts: list[Rollout]) -> str:
-    """One paragraph. The mean is over graded rollouts only; what failed is counted, by whose fault it was."""
+    """One paragraph. The mean is over graded rollouts only; failures are counted by fault."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
     faults = Counter(_fault(rollout) for rollout in rollouts if rollout.failed)
@@ -128,7 +130,7 @@ def summary(rollouts: list[Rollout]) -> str:
 
 
 def failures(rollouts: list[Rollout]) -> list[str]:
-    """A line for each thing that was wrong, with how often; what differs only in its end (an output) once."""
+    """A line for each different error, with its count. Errors that differ only in their end count as one."""
     said = Counter(
         f"{_fault(rollout)}: {_title(rollout.error.message, _REASON)}"
         for rollout in rollouts
@@ -138,7 +140,7 @@ def failures(rollouts: list[Rollout]) -> list[str]:
 
 
 def not_the_agents(rollouts: list[Rollout]) -> int:
-    """Rollouts that failed by the infrastructure or by their task: whatever the agent, there is no result."""
+    """The number of rollouts that failed by the infrastructure or by their task, not by the agent."""
     return sum(rollout.fault in (Fault.INFRASTRUCTURE, Fault.TASK) for rollout in rollouts)
 
 

@@ -1,6 +1,9 @@
-"""Rollouts in the shape that each trainer takes. A module or package per trainer; none is imported by another's.
+"""Rollouts as trainers take them, and samples as files.
 
-An exporter takes rollouts (``turnstile.Rollout``) as ``rollouts()`` gives them and gives the trainer's own rows.
-What all share is in ``turnstile.groups``. A further trainer is one more module here; what it needs installed is an
-extra of the package, imported in that module alone.
+For trainers there is a module or package each, and none imports another's: it takes rollouts
+(``turnstile.Rollout``) and makes the trainer's own rows. ``turnstile.groups`` is shared by all. Modules:
+``slime`` and ``slime_generate`` (slime and miles), ``trl`` (TRL), ``datasets`` (Hugging Face).
+
+For files there is one registry: ``registry`` (the formats of ``--format``), ``files`` (JSON lines, safetensors,
+trees), ``parquet``. What a module needs installed is an extra of the package, imported in that module alone.
 """

@@ -1,8 +1,8 @@
 """Samples as a Hugging Face ``datasets.Dataset``, one row each, and back.
 
-Needs the extra ``datasets``. The columns are those of ``turnstile.exporters.parquet.schema()``; dictionary-encoded
-ones are plain strings there, which is all that ``datasets`` knows. What does not fit into memory goes to a Parquet
-file first: ``datasets.load_dataset("parquet", data_files=…)`` maps it.
+Needs the extra ``datasets``. The columns are those of ``turnstile.exporters.parquet.schema()``, with plain strings
+in place of dictionary-encoded ones, which ``datasets`` does not know. Rows that do not fit into memory go to a
+Parquet file first: ``datasets.load_dataset("parquet", data_files=…)`` maps it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Needs the extra ``parquet`` (pyarrow). The columns are those of ``schema()``: arrays as lists of their own type,
 the few names that repeat in every row (kind, status, finish reason) dictionary-encoded, ``turn_spans`` and
 ``caused_by`` as structs, ``metadata`` as JSON text. Rows read back equal the samples that were written, bit for
-bit; who wants some columns reads only those.
+bit. A reader may take some columns only.
 
-Written in row groups of bounded size, so memory does not grow with the file; a file is there whole or not at all.
+Files are written in row groups of bounded size, so memory does not grow with the file. A file appears only when it
+is complete.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from turnstile.models import Sample, SampleSet
 from turnstile.rollout import Rollout
 
 Source: TypeAlias = Sample | SampleSet | Rollout
-"""What rows are made of. A rollout without samples gives none."""
+"""Anything that has samples. A rollout without samples gives no row."""
 
 ROW_GROUP_TOKENS = 1 << 20
 """Tokens of a row group and of an Arrow batch, unless a single sample is longer: some 13 MB in memory."""
 ROW_GROUP_ROWS = 16_384
-"""Rows of one, at most, however short they are."""
+"""Rows of a row group, at most."""
 
 _SPAN = ("turn_id", "context_start", "start", "end", "trained")
 
@@ -130,7 +131,7 @@ def batch(samples: list[Sample]) -> pa.RecordBatch:
 def from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
     """The samples of a table with the columns of ``schema()``, in any order, others beside them.
 
-    Raises ValueError (pydantic's, or KeyError for a missing column) for rows that are none.
+    Raises ValueError (pydantic's) for a row that is no sample, KeyError for a missing column.
     """
     for part in [table] if isinstance(table, pa.RecordBatch) else table.to_batches():
         columns = {field.name: part.column(field.name) for field in schema()}
@@ -151,7 +152,7 @@ class RowWriter:
         self._file = file
         self._batcher = _Batcher()
         self.rows = 0
-        """Taken so far."""
+        """Rows taken so far."""
 
     def write(self, sources: Iterable[Source] | Source) -> None:
         """Adds the rows of a rollout, a sample set or a sample, or of several; keeps at most a row group."""
@@ -167,21 +168,24 @@ class RowWriter:
 
 @contextmanager
 def parquet_file(path: Path | str, *, compression: str = "zstd") -> Iterator[RowWriter]:
-    """A Parquet file to be written as rollouts end. It takes its place, whole, when the block ends well; after an
-    exception there is none. Raises OSError where it cannot be written."""
+    """A Parquet file that is written as rollouts end.
+
+    The file appears when the block ends well; after an exception there is none. Raises OSError where it cannot be
+    written.
+    """
     with atomic_write(Path(path)) as file, _rows(file, compression) as writer:
         yield writer
 
 
 def write_parquet(path: Path | str, sources: Iterable[Source] | Source, *, compression: str = "zstd") -> int:
-    """Writes the rows to one file as ``sources`` gives them, and gives their number."""
+    """Writes the rows to one file as ``sources`` yields them, and returns their number."""
     with parquet_file(path, compression=compression) as file:
         file.write(sources)
     return file.rows
 
 
 def write_rows(sources: Iterable[Source], file: BinaryIO) -> int:
-    """Writes the rows to an open file, as Parquet, and gives their number."""
+    """Writes the rows to an open file, as Parquet, and returns their number."""
     with _rows(file) as writer:
         writer.write(sources)
     return writer.rows

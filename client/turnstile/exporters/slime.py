@@ -3,10 +3,10 @@
 The rows are objects of the trainer's own class: that of the ``Sample`` it hands to ``generate``, the one given as
 ``sample_type``, or that of the installed package (``slime.utils.types``, else ``miles.utils.types``).
 
-What holds: a rollout's rows share ``index``, ``group_index`` and ``rollout_id`` and each carries its full reward
-(invariant 10); the response starts at the row's first trained token, or at its first sampled one where none is
-trained; ``loss_mask`` and ``rollout_log_probs`` have ``response_length`` entries, 0 and 0.0 where the token is not
-trained here. What a rollout becomes:
+What must hold: a rollout's rows share ``index``, ``group_index`` and ``rollout_id`` and each carries its full
+reward (invariant 10); the response starts at the row's first trained token, or at its first sampled one where
+none is trained; ``loss_mask`` and ``rollout_log_probs`` have ``response_length`` entries, 0 and 0.0 where the
+token is not trained here. What a rollout becomes:
 
 - it has a reward: its rows with something to train. None of them: one row without a trained token, which only
   counts in its group's baseline. The status is ``completed`` or ``truncated``;
@@ -131,8 +131,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 def keep_group(args: Any, group: Sequence[Any], **_: Any) -> bool:
     """``--dynamic-sampling-filter-path turnstile.exporters.slime.keep_group``: whether a group has a signal.
 
-    It has where its graded rollouts differ in their reward. The trainers' own filters cannot read a reward that is
-    None.
+    A group has one where the rewards of its graded rollouts differ. The trainers' own filters cannot read a reward
+    of None.
     """
     rows = [row for entry in group for row in (entry if isinstance(entry, list) else [entry])]
     return len({float(row.get_reward_value(args)) for row in rows if row.reward is not None}) > 1
@@ -158,7 +158,7 @@ def _row(blank: Any, sample: Sample) -> Any:
 
 
 def _empty_row(blank: Any) -> Any:
-    """The least that a trainer can batch: one token of a response after one of a prompt, not trained."""
+    """The smallest row that a trainer can batch: a prompt token and an untrained response token."""
     row = copy.deepcopy(blank)
     row.tokens, row.response_length = [0, 0], 1
     row.loss_mask, row.rollout_log_probs = [0], [0.0]
@@ -219,7 +219,7 @@ def _facts(rollout: Rollout, sample: Sample | None) -> dict[str, Any]:
 
 
 def _rollout_key(row: Any, position: int) -> object:
-    """What a row's rollout is known by; rows of other sources than Turnstile have theirs too."""
+    """The identity of a row's rollout. Rows that are not Turnstile's have one too."""
     if row.metadata and METADATA_KEY in row.metadata:
         return row.metadata[METADATA_KEY]["rollout_id"]
     if "rollout_id" in _field_names(row) and row.rollout_id is not None:

@@ -4,8 +4,8 @@ In a module of your own, on the trainer's path:
 
     generate = Generate(AsyncClient("http://127.0.0.1:8000", key=KEY), agent="tool-loop")
 
-and ``--custom-generate-function-path that_module.generate``. How many run at once is the trainer's business (its
-semaphore); what is cancelled there cancels its episode. The client is not closed here.
+and ``--custom-generate-function-path that_module.generate``. The trainer's semaphore bounds how many run at
+once. A call that the trainer cancels cancels its episode. The client is not closed here.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class Generate:
     """``await generate(args, sample, sampling_params, evaluation=False) -> list[Sample]``.
 
     ``agent``: as in ``rollouts()``. ``task``: the task of a sample. Of ``sampling_params`` temperature, top_p,
-    top_k and min_p pin the sampling of the episode; the rest (lengths, stop strings) is for a single completion
-    and says nothing of an agent: set ``limits`` instead. A list is returned always, an ungraded rollout's too.
+    top_k and min_p pin the sampling of the episode. The rest (lengths, stop strings) is meant for a single
+    completion and does not bound an agent: set ``limits`` instead. It always returns a list, also for an ungraded
+    rollout.
 
-    Raises InvalidRequest, NotFound and the like for a task or an agent that the server refuses, and, while no
-    episode was ever accepted, ServerUnavailable: configuration to be mended, so the trainer's run ends. Later a
-    server that is away is waited for (``ClientSettings.outage_s``); then the rollout has failed.
+    Raises InvalidRequest, NotFound and the like for a task or an agent that the server refuses, and
+    ServerUnavailable as long as no episode was accepted: errors of the configuration, which end the trainer's run.
+    Later outages are waited for (``ClientSettings.outage_s``); then the rollout has failed.
     """
 
     def __init__(

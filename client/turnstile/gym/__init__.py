@@ -4,8 +4,10 @@
 
     env = gymnasium.make("Turnstile/Agent-v0", url=URL, key=KEY, tasks=["fix-calculator"], agent="tool-loop")
 
-The server runs with ``--engine trainer``: the training loop samples, and the agent never knows. ``docs/gym.md`` is
-the page. Importing this module registers the environment.
+The server runs with ``--engine trainer``: the training loop samples in place of an engine, and the agent sees no
+difference. ``docs/gym.md`` describes it. Importing this package registers the environment.
+
+Modules in reading order: ``environment`` (the environment), ``spaces`` (its observations and actions).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One agent at a time as a Gymnasium environment, over the blocking client.
 
-Owns its client and at most one open episode; ``reset`` and ``close`` cancel the one before. What must hold:
+Owns its client and at most one open episode; ``reset`` and ``close`` cancel the previous one. What must hold:
 reward, termination and truncation are the episode's own; an episode without a reward is never a silent 0
-(``info["graded"]``); ``info`` has neither ids nor clocks unless asked, so that equal seeds give equal results.
-Never samples.
+(``info["graded"]``); ``info`` has neither ids nor clocks unless ``info_ids`` is set, so that equal seeds give
+equal results. The environment never samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEEDS = 2**31
 
 
 class EpisodeFailed(errors.TurnstileError):
-    """An episode ended before its agent's first model call, so that there is nothing to observe."""
+    """An episode ended before its agent's first model call, so there is no observation."""
 
 
 class PromptTooLong(errors.InvalidRequest):
@@ -39,7 +39,7 @@ class PromptTooLong(errors.InvalidRequest):
 class AgentEnv(gymnasium.Env[Observation, Any]):
     """``Turnstile/Agent-v0``.
 
-    ``url``, ``key``: the control door of a server with ``--engine trainer``. ``tasks``: ids, inline tasks or
+    ``url``, ``key``: the control API of a server with ``--engine trainer``. ``tasks``: ids, inline tasks or
     instructions, of which ``reset`` takes one by the seed; None: all of the server's. ``agent``: one that the
     server launches. ``action``: ``ids`` (with logprobs) or ``text``, which is not trained.
     ``max_prompt_tokens``, ``max_completion_tokens``: bounds of the spaces; the latter bounds the episode's
@@ -107,11 +107,12 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins an episode and waits for its first model call. ``options["task"]``: this task. ``seed`` chooses
-        the task, and is the episode's seed.
+        """Begins an episode and waits for its first model call.
 
-        Raises EpisodeFailed where no attempt came to a model call, PromptTooLong, Timeout, and what the client
-        raises for a task or agent that the server refuses.
+        ``seed`` chooses the task, and is the episode's seed. ``options["task"]`` names the task instead.
+
+        Raises EpisodeFailed where no attempt came to a model call, PromptTooLong, Timeout, and the client's errors
+        for a task or agent that the server refuses.
         """
         super().reset(seed=seed)
         given = dict(options or {})
@@ -144,8 +145,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
             fields = completion_of(action, self._call, self._action)
             self._episode.complete(self._call.call_id, weight_version=self.weight_version, **fields)
         except (errors.Gone, errors.NotFound):
-            answered = False  # the agent gave the call up meanwhile, or the server was started anew
-        self._call = None  # whatever happens now, this one has had its answer
+            answered = False  # the agent gave the call up meanwhile, or the server was restarted
+        self._call = None  # answered, also when the next lines raise
         self._call = self._next(self._episode)
         if self._call is None:
             return self._ended(self._episode.status(), answered)
@@ -155,7 +156,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         return self._spaces.observed(self._call), 0.0, False, False, self._info(answered=answered)
 
     def close(self) -> None:
-        """Cancels what is open and closes the connections. May be called again."""
+        """Cancels the open episode and closes the connections. May be called again."""
         self._cancel()
         self._client.close()
 
@@ -167,7 +168,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         return self._tasks
 
     def _begin(self, task: Task, seed: int) -> PendingCall:
-        """A new episode's first call."""
+        """The first model call of a new episode."""
         for attempt in range(self._attempts):
             self._episode = self._client.create_episode(task, seed=seed, attempt=attempt, **self._fields)
             call = self._next(self._episode)
@@ -222,7 +223,7 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         )
 
     def _cancel(self) -> None:
-        """Gives up the open episode, if there is one."""
+        """Cancels the open episode, if there is one."""
         episode, self._episode, self._call = self._episode, None, None
         if episode is None:
             return

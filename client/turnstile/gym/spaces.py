@@ -1,8 +1,8 @@
-"""What an observation and an action look like, and how an action is read. Pure: no client, no episode.
+"""Observation and action spaces, and how an action is read. Pure: no client, no episode.
 
 Arrays have fixed shapes, so that vector environments can stack them and share memory. What must hold: an action is
-read as the output of a sampler, which stops at the first stop id and at the call's ``max_new_tokens``; what is
-behind that is padding. Nothing is added, reordered or made up.
+read as the output of a sampler, which stops at the first stop id and at the call's ``max_new_tokens``; everything
+after that is padding. No token is added or reordered.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Spaces:
 
     @property
     def observation(self) -> spaces.Dict:
-        """``prompt_ids`` int32[max_prompt_tokens], 0 behind ``prompt_length``; ``max_new_tokens`` of this call.
-        After an episode's end all are 0."""
+        """``prompt_ids`` int32[max_prompt_tokens], 0 from ``prompt_length`` on; ``max_new_tokens`` of this call.
+
+        After an episode's end all are 0.
+        """
         return spaces.Dict(
             {
                 "prompt_ids": spaces.Box(0, self.vocab_size - 1, (self.max_prompt_tokens,), np.int32),
@@ -93,7 +95,7 @@ def pack(completion_ids: Any, logprobs: Any, max_completion_tokens: int) -> dict
 def completion_of(action: Any, call: PendingCall, kind: ActionKind) -> dict[str, Any]:
     """The fields of ``EpisodeHandle.complete`` in an action. ``length`` may be absent where nothing is padded.
 
-    Raises InvalidRequest for what is no action of this ``kind``.
+    Raises InvalidRequest for anything that is not an action of this ``kind``.
     """
     if kind == "text":
         if not isinstance(action, str):

@@ -9,10 +9,13 @@
         weight_transfer=TurnstileWeightTransfer(servers, model=MODEL, folder="weights"),
     )
 
-``TurnstileEnvironments`` is the other way round, for the synchronous ``GRPOTrainer``: TRL's own loop is the agent,
-Turnstile has the task, its sandbox, its tools and the grading.
+``TurnstileEnvironments`` serves the synchronous ``GRPOTrainer``: TRL's own loop is the agent, and Turnstile has
+the task, its sandbox, its tools and the grading.
 
-The names are loaded when they are first used: the worker's process needs this package, but neither TRL nor torch.
+Modules in reading order: ``servers`` (servers and names of weights), ``worker`` (TRL's rollout worker, in the
+trainer's process), ``process`` and ``loop`` (the worker's own process), ``rows`` (a group as training rows),
+``weights`` (the weight transfer), ``environment`` (environments). Names are loaded when they are first used: the
+worker's process needs this package, and neither TRL nor torch.
 """
 
 from __future__ import annotations
@@ -27,11 +30,9 @@ if TYPE_CHECKING:
         ToolFailed,
         TurnstileEnvironments,
     )
-    from turnstile.exporters.trl.folder import WrongWeights
     from turnstile.exporters.trl.servers import TurnstileServers
-    from turnstile.exporters.trl.tasks import task_dataset
-    from turnstile.exporters.trl.weights import TurnstileWeightTransfer
-    from turnstile.exporters.trl.worker import TurnstileRolloutWorker, WorkerFailed
+    from turnstile.exporters.trl.weights import TurnstileWeightTransfer, WrongWeights
+    from turnstile.exporters.trl.worker import TurnstileRolloutWorker, WorkerFailed, task_dataset
 
 _HOME_OF = {
     "AnswerEnvironment": "environment",
@@ -42,8 +43,8 @@ _HOME_OF = {
     "TurnstileServers": "servers",
     "TurnstileWeightTransfer": "weights",
     "WorkerFailed": "worker",
-    "WrongWeights": "folder",
-    "task_dataset": "tasks",
+    "WrongWeights": "weights",
+    "task_dataset": "worker",
 }
 
 __all__ = [

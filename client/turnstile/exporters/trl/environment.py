@@ -1,12 +1,12 @@
-"""The other way round, for TRL's synchronous ``GRPOTrainer``: TRL's loop is the agent, Turnstile has the rest.
+"""Environments for TRL's synchronous ``GRPOTrainer``: TRL's loop is the agent, Turnstile has task, tools, grading.
 
-``reset`` starts an episode with an external agent, the public methods are its tools (TRL offers to the model what
-is public, by signature and docstring), ``get_reward`` ends it and has its work graded. TRL samples and tokenizes
-by itself: nothing passes the model door, and the episode records no turns.
+``reset`` starts an episode with an external agent. The public methods are its tools: TRL offers them to the
+model by signature and docstring. ``get_reward`` ends the episode and has its work graded. TRL samples and
+tokenizes by itself: no call passes the model API, and the episode records no turns.
 
-Tools are called at the episode's tool door, by MCP 2026-07-28, which takes one POST per call and no session:
-httpx, which the client has anyway, is enough. The control door's OpenEnv ``/step`` would do as well, but knows one
-server and starts its episodes itself; this way several servers and the client's retries work.
+Tools are called at the episode's MCP endpoint, by MCP 2026-07-28, which takes one POST per call and no session,
+so httpx is enough. OpenEnv's ``/step`` of the control API would do too, but it knows one server and starts its
+episodes itself; the client adds several servers and retries.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _META = {
     "io.modelcontextprotocol/protocolVersion": _MCP,
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-"""What that version has in every request (MCP specification 2026-07-28, "Base protocol: _meta")."""
+"""Part of every request of that version (MCP specification 2026-07-28, "Base protocol: _meta")."""
 _LOOK_S = 0.1
 """Between two looks at an episode that is being prepared."""
 
 
 class ToolFailed(Exception):
-    """The tool could not do what was asked. TRL tells the model the text, and counts a failure."""
+    """A tool call failed. TRL gives the text to the model and counts a failure."""
 
 
 class AnswerEnvironment:
@@ -51,7 +51,7 @@ class AnswerEnvironment:
         """Starts an episode of the row's ``task_id`` (or inline ``task``); an earlier one is cancelled.
 
         Raises InvalidRequest for a row without either, Timeout where the episode does not run after ``start_s``,
-        and what the client raises.
+        and the client's errors.
         """
         self._cancel()
         task = row.get("task_id") or row.get("task")
@@ -60,7 +60,7 @@ class AnswerEnvironment:
         self._episode = self._owner._begin(task)
 
     def get_reward(self) -> float | None:
-        """Ends the episode and grades it. None where it could not be graded: TRL leaves such a rollout out."""
+        """Ends the episode and has it graded. None where it could not be: TRL leaves such a rollout out."""
         if self._episode is None:
             return None
         episode, self._episode = self._episode, None
@@ -188,8 +188,8 @@ class TurnstileEnvironments:
         self.close()
 
     def close(self) -> None:
-        """Cancels the episodes that are open and closes the connections. Raises what the client raises."""
-        with contextlib.ExitStack() as stack:  # whatever one of them raises, the others are done too
+        """Cancels the open episodes and closes the connections. Raises the client's errors."""
+        with contextlib.ExitStack() as stack:  # an error of one of them does not keep the others from closing
             stack.callback(self._client.close)
             stack.callback(self._http.close)
             for environment in self._made:
@@ -212,7 +212,7 @@ class TurnstileEnvironments:
         return episode
 
     def _call(self, episode: NewEpisodeHandle, tool: str, arguments: dict[str, Any]) -> str:
-        """Raises ToolFailed for what the tool says went wrong and for what the tool door refuses."""
+        """The tool's text. Raises ToolFailed for an error of the tool or a refusal of the MCP endpoint."""
         if episode.tool_url is None:
             raise ToolFailed("this episode has no tools")
         headers = {
@@ -228,7 +228,7 @@ class TurnstileEnvironments:
             answer = self._http.post(episode.tool_url, json=body, headers=headers)
             said = _message(answer)
         except (httpx.HTTPError, ValueError) as error:
-            raise ToolFailed(f"the tool door did not answer: {error or type(error).__name__}") from error
+            raise ToolFailed(f"the MCP endpoint did not answer: {error or type(error).__name__}") from error
         if "error" in said:
             raise ToolFailed(said["error"]["message"])
         result = said["result"]

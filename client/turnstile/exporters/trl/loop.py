@@ -1,20 +1,21 @@
 """The loop of the worker's process: it plays groups of the task list, over and over, and sends their rows.
 
-Holds: rollouts that run and rows that nobody has taken are never more than ``max_inflight`` together, whole groups
-at a time, so what is trained is at most about ``max_inflight / rows per step`` weight updates old. A group is sent
-when its last rollout has ended. However the loop ends, the episodes that run are cancelled.
+What must hold: running rollouts and rows that the trainer has not taken are never more than ``max_inflight``
+together, whole groups at a time, so a trained row is at most about ``max_inflight / rows per step`` weight updates
+old. A group is sent when its last rollout has ended. However the loop ends, the episodes that run are cancelled.
 
-Knows neither processes nor TRL: it is told how many rows were taken, and gives what it has to an ``Outlet``.
+It knows neither processes nor TRL: an ``Outlet`` takes the rows and reports how many wait.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import anyio
 
 from turnstile.exporters.trl.rows import GroupRows, Row, rows_of_group
 from turnstile.exporters.trl.servers import TurnstileServers
@@ -23,13 +24,13 @@ from turnstile.models import Limits, Sampling, TaskRef
 from turnstile.rollout import Rollout, TaskLike
 
 _LOOK_S = 0.05
-"""How often it looks whether rows were taken, where it waits for room: nobody tells it."""
+"""Seconds between two looks at how many rows wait. They are taken in another process, which sends no notice."""
 
 Metrics = dict[str, float | tuple[float, float]]
 
 
 class NothingToTrain(Exception):
-    """Too many groups in a row gave nothing to train: the trainer would wait for ever."""
+    """Too many groups in a row gave nothing to train. The trainer would wait without end."""
 
 
 class Outlet(Protocol):
@@ -48,7 +49,7 @@ class Outlet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What the worker was asked for, checked. All of it goes to another process."""
+    """The worker's options, checked. All of them are pickled for the worker's process."""
 
     servers: TurnstileServers
     tasks: tuple[TaskLike, ...]
@@ -77,26 +78,26 @@ class RolloutLoop:
         self._barren = 0
 
     async def run(self) -> None:
-        """Until cancelled. Raises NothingToTrain, and what the client raises for what no repetition mends."""
-        wanted = self._options
-        async with wanted.servers.async_client() as client:
+        """Runs until it is cancelled. Raises NothingToTrain, and the client's errors that no repetition mends."""
+        options = self._options
+        async with options.servers.async_client() as client:
             rollouts = client.rollouts(
                 self._tasks(),
-                agent=wanted.agent,
-                n=wanted.n,
-                max_concurrent=wanted.max_inflight,
-                retries=wanted.retries,
+                agent=options.agent,
+                n=options.n,
+                max_concurrent=options.max_inflight,
+                retries=options.retries,
                 group_id=self._group_id,
-                sampling=wanted.sampling,
-                limits=wanted.limits,
-                env=wanted.env,
-                metadata=wanted.metadata,
+                sampling=options.sampling,
+                limits=options.limits,
+                env=options.env,
+                metadata=options.metadata,
             )
             try:
                 async for rollout in rollouts:
                     group = self._ended[rollout.group_id]
                     group.append(rollout)
-                    if len(group) == wanted.n:
+                    if len(group) == options.n:
                         await self._give(self._ended.pop(rollout.group_id))
             finally:
                 await rollouts.aclose()
@@ -109,7 +110,7 @@ class RolloutLoop:
                 shuffled.shuffle(order)
             for task in order:
                 while not self._has_room():  # noqa: ASYNC110 - rows are taken in another process
-                    await asyncio.sleep(_LOOK_S)
+                    await anyio.sleep(_LOOK_S)
                 self._inflight += self._options.n
                 yield task
 
@@ -123,7 +124,7 @@ class RolloutLoop:
         return name
 
     async def _give(self, group: list[Rollout]) -> None:
-        """Sends what an ended group gives, which makes room for another."""
+        """Sends the rows of an ended group, which makes room for another."""
         number = self._numbers.pop(group[0].group_id)
         found = rows_of_group(group, number, self._options.servers.model_version, self._options.scale)
         skipped = found.flat and self._options.skip_flat
@@ -146,7 +147,7 @@ class RolloutLoop:
 
 
 def _why_barren(group: list[Rollout], found: GroupRows, number: int) -> str:
-    """One sentence for whoever reads the trainer's traceback, by the last group."""
+    """The error message of NothingToTrain, with a reason taken from the last group."""
     errors = [rollout.error for rollout in group if rollout.error is not None]
     if errors:
         why = f"of its rollouts {len(errors)} failed, the first with {errors[0].type}: {errors[0].message}"

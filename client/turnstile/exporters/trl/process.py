@@ -1,8 +1,11 @@
-"""The worker's own process, and what it and the trainer's process say to each other over one pipe.
+"""The worker's own process, and its messages with the trainer's process over one pipe.
 
-It imports neither TRL nor torch (the script that started it may, when it is imported again). It ends when it is
-told to, on SIGTERM, and when the trainer's process is gone, however that died; the episodes that run are cancelled
-first. It does not heed SIGINT, which a terminal sends to the trainer too: the trainer decides.
+It imports neither TRL nor torch (the script that started it may, when it is imported again). It ends on a Stop
+message, on SIGTERM, and when the trainer's process is gone, however that died; the episodes that run are cancelled
+first. It ignores SIGINT, which a terminal sends to the trainer too: the trainer decides.
+
+asyncio rather than anyio: the pipe's listener is a thread that must be able to stop the loop without waiting
+for it.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from turnstile.exporters.trl.loop import LoopOptions, Metrics, RolloutLoop
 from turnstile.exporters.trl.rows import Row
 
 BEAT_S = 1.0
-"""How often the process says that its loop turns."""
+"""Seconds between two signs of life."""
 _TRACE_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GroupResult:
     """To the trainer: one group's rows, and metrics."""
 
     rows: tuple[Row, ...]
@@ -36,12 +39,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """To the trainer: the loop turns."""
+    """To the trainer: a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """To the trainer: the loop ended by this error; the last message."""
+    """To the trainer: the error that ended the loop. The last message."""
 
     kind: str
     message: str
@@ -57,18 +60,18 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To the worker."""
+    """To the worker: end."""
 
 
 def main(options: LoopOptions, pipe: Connection, taken: Synchronized[int], version: int) -> None:
     """``taken``: how many rows the trainer has taken so far."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer's process is gone
         asyncio.run(_Supervisor(options, pipe, taken, version).run())
 
 
 class _Supervisor:
-    """Runs the loop until it is told to stop. Also the loop's outlet."""
+    """Runs the rollout loop until it must stop. It is the loop's outlet, too."""
 
     def __init__(self, options: LoopOptions, pipe: Connection, taken: Synchronized[int], version: int) -> None:
         self._options = options
@@ -115,7 +118,7 @@ class _Supervisor:
 
     async def send(self, rows: tuple[Row, ...], metrics: Metrics) -> None:
         self._sent += len(rows)
-        await self._send(Result(rows, metrics))
+        await self._send(GroupResult(rows, metrics))
 
     def rows_waiting(self) -> int:
         return self._sent - self._taken.value

@@ -1,7 +1,8 @@
 """An ended group as TRL's training rows. Pure; knows neither TRL nor processes.
 
-Holds: one rollout is one sample of its group's baseline, and each of its rows has its full advantage; a rollout
-without a reward has no row and enters no mean. Tokens, mask and log-probabilities are those that were recorded.
+What must hold: one rollout is one sample of its group's baseline, and each of its rows has its full advantage;
+a rollout without a reward has no row and enters no mean. Tokens, mask and log-probabilities are those that were
+recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from turnstile.models import Sample
 from turnstile.rollout import Rollout
 
 VersionOf = Callable[[str], int | None]
-"""TRL's number of the weights with this name; None for weights of somebody else."""
+"""TRL's number of the weights with this name; None for weights that this run did not send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """``rows``: what the group gives. ``flat``: it has rewards, and they do not differ: every advantage is 0.
-    ``metrics``: of the group, as TRL's ``metrics_queue`` takes them."""
+    """The training rows of a group.
+
+    ``flat``: it has rewards and they do not differ, so every advantage is 0. ``metrics``: of the group, as TRL's
+    ``metrics_queue`` takes them.
+    """
 
     rows: tuple[Row, ...]
     flat: bool

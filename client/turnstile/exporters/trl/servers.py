@@ -1,7 +1,7 @@
-"""Which servers a training run uses, and how it names its weights there. Data only.
+"""The servers of a training run, and the names of its weights there. Data only.
 
-The worker and the weight transfer of one run share one ``TurnstileServers``: the transfer names the weights, the
-worker finds the number in the name again.
+The worker and the weight transfer of one run share one ``TurnstileServers``: the transfer names the weights,
+and the worker reads TRL's number from the name.
 """
 
 from __future__ import annotations

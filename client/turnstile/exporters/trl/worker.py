@@ -4,9 +4,9 @@ Implements ``RolloutWorkerProtocol`` of ``trl.experimental.async_grpo`` (TRL 1.1
 in a spawned process, so that its work never holds the interpreter that launches the trainer's kernels: here are
 only a thread that reads a pipe, and two queues.
 
-Holds: the worker's process does not outlive ``stop``, this process's exit, or this process's death; what it
-started on the servers is cancelled first. An error of the worker is raised by ``check_health``, which the trainer
-calls whenever it finds no sample.
+What must hold: the worker's process does not outlive ``stop``, this process's exit, or this process's death;
+what it started on the servers is cancelled first. An error of the worker is raised by ``check_health``, which
+the trainer calls whenever it finds no sample.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
+from datasets import Dataset
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from turnstile import errors
@@ -31,7 +32,7 @@ from turnstile.exporters.trl.loop import LoopOptions
 from turnstile.exporters.trl.rows import Row
 from turnstile.exporters.trl.servers import TurnstileServers
 from turnstile.groups import Scale
-from turnstile.models import Limits, Sampling
+from turnstile.models import Limits, Sampling, TaskInfo
 from turnstile.rollout import TaskLike
 
 _log = logging.getLogger(__name__)
@@ -43,11 +44,11 @@ _KILL_S = 5.0
 
 
 class WorkerFailed(RuntimeError):
-    """The worker's process ended, or its loop does not turn. Its traceback is the cause."""
+    """The worker's process ended, or gives no sign of life. Its traceback is the cause."""
 
 
 class SampleBuffer(queue.Queue[RolloutSample]):
-    """The trainer's end of the samples. It counts what was taken, which is what makes room for more rollouts."""
+    """The queue that the trainer takes samples from. It counts them, which makes room for more rollouts."""
 
     def __init__(self, taken: Synchronized[int]) -> None:
         super().__init__()  # unbounded: ``max_inflight`` bounds it
@@ -70,7 +71,7 @@ class TurnstileRolloutWorker:
     processes``.
     ``scale``: see ``turnstile.groups.advantages``. ``skip_flat``: groups whose rewards do not differ are not sent,
     others are played instead. After ``max_barren`` groups in a row that gave nothing to train the worker fails
-    (the trainer would wait for ever). ``retries, sampling, limits, env, metadata``: as of ``Client.rollouts``;
+    (the trainer would wait without end). ``retries, sampling, limits, env, metadata``: as of ``Client.rollouts``;
     ``sampling``'s temperature must be the trainer's. ``stop_s``: seconds that ``stop`` gives the worker.
 
     The process is spawned: everything given is pickled, and the script needs ``if __name__ == "__main__"``.
@@ -138,7 +139,7 @@ class TurnstileRolloutWorker:
         self._beat_at = 0.0
 
     def start(self) -> None:
-        """Begins to play. Raises TypeError or PicklingError for what cannot be given to another process."""
+        """Starts the process. Raises TypeError or PicklingError for options that cannot be pickled."""
         if self._process is not None:
             raise WorkerFailed("the worker was started already; it can be started once")
         mine, its = self._context.Pipe()
@@ -160,7 +161,7 @@ class TurnstileRolloutWorker:
         """Ends the worker and cancels its episodes. May be called again, and without ``start``."""
         if self._process is None or self._pipe is None or self._reader is None or self._pipe.closed:
             return
-        self._tell(process.Stop())
+        self._send(process.Stop())
         self._process.join(self._stop_s)
         if self._process.is_alive():
             _log.warning("the rollout worker did not stop within %g s; episodes may be left open", self._stop_s)
@@ -174,11 +175,10 @@ class TurnstileRolloutWorker:
 
     def update_model_version(self, model_version: int) -> None:
         self._version = model_version
-        self._tell(process.Version(model_version))
+        self._send(process.Version(model_version))
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises WorkerFailed where the worker's loop failed, its process is gone, or it gave no sign of life for
-        ``stale_after_s`` seconds."""
+        """Raises WorkerFailed where the worker failed, its process is gone, or it is silent for too long."""
         if self._process is None or self._reader is None:
             raise WorkerFailed("the worker was not started")
         alive = self._process.is_alive()
@@ -193,7 +193,7 @@ class TurnstileRolloutWorker:
         if silent_s > stale_after_s:
             raise WorkerFailed(f"the worker has given no sign of life for {silent_s:.0f} s")
 
-    def _tell(self, message: process.Version | process.Stop) -> None:
+    def _send(self, message: process.Version | process.Stop) -> None:
         if self._pipe is not None and not self._pipe.closed:
             with contextlib.suppress(OSError):  # it is gone; check_health says so
                 self._pipe.send(message)
@@ -203,12 +203,23 @@ class TurnstileRolloutWorker:
         for message in process.received(pipe):
             if isinstance(message, process.Failed):
                 self._failure = message
-            elif isinstance(message, process.Result):
+            elif isinstance(message, process.GroupResult):
                 for row in message.rows:
                     self.rollout_buffer.put(_sample(row))
                 with contextlib.suppress(queue.Full):
                     self.metrics_queue.put_nowait(message.metrics)
             self._beat_at = time.monotonic()
+
+
+def task_dataset(tasks: Iterable[TaskInfo]) -> Dataset:
+    """One row per task: ``prompt`` (its instruction as the user's message) and ``task_id``.
+
+    AsyncGRPOTrainer counts epochs by its length and reads nothing else of it, where the worker is Turnstile's.
+    GRPOTrainer gives the columns to the environment's ``reset``.
+    """
+    found = list(tasks)
+    prompts = [[{"role": "user", "content": task.instruction}] for task in found]
+    return Dataset.from_dict({"prompt": prompts, "task_id": [task.id for task in found]})
 
 
 def _sample(row: Row) -> RolloutSample:
