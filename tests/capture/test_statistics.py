@@ -40,6 +40,8 @@ class Step:
     swapped: bool
     """It was committed before the turn that comes before it here."""
     polled: bool
+    continues: int | None = None
+    """Which earlier turn a broken root goes on from."""
 
 
 # Tilted to what decides reasons: few requests, many roots, side calls, replies that are quoted.
@@ -59,11 +61,13 @@ steps = st.builds(
     echo=st.lists(st.sampled_from(["text_trimmed", "reasoning_changed"]), unique=True).map(tuple),
     swapped=st.sampled_from([False, False, False, True]),
     polled=st.sampled_from([True, True, True, False]),
+    continues=st.none() | st.integers(0, 6),
 )
 
 
 def turn_of(step: Step, number: int, seq: int, known: list[str]) -> Turn:
     parent = known[step.parent % len(known)] if step.parent is not None and known else None
+    continues = known[step.continues % len(known)] if step.continues is not None and known else None
     calls = (ToolCall("f", f'{{"x": "{step.reply}"}}'),) if step.asks else ()
     return Turn(
         turn_id=f"turn_{number}",
@@ -87,7 +91,7 @@ def turn_of(step: Step, number: int, seq: int, known: list[str]) -> Turn:
         request_key=step.request,
         new_messages=(Message("user", step.told),),
         reply=Message("assistant", step.reply, tool_calls=calls),
-        break_=Break(reason=step.break_) if step.break_ is not None else None,
+        break_=Break(reason=step.break_, continues=continues) if step.break_ is not None else None,
         echo=step.echo,
         rerendered_tokens=7 if step.break_ is not None else 0,
         timings=TurnTimings(started_at=float(step.began)),

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from gate_support import Stage, staged
+from pydantic import ValidationError
+
+from turnstile_server.settings import load_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -152,3 +155,18 @@ async def test_a_content_length_of_no_number_is_not_500(shared: Stage) -> None:
         except httpx.HTTPError:
             continue  # the listener refused the request itself
         assert response.status_code in (400, 413)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("wall_s", "idle_s") for value in ("inf", "nan", "1e10")),
+        *((name, str(2**63)) for name in ("max_turns", "max_completion_tokens", "max_sampled_tokens")),
+    ],
+)
+def test_a_ceiling_that_no_record_could_hold_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"TURNSTILE_EPISODES__{name.upper()}", value)
+    with pytest.raises(ValidationError, match=name):
+        load_settings({})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
 
 
 class EpisodeSettings(Section):
@@ -19,11 +19,11 @@ class EpisodeSettings(Section):
         ge=1,
         description="Episodes with a sandbox that are prepared, run or graded at once; further ones are queued.",
     )
-    max_turns: int = Field(1000, ge=1, description="Ceiling of `limits.max_turns`.")
-    max_completion_tokens: int = Field(32_768, ge=1, description="Ceiling of `limits.max_completion_tokens`.")
-    max_sampled_tokens: int = Field(4_000_000, ge=1, description="Ceiling of `limits.max_sampled_tokens`.")
-    wall_s: float = Field(14_400.0, gt=0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
-    idle_s: float = Field(3_600.0, gt=0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    max_turns: CountCeiling = Field(1000, description="Ceiling of `limits.max_turns`.")
+    max_completion_tokens: CountCeiling = Field(32_768, description="Ceiling of `limits.max_completion_tokens`.")
+    max_sampled_tokens: CountCeiling = Field(4_000_000, description="Ceiling of `limits.max_sampled_tokens`.")
+    wall_s: SecondsCeiling = Field(14_400.0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
+    idle_s: SecondsCeiling = Field(3_600.0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
     finish_wait_s: float = Field(
         30.0,
         ge=0,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import Port, Section
 
 
 class ControlSettings(Section):
     """The control API: the listener for the trainer."""
 
     host: str = Field("127.0.0.1", description="Address of the control listener.")
-    port: int = Field(8000, ge=0, le=65535, description="Port of the control listener; 0 takes a free one.")
+    port: Port = Field(8000, description="Port of the control listener; 0 takes a free one.")
     auth: bool = Field(
         True, description="False: requests need no control key. Only for a server behind another authentication."
     )
@@ -67,7 +67,7 @@ class GateSettings(Section):
     """The gate: the listener for agents, with the model API and the MCP endpoint."""
 
     host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
-    port: int = Field(8001, ge=0, le=65535, description="Port of the agent listener; 0 takes a free one.")
+    port: Port = Field(8001, description="Port of the agent listener; 0 takes a free one.")
     public_url: str | None = Field(
         None, description="URL by which agents reach the gate; none: `http://HOST:PORT`."
     )

@@ -65,7 +65,7 @@ class OpenEnvParts:
 
 
 class OpenEnvLoader:
-    """Gives the one OpenEnvServer. ``module`` is where it is (a test names one that cannot be imported)."""
+    """Holds the one OpenEnvServer. ``module`` is where it is (a test names one that cannot be imported)."""
 
     def __init__(self, parts: OpenEnvParts, module: str = SERVER) -> None:
         self._parts = parts

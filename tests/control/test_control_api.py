@@ -1,4 +1,4 @@
-"""The control door on a real server: routes, statuses, bodies, keys, limits."""
+"""The control API on a real server: routes, statuses, bodies, keys, limits."""
 
 from __future__ import annotations
 
