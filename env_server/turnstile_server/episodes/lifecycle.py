@@ -95,10 +95,14 @@ class Lifecycle:
         self._to_grade = False
 
     def ended(self, now: float) -> Episode:
-        """The ended episode, for the record. Changes nothing: it may have to be stored again later."""
+        """The record to store. Changes nothing, because the journal may refuse it."""
         assert self.stop is not None
-        self._check(self.stop.status)
         return self.stop.applied_to(self.episode, now - self._created)
+
+    def end(self, ended: Episode) -> None:
+        """Takes the record that was stored. Raises ValueError outside ``TRANSITIONS``."""
+        self._check(ended.status)
+        self.episode = ended
 
     def _check(self, status: EpisodeStatus) -> None:
         if status not in TRANSITIONS[self.episode.status]:

@@ -118,6 +118,8 @@ class EpisodeRun:
                 finally:
                     await self._destroy_sandbox()
                 await self._store()
+            except Exception:  # noqa: BLE001 - the same boundary: the next start finds the episode unfinished
+                self._log_bug("the owner task of an episode failed")
             finally:
                 if self._has_place:
                     self._parts.places.release()
@@ -174,11 +176,11 @@ class EpisodeRun:
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            graded = await self._graded(stop)
+            graded = await self._graded_work(stop)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
 
-    async def _graded(self, outcome: Outcome) -> Outcome:
+    async def _graded_work(self, outcome: Outcome) -> Outcome:
         try:
             work = None
             if self._sandbox is not None:
@@ -197,12 +199,12 @@ class EpisodeRun:
 
     async def _store(self) -> None:
         """Stores a decided outcome, again and again until the journal has taken it or the server stops."""
-        while self._life.decided and not await self._stored_now() and not self._life.shutting_down:
+        while self._life.decided and not await self._try_to_store() and not self._life.shutting_down:
             self._retry = anyio.Event()
             with anyio.move_on_after(self._parts.settings.episodes.watch_interval_s):
                 await self._retry.wait()
 
-    async def _stored_now(self) -> bool:
+    async def _try_to_store(self) -> bool:
         """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
         try:
@@ -217,7 +219,7 @@ class EpisodeRun:
             self._attempt_failed(error)
             return False
         self._store_error = None
-        self._life.episode = ended
+        self._life.end(ended)
         self._report(before)
         return True
 
