@@ -1,12 +1,12 @@
-"""What the gate adds to a model call, against calling the engine directly and against rllm-model-gateway.
+"""Measures what the gate adds to a model call, against calling the engine directly and against rllm-model-gateway.
 
     python benchmarks/gate.py [--quick] [--no-peer] [--write-docs] [--lengths N …] [--out DIR]
 
-In one run, in turns of about a second: the mock engine called directly; a relay that only copies the bytes;
+One run measures, in turns of about a second: the mock engine called directly; a relay that only copies the bytes;
 Turnstile with `durability = process` and `power`; `rllm-model-gateway` from PyPI (installed into its own
-environment below .cache/) with its two stores. All get the same growing conversation, of which calls are measured
-at several lengths, streamed and not. The server runs on one core, the client and the engine on another. Fails if
-Turnstile tokenizes more than the new message of a turn, breaks a path, or loses a token.
+environment below .cache/) with its two stores. All get the same growing conversation. Calls are measured at
+several lengths of it, streamed and not. The server runs on one core, the client and the engine on another. Fails
+if Turnstile tokenizes more than the new message of a turn, breaks a path, or loses a token.
 
 Needs Linux; on a single core, server and client disturb each other. Writes gate.json and gate.md
 into benchmarks/results/.

@@ -1,9 +1,10 @@
-"""What the journal adds to a turn: encoding, append latency, records per second; time in fdatasync apart.
+"""Measures what the journal adds to a turn: encoding, append latency, records per second, fdatasync counted apart.
 
     python benchmarks/journal.py [--dir DIR] [--seconds S] [--context TOKENS]
 
 Each row is one open journal. ``appenders`` tasks append turns as fast as they are acknowledged. ``fsync`` is the
-p50 of one fdatasync, which is the disk's; with one appender ``rest`` is the append's p50 without it: the journal.
+p50 of one fdatasync, which the disk costs. With one appender ``rest`` is the append's p50 without it, which the
+journal costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rendering costs: a full render, a continuation and a parse, at 1k, 10k and 100k tokens of history.
+"""Measures rendering: a full render, a continuation and a parse, at 1k, 10k and 100k tokens of history.
 
     python benchmarks/rendering.py [--model DIR] [--repeat 7] [--markdown]
 

@@ -1,12 +1,12 @@
-"""What sandboxes cost: a command by the helper and by Docker's own exec; a sandbox cold, warm and by hand.
+"""Measures sandboxes: a command through the helper and through Docker's exec; a sandbox cold, warm and by hand.
 
     python benchmarks/sandbox.py [--image TAG] [--rounds N] [--starts N] [--write-docs]
 
 Needs a Docker engine and an image with Python (``scripts/ci_docker.sh up``, ``scripts/sandbox_image.sh TAG``);
-ends with a sentence and status 1 without. All ways take turns in the same container, so that they see the same
-machine; figures are medians, ratios those of medians. "Docker exec" is what a server would do that used the engine
-for commands: one exec through the same SDK, its output read and its exit code asked for; the command line client
-is beside it. "Itself" is the command started and awaited inside by a Python that does nothing else.
+without them it prints a sentence and exits with 1. All ways take turns in the same container, so that they see the
+same machine. Figures are medians; ratios are of medians. "Docker exec" is what a server without the helper would
+do: one exec through the same SDK, with its output and exit code read; the command line client is beside it.
+"Itself" is the command started and awaited inside the container by a Python that does nothing else.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ async def warm_starts(
         handed, first = [], []
         held = await pool.create(SPEC)
         for _ in range(count):
-            while pool.warm < 2:  # noqa: ASYNC110 - the pool tells nobody
+            while pool.warm < 2:  # noqa: ASYNC110 - the pool has no event for it
                 await asyncio.sleep(0.05)
             await held.destroy()
             started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""What the tool door adds to a command, against running it with the sandbox's helper directly.
+"""Measures what the MCP endpoint adds to a command, against running it with the sandbox's helper directly.
 
     python benchmarks/tools.py [--docker IMAGE] [--calls N] [--out DIR]
 
 In one run, call by call in turns, in a local sandbox (bubblewrap) and, with IMAGE, in a Docker container: the
 sandbox's own `exec`; the engine's exec (`docker exec`, Docker only); and the `bash` tool called by the official
 `mcp` client over HTTP on TCP, in a session (protocol 2025-11-25) and without (2026-07-28). Each runs the same
-commands. The difference of the medians is what the door costs, the client's own part included: client and server
+commands. The difference of the medians is what the endpoint costs, the client's part included: client and server
 share one process and one event loop. `cpu` is the processor time of that process per call, which other work on the
 machine changes little.
 
@@ -46,7 +46,7 @@ from turnstile_server.tools.toolbox import Toolbox
 HERE = Path(__file__).resolve().parent
 KEY = "benchmark"
 COMMANDS = {"true": "true", "10 kB of output": "seq 1 2040", "50 ms of sleep": "sleep 0.05"}
-ERAS = {"door, 2025-11-25": "legacy", "door, 2026-07-28": "2026-07-28"}
+ERAS = {"MCP, 2025-11-25": "legacy", "MCP, 2026-07-28": "2026-07-28"}
 TARGET_MS = 5.0
 SPEC = SandboxSpec(SandboxLimits(memory_bytes=512 << 20, cpus=2.0, pids=128, disk_bytes=64 << 20))
 Call = Callable[[], Awaitable[None]]
@@ -92,8 +92,8 @@ class OneEpisode:
 async def door_url(sandbox: Sandbox) -> AsyncIterator[str]:
     episode, settings = OneEpisode(sandbox), ToolSettings()
     bound = bind("agent", "127.0.0.1", 0)
-    async with McpEndpoint(episode, Toolbox(settings), settings) as door, anyio.create_task_group() as tasks:
-        listener = Listener(door, bound, idle_s=60, grace_s=1, access_log=False)
+    async with McpEndpoint(episode, Toolbox(settings), settings) as endpoint, anyio.create_task_group() as tasks:
+        listener = Listener(endpoint, bound, idle_s=60, grace_s=1, access_log=False)
         tasks.start_soon(listener.serve)
         try:
             yield f"{url_of(bound)}/e/{episode.episode_id}/mcp"
@@ -214,7 +214,9 @@ def main() -> None:
     (options.out / "tools.json").write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     worst = max(r.added for r in rows if r.subject in ERAS)
     verdict = "within" if worst < TARGET_MS else "MISSES"
-    print(f"\nthe door adds at most {worst:.2f} ms at the median: {verdict} the target of {TARGET_MS:g} ms")
+    print(
+        f"\nthe MCP endpoint adds at most {worst:.2f} ms at the median: {verdict} the target of {TARGET_MS:g} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The token forest against the flat samples: tokens and bytes of the same episodes.
+"""Compares the token forest with the flat samples: tokens and bytes of the same episodes.
 
     python benchmarks/tree.py
 
-Episodes of four shapes, of turns with the lengths below; ratios are flat to forest. *Tokens* are those a trainer
-feeds its model; *bytes* those of ``GET /samples`` and ``GET /tree`` as safetensors, and of both behind gzip, which
-finds repeats only within 32 KiB. Nothing here is timed. The rows that the forest gives back are compared with the
-flat ones each time.
+The episodes have four shapes, with turns of the lengths below; ratios are flat to forest. *Tokens* are those that
+a trainer feeds its model. *Bytes* are those of ``GET /samples`` and ``GET /tree`` as safetensors, plain and behind
+gzip, which finds repeats only within 32 KiB. Nothing is timed. The rows that the forest gives back are compared
+with the flat ones each time.
 """
 
 from __future__ import annotations

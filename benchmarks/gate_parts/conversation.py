@@ -1,4 +1,4 @@
-"""The one conversation that every server under measurement is sent, and the one reply that the engine gives.
+"""The conversation that every measured server gets, and the one reply that the mock engine gives.
 
 An agent with two tools: a system prompt, a task, then turns of one sampled reply (a sentence and a tool call,
 ``REPLY_TOKENS`` tokens) and one tool result (about ``RESULT_TOKENS`` tokens). A *measured* call has ``turns``

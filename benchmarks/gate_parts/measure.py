@@ -1,6 +1,6 @@
-"""What is measured of one server at one length of history, and the checks that make a number worth having.
+"""Measures one server at one length of history, and checks that the numbers are valid.
 
-Servers take turns in short slices, so that what else runs on the machine hits them alike. *Latency* slices keep
+Servers take turns in short slices, so that other work on the machine affects them alike. *Latency* slices keep
 one call in flight, *throughput* slices as many as there are episodes; counters are taken over the former.
 """
 

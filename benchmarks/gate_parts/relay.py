@@ -1,4 +1,4 @@
-"""The floor: a server that only moves the bytes that any token gate must move. Run as a process.
+"""The lower bound: a server that only moves the bytes that any token gate must move. Run as a process.
 
     python -m gate_parts.relay ENGINE_URL PORT
 

@@ -1,7 +1,7 @@
-"""The servers under measurement, each a process pinned to one core; everything else runs on the other core.
+"""The measured servers: each is a process pinned to one core; everything else runs on the other core.
 
-Owns the processes: ``Servers`` stops them on every way out. What each of them serves is a ``Server``: where a call
-goes, with which head, and whose CPU time counts as the call's.
+Owns the processes: ``Servers`` stops them in every case. A ``Server`` says where a call goes, with which headers,
+and whose CPU time counts as the call's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Server:
     process: Process
     paths: list[tuple[str, dict[str, str]]]
     control_url: str | None = None
-    """Turnstile only: the control door."""
+    """Turnstile only: the control API."""
     traces_url: str | None = None
     """The peer only: its first recorded call."""
     grown: bool = False

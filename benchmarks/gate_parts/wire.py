@@ -1,4 +1,4 @@
-"""The least HTTP/1.1 that this benchmark needs, so that the engine and the client cost next to nothing.
+"""A minimal HTTP/1.1 for this benchmark, so that the engine and the client cost next to nothing.
 
 Both sides keep connections open. Bodies have a content-length, or come in chunks and end with the empty chunk.
 """

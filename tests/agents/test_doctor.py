@@ -1,4 +1,4 @@
-"""``turnstile agents doctor``: what works is told to work, what does not is named, and nothing is left behind."""
+"""``turnstile agents doctor``: it says what works, names what does not, and leaves nothing behind."""
 
 from __future__ import annotations
 

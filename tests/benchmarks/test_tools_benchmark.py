@@ -1,4 +1,4 @@
-"""The benchmark of the tool door measures what it says, in few calls."""
+"""The benchmark of the MCP endpoint measures what it says, in few calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_tools_benchmark_puts_every_way_beside_the_sandboxs_own(tmp_path: Pa
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "tools.json").read_text())
-    ways = {"exec of the sandbox", "door, 2025-11-25", "door, 2026-07-28"}
+    ways = {"exec of the sandbox", "MCP, 2025-11-25", "MCP, 2026-07-28"}
     commands = {row["command"] for row in rows}
     assert len(commands) == 3
     assert {(row["backend"], row["command"], row["subject"]) for row in rows} == {

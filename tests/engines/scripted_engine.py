@@ -1,4 +1,4 @@
-"""An HTTP server that answers as it is told, for faults that a real engine does not produce on demand.
+"""An HTTP server whose answers a test sets, for faults that a real engine does not produce on demand.
 
 Its replies are made from what a real SGLang 0.5.23 sent (`recorded/*.json`), so their shapes are real ones.
 """

@@ -1,7 +1,7 @@
-"""``turnstile serve``: flags to settings, settings to a running server.
+"""``turnstile serve``: reads flags and settings, and runs the server.
 
-Flags set only what people change from run to run; everything else is in the settings' file and environment.
-A configuration that cannot be is told setting by setting, with exit code 2, before anything is started.
+Flags exist only for what changes from run to run; the settings' file and environment have everything else. An
+impossible configuration is reported setting by setting, with exit code 2, before anything is started.
 """
 
 from __future__ import annotations
@@ -72,16 +72,18 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Journal, index, keys. One server per directory.")
     ] = None,
-    control_host: Annotated[str | None, typer.Option("--control-host", help="Address of that door.")] = None,
+    control_host: Annotated[str | None, typer.Option("--control-host", help="Address of the control API.")] = None,
     control_port: Annotated[
-        int | None, typer.Option("--control-port", help="Port of the control door; 0 takes a free one.")
+        int | None, typer.Option("--control-port", help="Port of the control API; 0 takes a free one.")
     ] = None,
-    agent_host: Annotated[str | None, typer.Option("--agent-host", help="Address of the agent door.")] = None,
+    agent_host: Annotated[
+        str | None, typer.Option("--agent-host", help="Address for agents: model API, MCP.")
+    ] = None,
     agent_port: Annotated[
-        int | None, typer.Option("--agent-port", help="Port of the agent door; 0 takes a free one.")
+        int | None, typer.Option("--agent-port", help="Port for agents; 0 takes a free one.")
     ] = None,
     public_url: Annotated[
-        str | None, typer.Option("--public-url", help="URL that agents reach the agent door by.")
+        str | None, typer.Option("--public-url", help="URL by which agents outside reach it.")
     ] = None,
     tasks: Annotated[
         list[str] | None,
@@ -116,7 +118,7 @@ def serve(
     ] = None,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="How much is logged.")] = None,
 ) -> None:
-    """Run a server: the control door for trainers, the agent door for agents, an engine behind them."""
+    """Run a server: the control API for trainers, the model API and MCP endpoint for agents."""
     flags = {
         "model": model,
         "data_dir": data_dir,
@@ -160,7 +162,7 @@ def nested(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(flags: dict[str, Any], config: Path | None) -> Settings:
-    """The settings; what is wrong with them is told, setting by setting, and ends the command."""
+    """The settings. Wrong ones are reported, setting by setting, and end the command."""
     try:
         if config is not None and not config.is_file():
             _refuse(f"--config {config}: no such file")

@@ -254,7 +254,7 @@ class EngineReply:
 
 
 def _give_back(response: aiohttp.ClientResponse) -> None:
-    """Gives a connection back. That of an unread reply is closed, which tells the engine that we are gone."""
+    """Gives a connection back, or closes it if its reply is unread, which shows the engine that we are gone."""
     if response.content.at_eof():
         response.release()
     else:

@@ -1,7 +1,7 @@
 """Which weights sampled which tokens of one completion, gathered chunk by chunk.
 
-What must hold: the spans tile ``[0, tokens)``, neighbours have different versions, and a token whose weights
-nobody named is in a span of ``UNKNOWN_WEIGHTS``. No version is ever guessed.
+What must hold: the spans tile ``[0, tokens)``, neighbours have different versions, and a token whose weights are
+not known is in a span of ``UNKNOWN_WEIGHTS``. No version is ever guessed.
 """
 
 from __future__ import annotations
