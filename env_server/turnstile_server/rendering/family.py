@@ -23,7 +23,7 @@ from renderers.configs import config_from_name
 
 from turnstile.models import Int32Array, Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest, StartupError
-from turnstile_server.rendering.detokenizer import Detokenizer, TokenBytes
+from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenBytes
 from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder, completion_ids
 from turnstile_server.rendering.family_parser import FamilyReplyParser
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
@@ -39,6 +39,9 @@ _BRACKETS = ("<", "</", "<|", "<｜", "[", ">", "|>", "｜>", "]")
 """Characters that the families' code may write around a caller's string."""
 
 _PROBE = "turnstile text"
+_CALL = ToolCall("turnstile_probe", "{}", "call_0")
+_CALLING = Message("assistant", _PROBE, tool_calls=(_CALL,))
+"""A reply that the families are made to render, to see what they write behind it."""
 
 _NAMES_RESULTS = frozenset({"gpt-oss"})
 """Families that write the name of the called tool into its result; a continuation does not hold the call."""
@@ -245,7 +248,7 @@ class FamilyRenderer:
         tail = end.prompt_tail[-_TAIL:].tolist()
         completion = end.completion_ids.tolist()
         last = completion[-1] if completion else None
-        if last not in self._stop_ids:
+        if last not in self._stop_ids or last not in self._table.control:
             return self._suffix(renderer, tail, completion, prepared)
         closed = None if last in self._written else self._suffix(renderer, tail, completion[:-1], prepared)
         if closed is not None and last not in closed:
@@ -276,31 +279,30 @@ class FamilyRenderer:
 
     def _written_behind_replies(self) -> frozenset[int]:
         """The control tokens that this family writes behind a reply: closes, and openings of other roles."""
-        call = ToolCall("turnstile_probe", "{}", "call_0")
-        result = Message("tool", "out", tool_call_id="call_0", name="turnstile_probe")
-        plain, calling = Message("assistant", _PROBE), Message("assistant", _PROBE, tool_calls=(call,))
-        probes = (([plain], False), ([plain, Message("user", "q")], True), ([calling, result], True))
-        written: set[int] = set()
-        for messages, prompt in probes:
-            prepared = self._prepare(self._stock([Message("user", "Hello"), *messages]), [])
-            try:
-                ids = self._render(prepared, prompt=prompt)
-            except InvalidRequest:
-                continue
-            pieces = Detokenizer(self._table).feed(ids)
-            place = next((index for index, piece in enumerate(pieces) if _PROBE in piece.text), len(pieces))
-            written |= {piece.control for piece in pieces[place:] if piece.control is not None}
-        return frozenset(written)
+        plain, result = (
+            Message("assistant", _PROBE),
+            Message("tool", "out", tool_call_id="call_0", name=_CALL.name),
+        )
+        probes = (([plain], False), ([plain, Message("user", "q")], True), ([_CALLING, result], True))
+        pieces = [piece for messages, prompt in probes for piece in self._behind_probe(messages, prompt=prompt)]
+        return frozenset(piece.control for piece in pieces if piece.control is not None)
 
     def _calls_begin_with_control(self) -> bool:
         """True when a control token stands between a reply's text and its call, as this family writes it."""
-        call = ToolCall("turnstile_probe", "{}", "call_0")
-        reply = Message("assistant", _PROBE, tool_calls=(call,))
+        text = "".join(
+            "\0" if piece.control is not None else piece.text
+            for piece in self._behind_probe([_CALLING], prompt=True)
+        )
+        return "\0" in text.partition(_CALL.name)[0]
+
+    def _behind_probe(self, messages: Sequence[Message], *, prompt: bool) -> list[Piece]:
+        """What this family renders from the probe's text on; nothing where it refuses the messages."""
         try:
-            ids = self._render(self._prepare(self._stock([Message("user", "Hello"), reply]), []))
+            ids = self._render(
+                self._prepare(self._stock([Message("user", "Hello"), *messages]), []), prompt=prompt
+            )
         except InvalidRequest:
-            return False
-        detokenizer = Detokenizer(self._table)
-        text = "".join("\0" if piece.control is not None else piece.text for piece in detokenizer.feed(ids))
-        behind = text.partition(_PROBE)[2]
-        return "\0" in behind.partition("turnstile_probe")[0]
+            return []
+        pieces = Detokenizer(self._table).feed(ids)
+        place = next((index for index, piece in enumerate(pieces) if _PROBE in piece.text), len(pieces))
+        return pieces[place:]
