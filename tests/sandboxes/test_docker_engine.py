@@ -13,9 +13,9 @@ from pool_support import NO_AGENTS
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.docker.calls import Calls
+from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.engine import DockerEngine
-from turnstile_server.sandboxes.docker.exec_process import Kept
+from turnstile_server.sandboxes.docker.exec_process import KeptOutput
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.settings import SandboxSettings
 
@@ -62,7 +62,7 @@ async def test_the_event_loop_goes_on_while_an_engine_hangs(silent_engine: str) 
 
 
 async def test_no_more_calls_than_allowed_are_under_way_even_when_nobody_waits_for_them() -> None:
-    calls = Calls(2, 0.05)
+    calls = BlockingCalls(2, 0.05)
     under_way = 0
     most = 0
     release = threading.Event()
@@ -95,7 +95,7 @@ async def test_no_more_calls_than_allowed_are_under_way_even_when_nobody_waits_f
 async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
     undone = threading.Event()
     go_on = threading.Event()
-    calls = Calls(1, 0.05 if how == "timed out" else 30)
+    calls = BlockingCalls(1, 0.05 if how == "timed out" else 30)
 
     def make() -> str:
         go_on.wait(20)
@@ -117,7 +117,7 @@ async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
 
 
 async def test_a_call_gives_its_result_or_its_error_and_undoes_neither() -> None:
-    calls = Calls(1, 20)
+    calls = BlockingCalls(1, 20)
     undone: list[object] = []
     assert await calls.run(lambda: 7, undo=undone.append) == 7
 
@@ -133,7 +133,7 @@ async def test_a_call_gives_its_result_or_its_error_and_undoes_neither() -> None
 def test_of_output_the_first_and_the_last_half_are_kept_however_it_comes(size: int) -> None:
     data = bytes(range(100))
     for limit in (0, 1, 9, 10, 99, 100, 200):
-        kept = Kept(limit)
+        kept = KeptOutput(limit)
         for start in range(0, len(data), size):
             kept.add(data[start : start + size])
         first = limit - limit // 2

@@ -12,6 +12,7 @@ from docker_support import bare_image, containers_of, python_image
 from sandbox_providers import eventually
 
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
 from turnstile_server.sandboxes.docker.probes import ImageProbes
@@ -54,45 +55,49 @@ async def image(watched: WatchedEngine, name: str) -> Image:
 
 
 async def test_all_who_ask_wait_for_one_probe_and_others_know_its_result(
-    watched: WatchedEngine, run_dir: Path, caplog: pytest.LogCaptureFixture
+    watched: WatchedEngine, run_dir: Path, caplog: pytest.LogCaptureFixture, tasks: BackgroundTasks
 ) -> None:
     known: dict[str, bool] = {}
     able, unable = await image(watched, python_image()), await image(watched, bare_image())
     asked = probes(watched, run_dir, known)
     answers = await asyncio.gather(
-        *(asked.runs_helper(each, "an image") for each in (able, unable, able, unable, able))
+        *(asked.runs_helper(each, "an image", tasks) for each in (able, unable, able, unable, able))
     )
     assert answers == [True, False, True, False, True]
     assert watched.made == 2
     assert caplog.text.count("an image has no Python 3.8") == 1
     assert known == {able.image_id: True, unable.image_id: False}
     assert containers_of(run_dir.name) == []
-    assert await probes(watched, run_dir, known).runs_helper(able, "an image")
+    assert await probes(watched, run_dir, known).runs_helper(able, "an image", tasks)
     assert watched.made == 2
 
 
-async def test_a_probe_that_failed_is_made_again(watched: WatchedEngine, run_dir: Path) -> None:
+async def test_a_probe_that_failed_is_made_again(
+    watched: WatchedEngine, run_dir: Path, tasks: BackgroundTasks
+) -> None:
     watched.refusals = 1
     able = await image(watched, python_image())
     asked = probes(watched, run_dir, {})
     with pytest.raises(SandboxUnavailable, match="busy"):
-        await asked.runs_helper(able, "an image")
-    assert await asked.runs_helper(able, "an image")
+        await asked.runs_helper(able, "an image", tasks)
+    assert await asked.runs_helper(able, "an image", tasks)
     assert watched.made == 2
 
 
-async def test_a_probe_outlives_who_asked_and_not_its_provider(watched: WatchedEngine, run_dir: Path) -> None:
+async def test_a_probe_outlives_who_asked_and_not_its_provider(
+    watched: WatchedEngine, run_dir: Path, tasks: BackgroundTasks
+) -> None:
     able = await image(watched, python_image())
     asked = probes(watched, run_dir, {})
-    first = asyncio.create_task(asked.runs_helper(able, "an image"))
+    first = asyncio.create_task(asked.runs_helper(able, "an image", tasks))
     await asyncio.sleep(0)
     first.cancel()
-    assert await asked.runs_helper(able, "an image")
+    assert await asked.runs_helper(able, "an image", tasks)
     assert watched.made == 1
     stopped = probes(watched, run_dir, {})
-    waiting = asyncio.create_task(stopped.runs_helper(able, "an image"))
+    waiting = asyncio.create_task(stopped.runs_helper(able, "an image", tasks))
     await eventually(lambda: containers_of(run_dir.name) != [])
     stopped.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(SandboxUnavailable, match="closing"):
         await waiting
     await eventually(lambda: containers_of(run_dir.name) == [])

@@ -1,5 +1,4 @@
-"""The server's ends of a sandbox, against helpers that are not what they should be: the door's token, the link's
-bounds."""
+"""The server's side of a sandbox against misbehaving helpers: the sockets' token, the client's bounds."""
 
 from __future__ import annotations
 
@@ -12,9 +11,10 @@ import pytest
 from echo_app import EchoApp, agents_of
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
-from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.sandboxes.sockets import SandboxSockets
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def door(run_dir: Path, echo_app: EchoApp) -> AsyncIterator[SandboxSockets]:
-    made = SandboxSockets(run_dir / "one", agents_of(echo_app, 3), name="one")
+async def sockets(run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks) -> AsyncIterator[SandboxSockets]:
+    made = SandboxSockets(run_dir / "one", agents_of(echo_app, 3), tasks, name="one")
     await made.open()
     yield made
     await made.close()
@@ -39,9 +39,9 @@ class Caller:
         self.writer = writer
 
     @classmethod
-    async def dial(cls, door: SandboxSockets, token: str | None = None) -> Caller:
-        caller = cls(*await asyncio.open_unix_connection(door.folder / "helper.sock"))
-        token = door.environment[TOKEN_VARIABLE] if token is None else token
+    async def dial(cls, sockets: SandboxSockets, token: str | None = None) -> Caller:
+        caller = cls(*await asyncio.open_unix_connection(sockets.folder / "helper.sock"))
+        token = sockets.environment[TOKEN_VARIABLE] if token is None else token
         caller.writer.write(frames.encode({"hello": frames.VERSION, "token": token}))
         return caller
 
@@ -50,28 +50,28 @@ class Caller:
 
 
 @pytest.fixture
-async def linked(door: SandboxSockets) -> AsyncIterator[tuple[Caller, HelperLink]]:
-    caller = await Caller.dial(door)
-    link = await door.dialed_in(10)
-    yield caller, link
-    await link.close()
+async def linked(sockets: SandboxSockets) -> AsyncIterator[tuple[Caller, HelperClient]]:
+    caller = await Caller.dial(sockets)
+    client = await sockets.dialed_in(10)
+    yield caller, client
+    await client.close()
     caller.writer.close()
 
 
-async def test_only_the_right_token_makes_a_link(door: SandboxSockets) -> None:
+async def test_only_the_right_token_is_accepted(sockets: SandboxSockets) -> None:
     for wrong in ("", "x" * 43, "é"):
-        caller = await Caller.dial(door, wrong)
+        caller = await Caller.dial(sockets, wrong)
         assert await caller.reader.read() == b""
         caller.writer.close()
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frames.encode({"hello": 1}), b"\0" * 5000):
-        reader, writer = await asyncio.open_unix_connection(door.folder / "helper.sock")
+        reader, writer = await asyncio.open_unix_connection(sockets.folder / "helper.sock")
         writer.write(nonsense)
         writer.write_eof()
         assert await _closed(reader)
         writer.close()
-    right = await Caller.dial(door)
-    link = await door.dialed_in(10)
-    await link.close()
+    right = await Caller.dial(sockets)
+    client = await sockets.dialed_in(10)
+    await client.close()
     assert await right.reader.read() == b""
     right.writer.close()
 
@@ -83,64 +83,68 @@ async def _closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(door: SandboxSockets) -> None:
-    silent = await asyncio.open_unix_connection(door.folder / "helper.sock")
-    caller = await Caller.dial(door)
-    link = await door.dialed_in(10)
-    assert not (door.folder / "helper.sock").exists()
+async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(sockets: SandboxSockets) -> None:
+    silent = await asyncio.open_unix_connection(sockets.folder / "helper.sock")
+    caller = await Caller.dial(sockets)
+    client = await sockets.dialed_in(10)
+    assert not (sockets.folder / "helper.sock").exists()
     with pytest.raises(FileNotFoundError):
-        await Caller.dial(door)
+        await Caller.dial(sockets)
     assert await _closed(silent[0])
     silent[1].close()
-    await link.close()
+    await client.close()
     caller.writer.close()
 
 
-async def test_a_helper_that_does_not_call_in_time_is_unavailable(door: SandboxSockets) -> None:
+async def test_a_helper_that_does_not_call_in_time_is_unavailable(sockets: SandboxSockets) -> None:
     with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.05 s"):
-        await door.dialed_in(0.05)
+        await sockets.dialed_in(0.05)
 
 
-async def test_a_link_that_nobody_fetched_ends_with_its_door(run_dir: Path, echo_app: EchoApp) -> None:
-    door = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), name="two")
-    await door.open()
-    caller = await Caller.dial(door)
-    while (door.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
+async def test_a_helper_that_nobody_waited_for_is_cut_off_at_close(
+    run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks
+) -> None:
+    sockets = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), tasks, name="two")
+    await sockets.open()
+    caller = await Caller.dial(sockets)
+    while (sockets.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
         await asyncio.sleep(0.01)
-    await door.close()
+    await sockets.close()
     assert await _closed(caller.reader)
     caller.writer.close()
-    assert not door.folder.exists()
-    await door.close()
+    assert not sockets.folder.exists()
+    await sockets.close()
 
 
-async def test_closing_the_door_cuts_its_callers(run_dir: Path, echo_app: EchoApp) -> None:
-    door = SandboxSockets(run_dir / "three", agents_of(echo_app, 3), name="three")
-    await door.open()
-    door.admit("one")
-    reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+async def test_closing_the_sockets_cuts_their_callers(
+    run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks
+) -> None:
+    sockets = SandboxSockets(run_dir / "three", agents_of(echo_app, 3), tasks, name="three")
+    await sockets.open()
+    sockets.admit("one")
+    reader, writer = await asyncio.open_unix_connection(sockets.folder / "gate.sock")
     writer.write(b"GET /e/one/stream HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.readuntil(b"first")
-    await door.close()
+    await sockets.close()
     assert b"second" not in await reader.read()
     await echo_app.caller_left.wait()
     writer.close()
 
 
-async def test_connections_beyond_the_bound_are_closed_and_others_served(door: SandboxSockets) -> None:
-    door.admit("one")
-    held = [await asyncio.open_unix_connection(door.folder / "gate.sock") for _ in range(3)]
+async def test_connections_beyond_the_bound_are_closed_and_others_served(sockets: SandboxSockets) -> None:
+    sockets.admit("one")
+    held = [await asyncio.open_unix_connection(sockets.folder / "gate.sock") for _ in range(3)]
     for reader, writer in held:
         writer.write(b"GET /e/one/x HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"GET /e/one/x 0")
-    refused, refused_writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+    refused, refused_writer = await asyncio.open_unix_connection(sockets.folder / "gate.sock")
     assert await _closed(refused)
     refused_writer.close()
     for _, writer in held:
         writer.close()
         await writer.wait_closed()
     for _ in range(1000):
-        reader, writer = await asyncio.open_unix_connection(door.folder / "gate.sock")
+        reader, writer = await asyncio.open_unix_connection(sockets.folder / "gate.sock")
         writer.write(b"GET /e/one/x HTTP/1.0\r\n\r\n")
         answer = await reader.read()
         writer.close()
@@ -150,14 +154,14 @@ async def test_connections_beyond_the_bound_are_closed_and_others_served(door: S
 
 
 async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
-    run_dir: Path, echo_app: EchoApp
+    run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks
 ) -> None:
-    door = SandboxSockets(run_dir / ("x" * 100), agents_of(echo_app, 3), name="x")
+    sockets = SandboxSockets(run_dir / ("x" * 100), agents_of(echo_app, 3), tasks, name="x")
     with pytest.raises(SandboxUnavailable, match="run_dir"):
-        await door.open()
-    door = SandboxSockets(run_dir / "missing" / "one", agents_of(echo_app, 3), name="x")
+        await sockets.open()
+    sockets = SandboxSockets(run_dir / "missing" / "one", agents_of(echo_app, 3), tasks, name="x")
     with pytest.raises(SandboxUnavailable, match="no sockets"):
-        await door.open()
+        await sockets.open()
     assert os.listdir(run_dir) == []
 
 
@@ -185,29 +189,29 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
     ],
 )
 async def test_a_helper_that_breaks_the_protocol_is_given_up(
-    linked: tuple[Caller, HelperLink], header: dict[str, object], payload: bytes
+    linked: tuple[Caller, HelperClient], header: dict[str, object], payload: bytes
 ) -> None:
-    caller, link = linked
-    request = link.begin({"op": "run"}, max_output=100)
+    caller, client = linked
+    request = client.begin({"op": "run"}, max_output=100)
     caller.says(header, payload)
     with pytest.raises(SandboxFailed, match="protocol"):
         await request.finish()
     with pytest.raises(SandboxFailed):
-        link.begin({"op": "run"})
+        client.begin({"op": "run"})
 
 
 @pytest.mark.parametrize("fields", [{}, {"exit_code": None}, {"exit_code": float("inf")}])
 async def test_an_end_that_lacks_what_it_must_say_fails_its_command(
-    run_dir: Path, echo_app: EchoApp, fields: dict[str, object]
+    run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks, fields: dict[str, object]
 ) -> None:
-    door = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), name="two")
-    await door.open()
-    caller = await Caller.dial(door)
+    sockets = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), tasks, name="two")
+    await sockets.open()
+    caller = await Caller.dial(sockets)
 
     async def release() -> None: ...
 
-    link = await door.dialed_in(10)
-    sandbox = HelperSandbox("two", link, door, Layout(), SandboxSettings(), release)
+    client = await sockets.dialed_in(10)
+    sandbox = HelperSandbox("two", client, sockets, Layout(), SandboxSettings(), release, tasks)
     running = asyncio.create_task(sandbox.exec(Command(("true",))))
     await caller.reader.read(1)
     caller.says({"id": 1, "ev": "end", **fields})
@@ -222,18 +226,18 @@ async def test_an_end_that_lacks_what_it_must_say_fails_its_command(
     caller.writer.close()
 
 
-async def test_the_same_end_twice_is_a_break(linked: tuple[Caller, HelperLink]) -> None:
-    caller, link = linked
-    request = link.begin({"op": "run"}, max_output=100)
+async def test_the_same_end_twice_is_a_break(linked: tuple[Caller, HelperClient]) -> None:
+    caller, client = linked
+    request = client.begin({"op": "run"}, max_output=100)
     for _ in range(2):
         caller.says({"id": 1, "ev": "end"})
     await request.finish()
-    await link.lost.wait()
+    await client.lost.wait()
 
 
-async def test_input_waits_for_what_was_sent_to_be_taken(linked: tuple[Caller, HelperLink]) -> None:
-    caller, link = linked
-    calling = asyncio.create_task(link.call({"op": "run"}, data=bytes(3 * frames.WINDOW), timeout_s=None))
+async def test_input_waits_for_what_was_sent_to_be_taken(linked: tuple[Caller, HelperClient]) -> None:
+    caller, client = linked
+    calling = asyncio.create_task(client.call({"op": "run"}, data=bytes(3 * frames.WINDOW), timeout_s=None))
     decoder, taken = frames.Decoder(), 0
     while taken < frames.WINDOW:
         for _, payload in decoder.feed(await caller.reader.read(1 << 16)):
@@ -248,20 +252,22 @@ async def test_input_waits_for_what_was_sent_to_be_taken(linked: tuple[Caller, H
     await calling
 
 
-async def test_a_request_without_an_answer_in_its_time_ends_the_link(linked: tuple[Caller, HelperLink]) -> None:
-    _, link = linked
-    other = link.begin({"op": "run"})
+async def test_a_request_without_an_answer_in_its_time_ends_the_connection(
+    linked: tuple[Caller, HelperClient],
+) -> None:
+    _, client = linked
+    other = client.begin({"op": "run"})
     with pytest.raises(SandboxFailed, match=r"did not answer within 0\.05 s"):
-        await link.call({"op": "stop_all"}, timeout_s=0.05)
+        await client.call({"op": "stop_all"}, timeout_s=0.05)
     with pytest.raises(SandboxFailed, match="did not answer"):
         await other.finish()
 
 
 async def test_cancelling_a_request_asks_for_its_end_and_its_late_answer_is_no_break(
-    linked: tuple[Caller, HelperLink],
+    linked: tuple[Caller, HelperClient],
 ) -> None:
-    caller, link = linked
-    waiting = asyncio.create_task(link.call({"op": "run"}, max_output=100, timeout_s=None))
+    caller, client = linked
+    waiting = asyncio.create_task(client.call({"op": "run"}, max_output=100, timeout_s=None))
     decoder = frames.Decoder()
     (first,) = decoder.feed(await caller.reader.read(1000))
     assert first[0]["op"] == "run"
@@ -272,7 +278,7 @@ async def test_cancelling_a_request_asks_for_its_end_and_its_late_answer_is_no_b
     assert header == {"op": "kill", "id": 1}
     caller.says({"id": 1, "ev": "out", "stream": 1}, b"late")
     caller.says({"id": 1, "ev": "end"})
-    answering = asyncio.create_task(link.call({"op": "stop_all"}, timeout_s=None))
+    answering = asyncio.create_task(client.call({"op": "stop_all"}, timeout_s=None))
     await caller.reader.read(1000)
     caller.says({"id": 2, "ev": "end", "left": 0})
     assert (await answering).fields["left"] == 0

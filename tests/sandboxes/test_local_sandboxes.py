@@ -224,7 +224,7 @@ async def test_the_token_is_in_no_command_line(
     provider = LocalProvider(sandbox_settings, run_dir)
     await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
-    token = sandbox._door._token.encode()
+    token = sandbox._sockets.token.encode()
     assert not any(token in words for words in command_lines())
     inside = await sandbox.exec(Command(("sh", "-c", "cat /proc/*/environ /proc/*/cmdline 2>/dev/null")))
     assert token not in inside.stdout

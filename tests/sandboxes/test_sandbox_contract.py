@@ -273,7 +273,7 @@ async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox:
     running = await sandbox.start(Command(("sh", "-c", "sleep 0.2; echo whole")))
     for nonsense in ({"op": "nothing"}, {"op": "run"}, {"op": "file", "action": "run"}):
         with pytest.raises(SandboxFailed, match="helper failed"):
-            await sandbox._link.call(nonsense, timeout_s=10)
+            await sandbox._client.call(nonsense, timeout_s=10)
     assert (await running.wait()).stdout == b"whole\n"
 
 
@@ -365,6 +365,7 @@ async def test_a_helper_that_no_longer_answers_is_given_up(
     run_dir: Path,
     agents: AgentEndpoint,
     tasks: BackgroundTasks,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     provider = backend.make(
         sandbox_settings.model_copy(update={"call_timeout_s": 0.3}),
@@ -374,8 +375,8 @@ async def test_a_helper_that_no_longer_answers_is_given_up(
     try:
         sandbox = await provider.create(SPEC)
         assert isinstance(sandbox, HelperSandbox)
-        # Reading what the helper says is what stops; the rest of the connection lives.
-        sandbox._link._reader._transport.pause_reading()  # type: ignore[attr-defined]
+        # Nothing that the helper says arrives any more; the connection lives.
+        monkeypatch.setattr(sandbox._client, "_take", lambda header, payload: None)
         with pytest.raises(SandboxFailed, match="did not answer"):
             await sandbox.exec(Command(("true",), timeout_s=0.1))
     finally:

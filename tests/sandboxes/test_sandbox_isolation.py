@@ -304,7 +304,7 @@ async def test_losing_the_servers_connection_ends_everything_inside(
     sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
     process = await sandbox.start(Command(("sleep", "7655")))
-    sandbox._link._writer.transport.abort()
+    await sandbox._client._stream.aclose()
     with pytest.raises(Exception, match="sandbox"):
         await process.wait()
     assert sandbox.lost.is_set()

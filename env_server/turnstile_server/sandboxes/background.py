@@ -27,21 +27,18 @@ class BackgroundTask(Generic[T]):
         self._work = work
         self._name = name
         self._scope = anyio.CancelScope(shield=shielded)
-        self._ended = anyio.Event()
+        self.ended = anyio.Event()
+        """Set when the work has returned, failed or was cancelled."""
         self._results: list[T] = []
         """Empty until the work returned."""
         self._error: Exception | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
 
     async def wait(self) -> T:
         """Waits for the end: returns what the work returned and raises what it raised.
 
         Raises SandboxUnavailable where the work was cancelled.
         """
-        await self._ended.wait()
+        await self.ended.wait()
         if self._results:
             return self._results[0]
         raise self._error or SandboxUnavailable(f"{self._name} was cancelled: the sandbox provider is closing")
@@ -50,6 +47,11 @@ class BackgroundTask(Generic[T]):
         """Cancels the work, shielded or not."""
         self._scope.cancel()
 
+    async def stop(self) -> None:
+        """Cancels the work and waits for its end."""
+        self._scope.cancel()
+        await self.ended.wait()
+
     async def run(self) -> None:
         try:
             with self._scope:
@@ -57,7 +59,7 @@ class BackgroundTask(Generic[T]):
         except Exception as error:  # noqa: BLE001 - wait() raises it; in the group it would end the whole server
             self._error = error
         finally:
-            self._ended.set()
+            self.ended.set()
 
 
 class BackgroundTasks:

@@ -1,89 +1,93 @@
-"""The server's end of a helper's connection (format: ``helper/turnstile_helper/frames.py``).
+"""The server's end of a helper's connection (wire format: ``helper/turnstile_helper/frames.py``).
 
-Owns the connection and one reading task. Holds: what comes in is bounded, by frame and by request; a cancelled
-``finish`` kills what it waited for; when the connection ends, for whatever reason, every open request raises
-SandboxFailed and every later one too. Trusts the helper with nothing: where all runs under one uid, an agent can
-speak for it.
+Owns the connection and the task that serves it. What must hold: what comes in is bounded, by frame and by
+request; a cancelled ``call`` kills the command it waited for; when the connection ends, for whatever reason,
+every open request raises SandboxFailed and every later one too. The helper is not trusted: where everything in a
+sandbox runs under one uid, an agent can speak in its place.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import anyio
+from anyio.abc import ByteStream
+
 from turnstile_server.errors import SandboxFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 
 _LOG = logging.getLogger(__name__)
-_READ = 256 << 10
+_READ_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The end of a request: its fields, and what was written to stdout and stderr."""
+class HelperReply:
+    """The end of a request: its fields, and everything that was written to stdout and stderr."""
 
     fields: Mapping[str, Any]
     stdout: bytes
     stderr: bytes
 
 
-class Request:
-    """One request under way. Ended exactly once: with its reply, or with SandboxFailed."""
+class HelperRequest:
+    """One open request. It ends exactly once: with its reply, or with SandboxFailed."""
 
-    def __init__(self, link: HelperLink, number: int, max_output: int) -> None:
-        self._link = link
-        self._number = number
+    def __init__(self, client: HelperClient, number: int, max_output: int) -> None:
+        self.number = number
+        self.ended = anyio.Event()
+        self._client = client
         self._max_output = max_output
         self._streams = {1: bytearray(), 2: bytearray()}
-        self._window = asyncio.Event()
-        self._untaken = 0
-        self.future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        # Nobody need be waiting: a detached command's sandbox may be destroyed before anyone asks for its end.
-        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._window = anyio.Event()
+        self._unacknowledged = 0
+        """Bytes of standard input that were sent and not yet taken."""
+        self._outcome: HelperReply | SandboxFailed | None = None
 
     def kill(self) -> None:
-        if not self.future.done():
-            self._link.send({"op": "kill", "id": self._number})
+        """Asks the helper to kill the command; no-op after the end."""
+        if not self.ended.is_set():
+            self._client.send({"op": "kill", "id": self.number})
 
-    def give_up_after(self, timeout_s: float | None) -> None:
-        """Ends the connection when there is no reply by then: a helper that does not answer is of no use."""
-        if timeout_s is None:
-            return
-        timer = asyncio.get_running_loop().call_later(
-            timeout_s, self._link.lose, f"the sandbox's helper did not answer within {timeout_s:g} s"
-        )
-        self.future.add_done_callback(lambda _: timer.cancel())
-
-    async def finish(self) -> Reply:
-        """The reply. Cancelled: kills the request."""
+    async def finish(self) -> HelperReply:
+        """Waits for the reply. Raises SandboxFailed. Cancelling it kills the command."""
         try:
-            return await asyncio.shield(self.future)
-        except asyncio.CancelledError:
+            await self.ended.wait()
+        except anyio.get_cancelled_exc_class():
             self.kill()
             raise
+        return self.result()
+
+    def result(self) -> HelperReply:
+        """The reply of a request that has ended. Raises SandboxFailed."""
+        if isinstance(self._outcome, HelperReply):
+            return self._outcome
+        raise self._outcome or RuntimeError("the request has not ended")
 
     async def send_input(self, data: bytes) -> None:
-        """Sends standard input as fast as it is taken. Ends early when the request does."""
+        """Sends standard input as fast as the helper takes it. Returns early when the request ends."""
         view = memoryview(data)
         for start in range(0, len(view), frames.CHUNK):
             part = view[start : start + frames.CHUNK]
-            while self._untaken + len(part) > frames.WINDOW and not self.future.done():
-                self._window.clear()
+            while self._unacknowledged + len(part) > frames.WINDOW and not self.ended.is_set():
+                self._window = anyio.Event()
                 await self._window.wait()
-            if self.future.done():
+            if self.ended.is_set():
                 return
-            self._untaken += len(part)
-            self._link.send({"op": "data", "id": self._number}, part)
+            self._unacknowledged += len(part)
+            self._client.send({"op": "data", "id": self.number}, part)
 
     def take(self, header: Mapping[str, Any], payload: bytes) -> bool:
-        """One frame of this request's. True: it was the last. Raises FrameError for what may not be."""
+        """Handles one frame of this request; True: it was the last. Raises FrameError for a frame that breaks the
+        protocol."""
         event = header.get("ev")
         if event == "ack":
-            self._untaken -= int(header["n"])
+            self._unacknowledged -= int(header["n"])
             self._window.set()
         elif event == "out":
             stream = self._streams[header["stream"]]
@@ -91,49 +95,60 @@ class Request:
             if len(stream) > self._max_output:
                 raise frames.FrameError("a request's output is larger than was asked for")
         elif event == "end":
-            self.end(Reply(header, bytes(self._streams[1]), bytes(self._streams[2])))
+            self.end(HelperReply(header, bytes(self._streams[1]), bytes(self._streams[2])))
             return True
         else:
             raise frames.FrameError(f"an event {event!r} is not known")
         return False
 
-    def end(self, outcome: Reply | SandboxFailed) -> None:
-        if not self.future.done():
-            if isinstance(outcome, Reply):
-                self.future.set_result(outcome)
-            else:
-                self.future.set_exception(outcome)
+    def end(self, outcome: HelperReply | SandboxFailed) -> None:
+        if self._outcome is None:
+            self._outcome = outcome
+        self.ended.set()
         self._window.set()
 
 
-class HelperLink:
-    """From ``SandboxSockets.dialed_in``, which has checked the token."""
+class HelperClient:
+    """Requests to one helper. ``stream`` comes from ``SandboxSockets``, which has checked the helper's token."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: frames.Decoder, name: str
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, stream: ByteStream, decoder: frames.Decoder, name: str, tasks: BackgroundTasks) -> None:
+        self.lost = anyio.Event()
+        """Set when the connection has ended."""
+        self._stream = stream
         self._decoder = decoder
         self._name = name
-        self._requests: dict[int, Request] = {}
+        self._tasks = tasks
+        self._requests: dict[int, HelperRequest] = {}
         self._next = 1
-        self._lost: str | None = None
-        self.lost = asyncio.Event()
-        """Set when the connection has ended."""
-        self._reading = asyncio.create_task(self._read(), name=f"helper link {name}")
+        self._lost_reason: str | None = None
+        # Bounded by its users: one header for each request, and payloads by the requests' input windows.
+        self._queue, self._queued = anyio.create_memory_object_stream[bytes](math.inf)
+        self._connection = tasks.start(self._serve, name=f"helper client {name}")
 
-    def begin(self, header: Mapping[str, Any], *, max_output: int = 0) -> Request:
-        """Sends a request. ``max_output``: most bytes that each of its streams may bring. Raises SandboxFailed."""
-        request = Request(self, self._next, max_output)
-        self._next += 1
+    def begin(self, header: Mapping[str, Any], *, max_output: int = 0) -> HelperRequest:
+        """Sends a request. ``max_output``: most bytes that each of its streams may bring.
+
+        Raises SandboxFailed, and FrameError for a header that is too long.
+        """
         self._check()
-        self._requests[request._number] = request
+        request = HelperRequest(self, self._next, max_output)
+        self._next += 1
+        self._requests[request.number] = request
         try:
-            self.send({**header, "id": request._number})
+            self.send({**header, "id": request.number})
         except frames.FrameError:
-            del self._requests[request._number]
+            del self._requests[request.number]
             raise
+        return request
+
+    def begin_detached(
+        self, header: Mapping[str, Any], *, data: bytes, max_output: int, timeout_s: float | None
+    ) -> HelperRequest:
+        """Like ``call``, but returns at once: standard input and time-out are seen to in the background."""
+        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output)
+        if data or timeout_s is not None:
+            attend = partial(self._attend, request, data, timeout_s)
+            self._tasks.start(attend, name=f"request {request.number} of {self._name}")
         return request
 
     async def call(
@@ -143,59 +158,89 @@ class HelperLink:
         data: bytes = b"",
         max_output: int = 0,
         timeout_s: float | None,
-    ) -> Reply:
-        """One request to its end, with its standard input. Raises SandboxFailed."""
+    ) -> HelperReply:
+        """One request to its end, with ``data`` as its standard input. Raises SandboxFailed. Cancelling it kills
+        the command. Without a reply after ``timeout_s`` the connection is given up."""
         request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output)
-        request.give_up_after(timeout_s)
-        sending = asyncio.create_task(request.send_input(data)) if data else None
         try:
-            reply = await request.finish()
-        finally:
-            if sending is not None:
-                sending.cancel()
-                await asyncio.wait([sending])
+            await self._attend(request, data, timeout_s)
+        except anyio.get_cancelled_exc_class():
+            request.kill()
+            raise
+        reply = request.result()
         if "error" in reply.fields:
             raise SandboxFailed(f"the sandbox's helper failed: {reply.fields['error']}")
         return reply
 
     def send(self, header: Mapping[str, Any], payload: bytes | memoryview = b"") -> None:
-        """Queues a frame. What is queued is bounded: headers by their requests, payloads by the input window."""
+        """Queues a frame. Raises SandboxFailed, and FrameError for a header that is too long."""
         self._check()
-        self._writer.write(frames.encode(dict(header), payload))
+        self._queue.send_nowait(frames.encode(dict(header), payload))
 
     def lose(self, reason: str) -> None:
-        """Ends the connection (the helper then kills all and leaves) and every open request."""
-        if self._lost is not None:
+        """Ends the connection (the helper then kills everything and exits) and every open request."""
+        if self._lost_reason is not None:
             return
-        self._lost = reason
+        self._lost_reason = reason
         self.lost.set()
-        self._writer.transport.abort()
+        self._connection.cancel()
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.end(SandboxFailed(reason))
 
     async def close(self) -> None:
         self.lose("the sandbox was destroyed")
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([self._reading])
+        await self._connection.ended.wait()
 
     def _check(self) -> None:
-        if self._lost is not None:
-            raise SandboxFailed(self._lost)
+        if self._lost_reason is not None:
+            raise SandboxFailed(self._lost_reason)
 
-    async def _read(self) -> None:
+    async def _attend(self, request: HelperRequest, data: bytes, timeout_s: float | None) -> None:
+        """Sends a request's input and waits for its end. A helper that does not answer in time is of no use: its
+        connection is given up, which ends the request."""
+        async with anyio.create_task_group() as sending:
+            if data:
+                sending.start_soon(request.send_input, data)
+            with anyio.move_on_after(timeout_s):
+                await request.ended.wait()
+            if not request.ended.is_set():
+                self.lose(f"the sandbox's helper did not answer within {timeout_s:g} s")
+
+    async def _serve(self) -> None:
         reason = "the sandbox ended: its helper is gone"
         try:
-            while data := await self._reader.read(_READ):
-                for header, payload in self._decoder.feed(data):
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._write)
+                reason = await self._read()
+                both.cancel_scope.cancel()
+        finally:
+            self.lose(reason)
+            self._queue.close()
+            self._queued.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+    async def _write(self) -> None:
+        try:
+            async for frame in self._queued:
+                await self._stream.send(frame)
+        except anyio.BrokenResourceError:
+            return  # the reader sees the same, and says why
+
+    async def _read(self) -> str:
+        """Handles frames until the connection ends; why it ended."""
+        try:
+            while True:
+                for header, payload in self._decoder.feed(await self._stream.receive(_READ_BYTES)):
                     self._take(header, payload)
+        except anyio.EndOfStream:
+            return "the sandbox ended: its helper is gone"
+        except anyio.BrokenResourceError as error:
+            return f"the connection to the sandbox broke: {error.__cause__ or error}"
         except (frames.FrameError, KeyError, TypeError, ValueError, OverflowError) as error:
             _LOG.warning("a sandbox's helper broke the protocol", extra={"sandbox": self._name})
-            reason = f"the sandbox's helper broke the protocol: {error}"
-        except OSError as error:
-            reason = f"the connection to the sandbox broke: {error.strerror or error}"
-        self.lose(reason)
+            return f"the sandbox's helper broke the protocol: {error}"
 
     def _take(self, header: Mapping[str, Any], payload: bytes) -> None:
         number = header["id"]

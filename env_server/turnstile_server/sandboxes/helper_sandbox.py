@@ -1,80 +1,85 @@
-"""A sandbox that a helper serves: the ``Sandbox`` protocol over a link, whatever backend runs the helper.
+"""A sandbox with a helper inside: the ``Sandbox`` protocol over a helper client, whichever backend runs the
+helper.
 
-Owns the link and the door from ``open`` on, and ends both, with the backend's own clean-up, in ``destroy``: once,
-whoever calls it, how often, and whether or not they wait.
+Owns the client and the sockets from ``open`` on. ``destroy`` ends both, with the backend's own clean-up: once,
+however often and by whom it is called, and whether or not the caller waits.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+
 from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
-from turnstile_server.sandboxes.helper_client import HelperLink, Reply, Request
-from turnstile_server.sandboxes.protocol import WORKDIR, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
+from turnstile_server.sandboxes.protocol import HOMES, WORKDIR, Command, ExecResult, Process, User
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 FORWARD_PORT = 8001
-_MAX_COMPLAINT = 8192
+_MAX_ERROR_BYTES = 8192
+"""Room for the error text of a file operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a backend tells its helper, once (``helper/turnstile_helper/setup.py``)."""
+    """How the helper sets the sandbox up (``helper/turnstile_helper/setup.py``)."""
 
     workdir: str = WORKDIR
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     """PATH of commands."""
-    homes: Mapping[User, str] = field(
-        default_factory=lambda: {User.AGENT: "/home/agent", User.TESTS: "/home/tests"}
-    )
-    """Made if they are not there; where that must be possible (a writable /home)."""
+    homes: Mapping[User, str] = field(default_factory=lambda: dict(HOMES))
+    """Made if they are missing, where /home can be written to."""
     temporary: str = "/tmp"
-    """TMPDIR of commands; made if it is not there."""
+    """TMPDIR of commands; made if it is missing."""
     change_users: bool = True
     """Run commands under the agent's and the tests' uids, where the helper can."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of every command, by which the backend finds its processes again."""
+    """Environment variables of every command, by which the backend finds the sandbox's processes again."""
     own_processes: bool = True
-    """The sandbox has a process name space of its own, so that everything in it may be killed."""
+    """The sandbox has a process name space of its own, so everything in it may be killed."""
     own_tree: bool = False
     """Give the work folder's contents to the agent (files of an image are root's). Needs CAP_CHOWN."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
-    """Bounds that each command gets: resource name without ``RLIMIT_`` to its value."""
+    """Resource limits of each command: name without ``RLIMIT_`` to value."""
     forward_port: int | None = FORWARD_PORT
-    """Port on the sandbox's loopback that leads to the agent door; 0 takes a free one, None forwards nothing."""
+    """Port of the sandbox's loopback that is forwarded to the agent endpoint; 0 takes a free one, None none."""
 
 
 class HelperSandbox:
-    """``release``: the backend's own clean-up (kill and remove what runs the helper); called once, by ``destroy``,
-    after the link has ended and before the door is closed. It may not raise for what is gone already."""
+    """A ``Sandbox``. ``release``: the backend's own clean-up, which kills and removes what runs the helper. It is
+    called once, by ``destroy``, after the client is closed and before the sockets are. It may not raise for what
+    is gone already."""
 
     def __init__(
         self,
         sandbox_id: str,
-        link: HelperLink,
-        door: SandboxSockets,
+        client: HelperClient,
+        sockets: SandboxSockets,
         layout: Layout,
         settings: SandboxSettings,
         release: Callable[[], Awaitable[None]],
+        tasks: BackgroundTasks,
     ) -> None:
         self._sandbox_id = sandbox_id
-        self._link = link
-        self._door = door
+        self._client = client
+        self._sockets = sockets
         self._layout = layout
         self._settings = settings
         self._release = release
-        self._agent_door: str | None = None
-        self._destroying: asyncio.Task[None] | None = None
+        self._tasks = tasks
+        self._agent_url: str | None = None
+        self._destroying: BackgroundTask[None] | None = None
         self.two_users = False
         """Whether the agent's and the tests' uids really differ."""
 
     async def open(self) -> None:
-        """Sets the inside up. Raises SandboxUnavailable; then ``destroy`` is still the caller's to call."""
+        """Sets the sandbox up. Raises SandboxUnavailable; the caller calls ``destroy`` then too."""
         layout = self._layout
         uids = (
             {}
@@ -82,7 +87,7 @@ class HelperSandbox:
             else {User.AGENT: self._settings.agent_uid, User.TESTS: self._settings.tests_uid}
         )
         try:
-            reply = await self._link.call(
+            reply = await self._client.call(
                 {
                     "op": "setup",
                     "workdir": layout.workdir,
@@ -100,7 +105,7 @@ class HelperSandbox:
                     "grace_s": self._settings.output_grace_s,
                     "forward": None
                     if layout.forward_port is None
-                    else [layout.forward_port, self._door.gate_inside],
+                    else [layout.forward_port, self._sockets.gate_inside],
                 },
                 timeout_s=self._settings.start_timeout_s,
             )
@@ -108,7 +113,7 @@ class HelperSandbox:
             raise SandboxUnavailable(f"a sandbox could not be set up: {error.message}") from error
         self.two_users = bool(reply.fields.get("two_users"))
         port = reply.fields.get("port")
-        self._agent_door = None if port is None else f"http://127.0.0.1:{int(port)}"
+        self._agent_url = None if port is None else f"http://127.0.0.1:{int(port)}"
 
     @property
     def sandbox_id(self) -> str:
@@ -120,7 +125,7 @@ class HelperSandbox:
 
     @property
     def agent_url(self) -> str | None:
-        return self._agent_door
+        return self._agent_url
 
     @property
     def destroyed(self) -> bool:
@@ -128,20 +133,20 @@ class HelperSandbox:
         return self._destroying is not None
 
     @property
-    def lost(self) -> asyncio.Event:
+    def lost(self) -> anyio.Event:
         """Set when the sandbox has died or was destroyed."""
-        return self._link.lost
+        return self._client.lost
 
     def admit(self, episode_id: str | None) -> None:
-        self._door.admit(episode_id)
+        self._sockets.admit(episode_id)
 
     async def exec(self, command: Command) -> ExecResult:
         try:
-            reply = await self._link.call(
+            reply = await self._client.call(
                 _run(command),
                 data=command.stdin,
                 max_output=command.max_output_bytes,
-                timeout_s=self._patience(command.timeout_s),
+                timeout_s=self._reply_timeout(command.timeout_s),
             )
         except frames.FrameError:
             return _too_long(command)
@@ -149,13 +154,15 @@ class HelperSandbox:
 
     async def start(self, command: Command) -> Process:
         try:
-            request = self._link.begin(
-                {**_run(command), "stdin_size": len(command.stdin)}, max_output=command.max_output_bytes
+            request = self._client.begin_detached(
+                _run(command),
+                data=command.stdin,
+                max_output=command.max_output_bytes,
+                timeout_s=self._reply_timeout(command.timeout_s),
             )
         except frames.FrameError:
-            return _Ended(_too_long(command))
-        request.give_up_after(self._patience(command.timeout_s))
-        return _Started(request, command.stdin)
+            return _FailedStart(_too_long(command))
+        return _DetachedCommand(request)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         return (await self._file("read", path, max_bytes=max_bytes)).stdout
@@ -179,31 +186,31 @@ class HelperSandbox:
         return (await self._file("pack", path, max_bytes=max_bytes)).stdout
 
     async def stop_all(self) -> None:
-        reply = await self._link.call({"op": "stop_all"}, timeout_s=self._settings.call_timeout_s)
+        reply = await self._client.call({"op": "stop_all"}, timeout_s=self._settings.call_timeout_s)
         if reply.fields.get("left"):
-            self._link.lose("processes of the sandbox could not be killed")
+            self._client.lose("processes of the sandbox could not be killed")
             raise SandboxFailed("processes of the sandbox could not be killed")
 
     async def died(self) -> None:
-        await self._link.lost.wait()
+        await self._client.lost.wait()
 
     async def destroy(self) -> None:
         if self._destroying is None:
-            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self._sandbox_id}")
-        await asyncio.shield(self._destroying)
+            self._destroying = self._tasks.start(self._destroy, name=f"destroy {self._sandbox_id}")
+        await self._destroying.wait()
 
     async def _destroy(self) -> None:
-        self._door.admit(None)
+        self._sockets.admit(None)
         try:
-            await self._link.close()
+            await self._client.close()
         finally:
             try:
                 await self._release()
             finally:
-                await self._door.close()
+                await self._sockets.close()
 
-    def _patience(self, timeout_s: float | None) -> float | None:
-        """How long the helper may be silent about a command that is given ``timeout_s``."""
+    def _reply_timeout(self, timeout_s: float | None) -> float | None:
+        """How long the helper may take to reply to a command that may run for ``timeout_s``."""
         if timeout_s is None:
             return None
         return timeout_s + self._settings.output_grace_s + self._settings.call_timeout_s
@@ -220,7 +227,7 @@ class HelperSandbox:
     ) -> ExecResult:
         """Raises FileProblem, SandboxFailed."""
         try:
-            reply = await self._link.call(
+            reply = await self._client.call(
                 {
                     "op": "file",
                     "action": action,
@@ -231,8 +238,8 @@ class HelperSandbox:
                     "timeout_s": self._settings.call_timeout_s,
                 },
                 data=data,
-                max_output=max(max_bytes, _MAX_COMPLAINT),
-                timeout_s=self._patience(self._settings.call_timeout_s),
+                max_output=max(max_bytes, _MAX_ERROR_BYTES),
+                timeout_s=self._reply_timeout(self._settings.call_timeout_s),
             )
         except frames.FrameError as error:
             raise FileProblem(f"{path[:100]}…: the path is too long") from error
@@ -246,23 +253,22 @@ class HelperSandbox:
         return done
 
 
-class _Started:
-    """A detached command. Its standard input is sent by a task of its own, which ends with the command."""
+class _DetachedCommand:
+    """A ``Process``: a command that runs on its own. The sandbox owns it, so a waiter that gives up leaves it."""
 
-    def __init__(self, request: Request, stdin: bytes) -> None:
+    def __init__(self, request: HelperRequest) -> None:
         self._request = request
-        self._sending = asyncio.create_task(request.send_input(stdin)) if stdin else None
 
     async def wait(self) -> ExecResult:
-        # A waiter that gives up leaves the command running: the sandbox owns it.
-        return _result(await asyncio.shield(self._request.future))
+        await self._request.ended.wait()
+        return _result(self._request.result())
 
     async def kill(self) -> None:
         self._request.kill()
 
 
-class _Ended:
-    """A command that could not be begun."""
+class _FailedStart:
+    """A ``Process`` that could not be started."""
 
     def __init__(self, result: ExecResult) -> None:
         self._result = result
@@ -286,7 +292,7 @@ def _run(command: Command) -> dict[str, Any]:
     }
 
 
-def _result(reply: Reply) -> ExecResult:
+def _result(reply: HelperReply) -> ExecResult:
     fields = reply.fields
     if "error" in fields:
         raise SandboxFailed(f"the sandbox's helper failed: {fields['error']}")
@@ -304,6 +310,6 @@ def _result(reply: Reply) -> ExecResult:
 
 
 def _too_long(command: Command) -> ExecResult:
-    """What a shell says of a command line that the system does not take (E2BIG)."""
+    """The result that a shell gives for a command line that is too long for the system (E2BIG)."""
     sentence = f"cannot run {command.argv[0]}: argument list too long\n"
     return ExecResult(126, b"", sentence.encode(), 0, False, 0.0)

@@ -1,21 +1,21 @@
-"""A bound on the sandboxes of any provider, and a few of them ready beforehand.
+"""A pool of sandboxes over any provider: at most ``max_open`` of them, and some ready beforehand.
 
 What must hold: never more than ``max_open`` sandboxes exist, warm ones and those being made or removed included;
-who waits for room is served in order, after ``wait_s`` refused; a warm sandbox gives way to a waiting call, and is
-never handed out when it has died; everything is destroyed at close, whoever still holds it. Has no idea what a
-sandbox is made of: it is a provider itself.
+calls that wait for room are served in order, and refused after ``wait_s``; a warm sandbox gives way to a waiting
+call, and is never handed out after it has died; everything is destroyed at close, lent sandboxes too. The pool
+does not know what a sandbox is made of: it is a provider itself.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+
+import anyio
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
-from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
@@ -24,22 +24,32 @@ from turnstile_server.settings import SandboxSettings
 log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_S = 60.0
-"""Failing refills are tried again ever more rarely, but an engine that came back is noticed within a minute."""
+"""Refills that fail are tried again ever more rarely, but an engine that came back is noticed within a minute."""
 
 
 class PooledSandbox(SandboxWrapper):
-    """A sandbox that its pool ends: ``end`` destroys ``inner`` and frees its place. It is called once, and every
-    call of ``destroy`` waits for it."""
+    """A sandbox that was lent out. ``end`` begins to destroy ``inner`` and to free its place; it is called once,
+    and every call of ``destroy`` waits for it."""
 
-    def __init__(self, inner: Sandbox, end: Callable[[PooledSandbox], asyncio.Task[None]]) -> None:
+    def __init__(self, inner: Sandbox, end: Callable[[PooledSandbox], BackgroundTask[None]]) -> None:
         super().__init__(inner)
         self._end = end
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: BackgroundTask[None] | None = None
 
-    async def destroy(self) -> None:
+    def begin_destroy(self) -> BackgroundTask[None]:
         if self._ending is None:
             self._ending = self._end(self)
-        await asyncio.shield(self._ending)
+        return self._ending
+
+    async def destroy(self) -> None:
+        await self.begin_destroy().wait()
+
+
+class _Turn:
+    """A call that waits for room. ``woken`` is set when it may look again."""
+
+    def __init__(self) -> None:
+        self.woken = anyio.Event()
 
 
 class SandboxPool(ProviderWrapper):
@@ -48,15 +58,16 @@ class SandboxPool(ProviderWrapper):
     def __init__(self, provider: SandboxProvider, settings: SandboxSettings) -> None:
         super().__init__(provider)
         self._settings = settings
+        self._background: BackgroundTasks | None = None
         self._taken = 0
-        self._leaving = 0
-        self._waiting: deque[asyncio.Event] = deque()
+        self._waiting: deque[_Turn] = deque()
         self._warm: OrderedDict[SandboxSpec, deque[Sandbox]] = OrderedDict()
         """The specs that are kept warm, the latest last."""
         self._lent: set[PooledSandbox] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._refill_wanted = asyncio.Event()
-        self._refiller: asyncio.Task[None] | None = None
+        self._ending: set[BackgroundTask[None]] = set()
+        """Sandboxes that are being destroyed."""
+        self._refill_wanted = anyio.Event()
+        self._refiller: BackgroundTask[None] | None = None
         self._closed = False
 
     @property
@@ -69,9 +80,10 @@ class SandboxPool(ProviderWrapper):
         return sum(len(ready) for ready in self._warm.values())
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
+        self._background = tasks
         await self.inner.start(agents, tasks)
         if self._settings.warm:
-            self._refiller = asyncio.create_task(self._refill(), name="sandbox-refill")
+            self._refiller = tasks.start(self._refill, name="sandbox refill", shielded=False)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         while True:
@@ -99,26 +111,24 @@ class SandboxPool(ProviderWrapper):
     async def close(self) -> None:
         self._closed = True
         if self._refiller is not None:
-            self._refiller.cancel()
-            await asyncio.gather(self._refiller, return_exceptions=True)
-            self._refiller = None
+            await self._refiller.stop()
         for waiting in self._waiting:
-            waiting.set()
+            waiting.woken.set()
         self._forget_specs(keep=0)
         for lent in list(self._lent):
-            self._spawn(lent.destroy())
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            lent.begin_destroy()
+        while self._ending:
+            await next(iter(self._ending)).ended.wait()
         await self.inner.close()
 
     # Room.
 
     async def _claim(self, spec: SandboxSpec) -> Sandbox | None:
-        """A warm sandbox, or None: room to make one. Either counts as taken by the caller."""
-        turn = asyncio.Event()
+        """A warm sandbox, or None: there is room to make one. Both count as taken by the caller."""
+        turn = _Turn()
         self._waiting.append(turn)
         try:
-            async with asyncio.timeout(self._settings.wait_s):
+            with anyio.fail_after(self._settings.wait_s):
                 while True:
                     if self._closed:
                         raise SandboxUnavailable("the server is closing")
@@ -128,10 +138,10 @@ class SandboxPool(ProviderWrapper):
                         if self._taken < self._settings.max_open:
                             self._taken += 1
                             return None
-                        if not self._leaving:
+                        if not self._ending:
                             self._evict_one()
-                    turn.clear()
-                    await turn.wait()
+                    turn.woken = anyio.Event()
+                    await turn.woken.wait()
         except TimeoutError as error:
             raise SandboxUnavailable(
                 f"all {self._settings.max_open} sandboxes (sandboxes.max_open) were in use for "
@@ -148,10 +158,10 @@ class SandboxPool(ProviderWrapper):
 
     def _wake(self) -> None:
         if self._waiting:
-            self._waiting[0].set()
+            self._waiting[0].woken.set()
 
     def _evict_one(self) -> None:
-        """Of the spec that was asked for longest ago."""
+        """Destroys a warm sandbox of the spec that was asked for longest ago."""
         for ready in self._warm.values():
             if ready:
                 self._discard(ready.popleft())
@@ -177,7 +187,7 @@ class SandboxPool(ProviderWrapper):
         retry_s = self._settings.warm_retry_s
         while True:
             await self._refill_wanted.wait()
-            self._refill_wanted.clear()
+            self._refill_wanted = anyio.Event()
             while (spec := self._cold_spec()) is not None:
                 self._taken += 1
                 try:
@@ -186,7 +196,7 @@ class SandboxPool(ProviderWrapper):
                     log.warning("no sandbox is kept warm for %s: %s", spec.image or "the default image", error)
                     self._warm.pop(spec, None)
                     self._give_back()
-                except Exception as error:  # one that is not told would end the refilling unseen
+                except Exception as error:  # an error that ended the refilling would not be seen
                     self._give_back()
                     log.warning(
                         "a warm sandbox could not be made, again in %g s: %s",
@@ -194,7 +204,7 @@ class SandboxPool(ProviderWrapper):
                         error,
                         exc_info=not isinstance(error, TurnstileError),
                     )
-                    await asyncio.sleep(retry_s)
+                    await anyio.sleep(retry_s)
                     retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
                 except BaseException:
                     self._give_back()
@@ -208,13 +218,13 @@ class SandboxPool(ProviderWrapper):
                         self._discard(sandbox)
 
     def _cold_spec(self) -> SandboxSpec | None:
-        """The latest spec that lacks a warm sandbox, if there is room that nobody waits for."""
+        """The latest spec that lacks a warm sandbox, if there is room that no call waits for."""
         if self._waiting or self._taken >= self._settings.max_open:
             return None
         return next((s for s in reversed(self._warm) if len(self._warm[s]) < self._settings.warm), None)
 
     async def _alive(self, sandbox: Sandbox) -> bool:
-        """Nothing has run in it: this only asks for an answer."""
+        """Whether a warm sandbox answers. Nothing has run in it, so there is nothing to stop."""
         try:
             await sandbox.stop_all()
         except TurnstileError as error:
@@ -231,30 +241,25 @@ class SandboxPool(ProviderWrapper):
             raise SandboxUnavailable("the server is closing")
         return sandbox
 
-    def _end(self, lent: PooledSandbox) -> asyncio.Task[None]:
+    def _end(self, lent: PooledSandbox) -> BackgroundTask[None]:
         self._lent.discard(lent)
         return self._discard(lent.inner)
 
-    def _discard(self, sandbox: Sandbox) -> asyncio.Task[None]:
-        """In a task of the pool's: it goes on when who asked for it is cancelled."""
+    def _discard(self, sandbox: Sandbox) -> BackgroundTask[None]:
+        """Destroys ``sandbox`` and frees its place, whether or not the caller waits for it."""
 
         async def discard() -> None:
             try:
                 await sandbox.destroy()
+            except Exception as error:
+                log.warning("a sandbox could not be destroyed: %s", error)
+                raise
             finally:
-                self._leaving -= 1
+                self._ending.discard(task)
                 self._give_back()
 
-        self._leaving += 1
-        return self._spawn(discard())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        if self._background is None:
+            raise RuntimeError("the pool was not started")
+        task = self._background.start(discard, name=f"destroy {sandbox.sandbox_id}")
+        self._ending.add(task)
         return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("a sandbox could not be destroyed: %s", error)

@@ -1,26 +1,30 @@
 """A sandbox's folder on the host: the two sockets that lead out of the sandbox, and nothing else.
 
-``gate.sock`` serves the agent door, restricted to the one episode admitted; ``helper.sock`` waits for the helper's
-one call and is then gone. Owns the folder, both listeners and all connections; ``close`` releases them. The
-folder is mounted into its own sandbox only, and lies in a folder that only the server's user can enter: so the
-sockets'
-modes let any uid inside connect, and nobody else.
+``gate.sock`` is the listener of the agent endpoint, restricted to the one episode admitted; ``helper.sock`` waits
+for the helper's one call and is then removed. Owns the folder, both listeners and the helper's connection;
+``close`` releases them. The folder is mounted into its own sandbox only, and lies in a folder that only the
+server's user can enter: so the sockets' modes let every uid inside connect, and nobody else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import os
 import secrets
 import shutil
+from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
+from anyio.abc import ByteStream, Listener, SocketStream
+
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
-from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_client import HelperClient
 
 GATE_SOCKET = "gate.sock"
 HELPER_SOCKET = "helper.sock"
@@ -30,29 +34,39 @@ _HELLO_BYTES = 4096
 
 
 class SandboxSockets:
-    """``open``, launch the helper with ``environment`` and ``folder`` mounted at ``mounted_at``, ``dialed_in``,
-    and at
-    the end ``close``, whatever happened before."""
+    """Call ``open``, launch the helper with ``environment`` and with ``folder`` mounted at ``mounted_at``, wait in
+    ``dialed_in``, and at the end ``close``, whatever happened before."""
 
-    def __init__(self, folder: Path, agents: AgentEndpoint, *, name: str, mounted_at: str = SOCKET_TARGET) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        agents: AgentEndpoint,
+        tasks: BackgroundTasks,
+        *,
+        name: str,
+        mounted_at: str = SOCKET_TARGET,
+    ) -> None:
         self.folder = folder
+        self.token = secrets.token_urlsafe(32)
+        """Opens the helper's connection, once."""
         self._agents = agents
+        self._tasks = tasks
         self._mounted_at = mounted_at
         self._name = name
         self._gate: EpisodeListener | None = None
-        self._helper: asyncio.Server | None = None
-        self._token = secrets.token_urlsafe(32)
-        self._link: asyncio.Future[HelperLink] = asyncio.get_running_loop().create_future()
-        self._callers: set[asyncio.StreamWriter] = set()
+        self._answering: BackgroundTask[None] | None = None
+        self._called = anyio.Event()
+        """Set when ``_client`` is there: the helper has called."""
+        self._client: HelperClient | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the helper's process needs to dial in; the token is good for one call. Never put it in an argv."""
-        return {TOKEN_VARIABLE: self._token, SOCKET_VARIABLE: f"{self._mounted_at}/{HELPER_SOCKET}"}
+        """What the helper's process needs to dial in. The token may never be in an argv."""
+        return {TOKEN_VARIABLE: self.token, SOCKET_VARIABLE: f"{self._mounted_at}/{HELPER_SOCKET}"}
 
     @property
     def gate_inside(self) -> str:
-        """Path of the agent door's socket inside the sandbox."""
+        """Path of the agent endpoint's socket inside the sandbox."""
         return f"{self._mounted_at}/{GATE_SOCKET}"
 
     def admit(self, episode_id: str | None) -> None:
@@ -70,59 +84,73 @@ class SandboxSockets:
         try:
             self.folder.mkdir(mode=0o755)
             self._gate = await self._agents.listen_unix(gate)
-            self._helper = await asyncio.start_unix_server(self._answer, path=str(helper))
-            helper.chmod(0o666)
+            listener = await anyio.create_unix_listener(helper, mode=0o666)
         except OSError as error:
             await self.close()
             raise SandboxUnavailable(f"no sockets could be made in {self.folder}: {error.strerror}") from error
+        answer = partial(self._answer_calls, listener)
+        self._answering = self._tasks.start(answer, name=f"helper call {self._name}", shielded=False)
 
-    async def dialed_in(self, timeout_s: float) -> HelperLink:
+    async def dialed_in(self, timeout_s: float) -> HelperClient:
         """Waits for the helper's call. Raises SandboxUnavailable when none comes."""
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(self._link)
-        except TimeoutError as error:
-            raise SandboxUnavailable(f"the sandbox's helper did not call within {timeout_s:g} s") from error
+            with anyio.move_on_after(timeout_s):
+                await self._called.wait()
         finally:
-            self._stop_listening()
+            await self._stop_answering()
+        if self._client is None:
+            raise SandboxUnavailable(f"the sandbox's helper did not call within {timeout_s:g} s")
+        return self._client
 
     async def close(self) -> None:
-        """Cuts every connection, the link too, and removes the folder."""
-        self._stop_listening()
-        if self._link.done():
-            await self._link.result().close()
-        if self._gate is not None:
-            await self._gate.close()
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        """Cuts every connection, the helper's too, and removes the folder."""
+        with anyio.CancelScope(shield=True):
+            await self._stop_answering()
+            if self._client is not None:
+                await self._client.close()
+            if self._gate is not None:
+                await self._gate.close()
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, self.folder, ignore_errors=True))
 
-    def _stop_listening(self) -> None:
-        if self._helper is not None:
-            self._helper.close()
-            self._helper = None
-            (self.folder / HELPER_SOCKET).unlink(missing_ok=True)
-        for writer in self._callers:
-            writer.transport.abort()
+    async def _stop_answering(self) -> None:
+        """Closes the helper's socket and every call that was not accepted."""
+        if self._answering is not None:
+            with anyio.CancelScope(shield=True):
+                await self._answering.stop()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One call: the right token makes it the link, anything else ends it."""
-        self._callers.add(writer)
-        decoder = frames.Decoder()
+    async def _answer_calls(self, listener: Listener[SocketStream]) -> None:
+        """Answers calls until one is accepted, then removes the socket."""
         try:
-            read = 0
-            hello: list[frames.Frame] = []
-            while not hello and read <= _HELLO_BYTES and (data := await reader.read(_HELLO_BYTES)):
+            async with anyio.create_task_group() as calls:
+                await listener.serve(partial(self._answer, calls.cancel_scope), calls)
+        finally:
+            (self.folder / HELPER_SOCKET).unlink(missing_ok=True)
+            with anyio.CancelScope(shield=True):
+                await listener.aclose()
+
+    async def _answer(self, calls: anyio.CancelScope, stream: ByteStream) -> None:
+        """One call: the right token makes it the helper's connection, anything else ends it."""
+        decoder = frames.Decoder()
+        accepted = False
+        try:
+            accepted = await self._knows_token(stream, decoder) and self._client is None
+        finally:
+            if not accepted:
+                with anyio.CancelScope(shield=True):
+                    await anyio.aclose_forcefully(stream)
+        if accepted:
+            self._client = HelperClient(stream, decoder, self._name, self._tasks)
+            self._called.set()
+            calls.cancel()
+
+    async def _knows_token(self, stream: ByteStream, decoder: frames.Decoder) -> bool:
+        hello: list[frames.Frame] = []
+        read = 0
+        try:
+            while not hello and read <= _HELLO_BYTES:
+                data = await stream.receive(_HELLO_BYTES)
                 read += len(data)
                 hello.extend(decoder.feed(data))
-            known = bool(hello) and hmac.compare_digest(
-                str(hello[0][0].get("token")).encode(), self._token.encode()
-            )
-            if not known or self._link.done():
-                writer.transport.abort()
-                return
-        except (frames.FrameError, OSError):
-            writer.transport.abort()
-            return
-        finally:
-            self._callers.discard(writer)
-        self._link.set_result(HelperLink(reader, writer, decoder, self._name))
-        self._stop_listening()
+        except (frames.FrameError, anyio.EndOfStream, anyio.BrokenResourceError):
+            return False
+        return bool(hello) and hmac.compare_digest(str(hello[0][0].get("token")).encode(), self.token.encode())

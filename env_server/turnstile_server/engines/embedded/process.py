@@ -25,7 +25,7 @@ import orjson
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from turnstile_server.children import send_signal
+from turnstile_server.child_processes import send_signal
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
 

@@ -1,101 +1,103 @@
-"""Blocking calls in threads that the event loop never waits for longer than it wants to.
+"""Blocking calls of the Docker SDK, in threads that the event loop never waits for longer than it wants to.
 
-Owns the threads. What must hold: at most ``parallel`` calls are under way, one that nobody waits for any more
-included; a caller waits ``timeout_s`` at most, its wait for a turn included; what a call made after its caller had
-gone is undone; a call that never returns keeps its thread, but neither the loop nor the exit of the process.
+Owns the threads. What must hold: at most ``parallel`` calls are under way, abandoned ones included; a caller
+waits ``timeout_s`` at most, its wait for a turn included; the result of a call whose caller has gone is undone; a
+call that never returns keeps its thread, but holds up neither the event loop nor the exit of the process. The
+last is why these are daemon threads and not anyio's workers, which the interpreter joins when it exits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
+
+import anyio
+import anyio.from_thread
+from anyio.lowlevel import current_token
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-class Calls:
-    """Raises TimeoutError where a call took too long; what the call itself raises otherwise."""
+class BlockingCalls:
+    """Runs functions that block."""
 
     def __init__(self, parallel: int, timeout_s: float) -> None:
-        self._turns = asyncio.Semaphore(parallel)
+        self._limiter = anyio.CapacityLimiter(parallel)
         self._timeout_s = timeout_s
 
     async def run(self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """``undo`` gets the result of a call whose caller timed out or was cancelled before having it."""
-        async with asyncio.timeout(self._timeout_s):
-            await self._turns.acquire()
-            call = _Call(work, undo, asyncio.get_running_loop(), self._turns.release)
-            return await call.result()
+        """What ``work`` returns, or raises. Raises TimeoutError where it took too long.
+
+        ``undo`` gets the result of a call whose caller timed out or was cancelled before having it.
+        """
+        call = BlockingCall(work, undo)
+        with anyio.fail_after(self._timeout_s):
+            await self._limiter.acquire_on_behalf_of(call)
+            return await call.result(partial(self._limiter.release_on_behalf_of, call))
 
 
-class _Call(Generic[T]):
-    def __init__(
-        self,
-        work: Callable[[], T],
-        undo: Callable[[T], object] | None,
-        loop: asyncio.AbstractEventLoop,
-        ended: Callable[[], None],
-    ) -> None:
+class BlockingCall(Generic[T]):
+    """One call. Everything but ``work`` and ``undo`` happens in the event loop's thread, so nothing is locked."""
+
+    def __init__(self, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
         self._work = work
         self._undo = undo
-        self._loop = loop
-        self._ended = ended
-        self._future: asyncio.Future[T] = loop.create_future()
-        threading.Thread(target=self._run, name="sandbox-engine-call", daemon=True).start()
+        self._ended = anyio.Event()
+        self._abandoned = False
+        self._results: list[T] = []
+        """Empty until the work returned."""
+        self._error: BaseException | None = None
 
-    async def result(self) -> T:
+    async def result(self, release: Callable[[], None]) -> T:
+        """``release`` is called when the work has ended, also where nobody waits for it any more."""
+        _daemon(partial(self._run, current_token(), release))
         try:
-            return await asyncio.shield(self._future)
+            await self._ended.wait()
         except BaseException:
-            if not self._future.done():
-                self._future.cancel()
-            elif not self._future.cancelled() and self._future.exception() is None:
-                # It came between the caller's end and here.
-                threading.Thread(target=self._take_back, args=(self._future.result(),), daemon=True).start()
+            self._abandoned = True
+            self._take_back()  # where it ended while the caller was being cancelled
             raise
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
 
-    def _run(self) -> None:
+    def _run(self, token: anyio.lowlevel.EventLoopToken, release: Callable[[], None]) -> None:
+        results: list[T] = []
+        failure: BaseException | None = None
         try:
-            value = self._work()
-        except BaseException as error:  # noqa: BLE001 - it is the caller's, whichever it is
-            settle = _failing(self._future, error)
-        else:
-            settle = self._giving(value)
+            results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, whichever it is
+            failure = error
         try:
-            self._loop.call_soon_threadsafe(self._settle, settle)
+            anyio.from_thread.run_sync(self._settle, results, failure, release, token=token)
         except RuntimeError:
-            log.debug("a call ended after the loop that asked for it")
+            log.debug("a call ended after its event loop")
 
-    def _settle(self, settle: Callable[[], None]) -> None:
-        self._ended()
-        settle()
+    def _settle(self, results: list[T], failure: BaseException | None, release: Callable[[], None]) -> None:
+        release()
+        self._results, self._error = results, failure
+        self._ended.set()
+        if self._abandoned:
+            self._take_back()
 
-    def _giving(self, value: T) -> Callable[[], None]:
-        def give() -> None:
-            if self._future.done():
-                threading.Thread(target=self._take_back, args=(value,), daemon=True).start()
-            else:
-                self._future.set_result(value)
-
-        return give
-
-    def _take_back(self, value: T) -> None:
-        if self._undo is None:
-            return
-        try:
-            self._undo(value)
-        except Exception as error:  # noqa: BLE001 - nobody is left to be told; the sweep at the next start remains
-            log.warning("what a call made too late could not be undone: %s", error)
+    def _take_back(self) -> None:
+        """Undoes a result that nobody gets."""
+        results, self._results = self._results, []
+        if results and self._undo is not None:
+            _daemon(partial(_undone, self._undo, results[0]))
 
 
-def _failing(future: asyncio.Future[T], error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        if not future.done():
-            future.set_exception(error)
+def _undone(undo: Callable[[T], object], result: T) -> None:
+    try:
+        undo(result)
+    except Exception as error:  # noqa: BLE001 - no caller is left; the sweep at the next start removes the rest
+        log.warning("the result of an abandoned call could not be undone: %s", error)
 
-    return fail
+
+def _daemon(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="sandbox-engine-call", daemon=True).start()

@@ -1,7 +1,7 @@
-"""What a sandbox's container is, as bodies of the Engine API (``POST /containers/create``). Pure.
+"""A sandbox's container, as bodies of the Engine API (``POST /containers/create``). Pure.
 
 Holds for every container: no network; memory, swap, CPUs and processes bounded; no capability but those named
-here, and none for a program that is not root's; nothing of the host's can be written; it is never started again.
+here, and none for a program that is not root's; nothing of the host can be written; it is never started again.
 """
 
 from __future__ import annotations
@@ -41,24 +41,26 @@ def layout(spec: SandboxSpec, image: Image) -> Layout:
     return Layout(workdir=spec.workdir, path=image.path, own_tree=spec.image_files)
 
 
-def helped(
+def with_helper(
     spec: SandboxSpec,
     image: Image,
     settings: SandboxSettings,
     labels: Mapping[str, str],
     environment: Mapping[str, str],
-    door_folder: str,
+    socket_folder: str,
 ) -> dict[str, Any]:
     """A container whose first process is the helper."""
     mounts = [
         _bind(str(HELPER_FOLDER), HELPER_TARGET),
-        _bind(door_folder, SOCKET_TARGET),
+        _bind(socket_folder, SOCKET_TARGET),
         *(_mount(mount) for mount in spec.mounts),
     ]
     return _body(spec, image, settings, labels, HELPER_COMMAND, environment, mounts)
 
 
-def plain(spec: SandboxSpec, image: Image, settings: SandboxSettings, labels: Mapping[str, str]) -> dict[str, Any]:
+def without_helper(
+    spec: SandboxSpec, image: Image, settings: SandboxSettings, labels: Mapping[str, str]
+) -> dict[str, Any]:
     """A container that only waits for commands by the engine's exec."""
     mounts = [_mount(mount) for mount in spec.mounts]
     return _body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts)
@@ -100,7 +102,7 @@ def _memory_folders(spec: SandboxSpec, image: Image, settings: SandboxSettings) 
         HOMES[User.TESTS]: _memory(size, "0700", settings.tests_uid),
     }
     if not spec.image_files:
-        # A declared volume would be a folder of the engine's disk, without a bound.
+        # A declared volume would be a folder on the engine's disk, without a bound.
         folders.update({path: _memory(size, "1777") for path in image.volumes})
         folders[spec.workdir] = _memory(size, "0755", settings.agent_uid)
     return folders

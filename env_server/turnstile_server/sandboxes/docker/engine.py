@@ -1,9 +1,10 @@
-"""The Docker engine, as far as sandboxes need it: images, the life of containers, exec for images without Python.
+"""The calls to the Docker engine that sandboxes need: images, the life of containers, exec for images without
+Python.
 
 Owns the connection pool. Every call runs in a thread of its own under ``docker_timeout_s`` (``calls.py``), because
-the SDK blocks and its own time-out does not hold for everything. Errors are ours: SandboxUnavailable where the
-engine does not answer or refuses for a reason of its own, TaskFailed where the image is at fault. Removing what is
-gone is no error. Bodies are those of the Engine API (v1.41 and later), whose field names they keep.
+the SDK blocks and its own time-out does not cover everything. Raises SandboxUnavailable where the engine does not
+answer or refuses for a reason of its own, and TaskFailed where the image is at fault. Removing a container that is
+gone is no error. Bodies have the field names of the Engine API (v1.41 and later).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import kwargs_from_env
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
-from turnstile_server.sandboxes.docker.calls import Calls
+from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.settings import SandboxSettings
 
@@ -47,14 +48,16 @@ class ContainerState:
     running: bool
     exit_code: int
     out_of_memory: bool
-    """Its first process was killed for memory (a command's end by it is not told here)."""
+    """Its first process was killed for memory; the end of another command by it does not show here."""
     error: str
 
 
 class DockerEngine:
+    """Connects at ``open``."""
+
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._calls = Calls(settings.docker_parallel, settings.docker_timeout_s)
+        self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
 
     async def open(self) -> str:
@@ -80,7 +83,7 @@ class DockerEngine:
             self._api = None
 
     async def image(self, name: str) -> Image | None:
-        """None where the engine does not have it (it is never fetched here)."""
+        """None where the engine does not have it; images are never fetched."""
 
         def inspect(api: docker.APIClient) -> Image | None:
             try:
@@ -88,7 +91,7 @@ class DockerEngine:
             except ImageNotFound:
                 return None
             except APIError as error:
-                # What can be no image's name.
+                # The name cannot be an image's.
                 if error.status_code == 400:
                     return None
                 raise
@@ -162,7 +165,7 @@ class DockerEngine:
         return await self._call(read, "read a container's log")
 
     async def remove(self, container: str) -> None:
-        """Kills and removes a container, by id or name, with its unnamed volumes; nothing where it is gone."""
+        """Kills and removes a container, by id or name, with its unnamed volumes; no-op where it is gone."""
         await self._call(lambda _: self._remove(container), "remove a container")
 
     async def labelled(self, label: str, value: str) -> list[str]:
@@ -174,7 +177,7 @@ class DockerEngine:
         return await self._call(find, "list containers")
 
     async def exec_start(self, container: str, argv: list[str], *, user: str, cwd: str, stdin: bool) -> ExecStream:
-        """Starts a command by the engine's own exec. Whoever gets the stream pumps it to its end or cuts it."""
+        """Starts a command by the engine's own exec. The caller pumps the stream to its end, or cuts it."""
 
         def start(api: docker.APIClient) -> ExecStream:
             made = api.exec_create(container, argv, stdin=stdin, user=user, workdir=cwd)["Id"]
@@ -183,7 +186,7 @@ class DockerEngine:
         return await self._call(start, "start a command", undo=lambda stream: stream.cut())
 
     async def exec_short(self, container: str, argv: list[str]) -> tuple[int, str]:
-        """A command of the server's own that ends soon, as root: its exit code and what it said."""
+        """Runs a short command of the server's own, as root: its exit code and output."""
 
         def run(api: docker.APIClient) -> tuple[int, str]:
             made = api.exec_create(container, argv, user="0:0", workdir="/")["Id"]
@@ -210,7 +213,7 @@ class DockerEngine:
         except NotFound:
             return
         except APIError as error:
-            # 409: somebody else is removing it, which ends the same.
+            # 409: another call is already removing it.
             if error.status_code != 409:
                 raise
 

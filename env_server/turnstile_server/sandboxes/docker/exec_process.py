@@ -1,20 +1,23 @@
 """One command under the engine's exec, for images that cannot run the helper.
 
-The engine has no way to end a command, and its own number for it is the host's; so the command is started
-through a shell that first says its process id inside. The engine makes it the leader of a session and of a
+The engine has no way to end a command, and the process id it knows is the host's. So the command is started
+through a shell that first prints its process id inside. The engine makes it the leader of a session and of a
 process group: killing is another exec, by root, of that group. Owns the stream, the thread that reads it and the
-task that sees to the command's end; ended exactly once, with a result or SandboxFailed.
+task that supervises the command; it ends exactly once, with a result or SandboxFailed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.from_thread
+from anyio.lowlevel import current_token
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_stream import STDOUT, ExecStream
 from turnstile_server.sandboxes.protocol import ExecResult
@@ -26,12 +29,13 @@ _SETTLE_S = 0.3
 
 
 def wrapped(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> list[str]:
-    """``argv`` in the folder ``cwd`` with no other environment than ``env``, its process id said first."""
+    """``argv`` in the folder ``cwd`` with no other environment than ``env``; its first output is its process
+    id."""
     return ["/bin/sh", "-c", _WRAPPED, "sh", cwd, *(f"{name}={value}" for name, value in env.items()), *argv]
 
 
-class Kept:
-    """The first and the last half of ``limit`` bytes of what is added, and how many were in between."""
+class KeptOutput:
+    """The first and the last half of ``limit`` bytes of an output, and the number of bytes left out between."""
 
     def __init__(self, limit: int) -> None:
         self._first = bytearray()
@@ -53,84 +57,94 @@ class Kept:
 
 
 class ExecProcess:
-    """``grace_s``: time between the kill and the end of the stream, then the sandbox is given up."""
+    """A ``Process``. ``grace_s``: time from the kill to the end of the stream; later the sandbox is given up.
+    ``on_end`` is called once, at the end."""
 
     def __init__(
         self,
         engine: DockerEngine,
         container: str,
         stream: ExecStream,
+        tasks: BackgroundTasks,
         *,
         stdin: bytes,
         max_output_bytes: int,
         timeout_s: float | None,
         grace_s: float,
+        on_end: Callable[[ExecProcess], None],
     ) -> None:
+        self.found_dead = False
+        """At the command's end the container no longer ran."""
         self._engine = engine
         self._container = container
         self._stream = stream
         self._grace_s = grace_s
         self._timeout_s = timeout_s
-        self._kept = {True: Kept(max_output_bytes), False: Kept(max_output_bytes)}
+        self._on_end = on_end
+        self._kept = {True: KeptOutput(max_output_bytes), False: KeptOutput(max_output_bytes)}
         self._started = time.monotonic()
-        self._loop = asyncio.get_running_loop()
-        self._pid: asyncio.Future[int] = self._loop.create_future()
-        self._drained: asyncio.Future[None] = self._loop.create_future()
+        self._pid: int | None = None
+        self._pid_known = anyio.Event()
+        """Set when ``_pid`` is known, or never will be."""
+        self._drained = anyio.Event()
+        """Set at the end of the output; ``_broken`` is its error."""
+        self._broken: OSError | None = None
+        self._kill_wanted = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._token = current_token()
         self._pid_line: bytearray | None = bytearray()
-        self._asked_to_die = asyncio.Event()
-        self.found_dead = False
-        """At its end the container no longer ran."""
+        # A daemon: the stream of a command that never ends may not hold up the exit of the process.
         threading.Thread(target=self._pump, args=(stdin,), name="sandbox-exec", daemon=True).start()
-        self._ending = asyncio.create_task(self._see_to_the_end())
-        # Nobody need be waiting for a detached command.
-        self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    def when_ended(self, call: Callable[[], object]) -> None:
-        self._ending.add_done_callback(lambda _: call())
+        self._ending = tasks.start(self._supervise, name=f"command in {container}")
 
     async def begun(self) -> None:
         """Returns when the command runs, or has ended without; after ``grace_s`` at the latest. The engine answers
         before it has started what it was asked to start."""
-        either: set[asyncio.Future[Any]] = {self._pid, self._ending}
-        await asyncio.wait(either, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        with anyio.move_on_after(self._grace_s):
+            await self._pid_known.wait()
 
     async def wait(self) -> ExecResult:
-        return await asyncio.shield(self._ending)
+        return await self._ending.wait()
 
     async def kill(self) -> None:
-        self._asked_to_die.set()
+        self._kill_wanted.set()
 
     async def abandon(self) -> None:
-        """The sandbox is being destroyed: ends the stream, and the waiting with SandboxFailed."""
+        """Ends the stream, and every ``wait`` with SandboxFailed, because the sandbox is being destroyed."""
         self._stream.cut()
-        if not self._ending.done():
-            self._ending.cancel()
-            await asyncio.wait({self._ending})
+        self._scope.cancel()
+        await self._ending.ended.wait()
 
-    async def _see_to_the_end(self) -> ExecResult:
-        asked = asyncio.create_task(self._asked_to_die.wait())
+    async def _supervise(self) -> ExecResult:
+        try:
+            with self._scope:
+                return await self._result()
+            raise SandboxFailed("the sandbox was destroyed")
+        finally:
+            self._stream.cut()
+            self._on_end(self)
+
+    async def _result(self) -> ExecResult:
         timed_out = False
         try:
-            either: set[asyncio.Future[Any]] = {asked, self._drained}
-            await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not self._drained.done():
-                timed_out = not asked.done()
-                await self._kill_group(await self._within_grace(self._pid))
+            await _first_of((self._kill_wanted, self._drained), self._timeout_s)
+            if not self._drained.is_set():
+                timed_out = not self._kill_wanted.is_set()
+                await self._within_grace(self._pid_known)
+                if self._pid is not None:
+                    await self._kill_group(self._pid)
             await self._within_grace(self._drained)
+            if self._broken is not None:
+                raise SandboxFailed(f"the connection to the sandbox broke: {self._broken}") from self._broken
             code = await self._engine.exec_exit(self._stream.exec_id)
-        except OSError as error:
-            raise SandboxFailed(f"the connection to the sandbox broke: {error}") from error
         except SandboxUnavailable as error:
             raise SandboxFailed(error.message) from error
-        except asyncio.CancelledError:
-            raise SandboxFailed("the sandbox was destroyed") from None
         finally:
-            asked.cancel()
             self._stream.cut()
         await self._check_alive()
-        if code == KILLED and not timed_out and not self._asked_to_die.is_set():
+        if code == KILLED and not timed_out and not self._kill_wanted.is_set():
             # Perhaps with the whole container, which the engine knows a moment later.
-            await asyncio.sleep(_SETTLE_S)
+            await anyio.sleep(_SETTLE_S)
             await self._check_alive()
         return ExecResult(
             exit_code=KILLED if timed_out or code is None else code,
@@ -141,14 +155,14 @@ class ExecProcess:
             duration_s=time.monotonic() - self._started,
         )
 
-    async def _within_grace(self, future: asyncio.Future[int] | asyncio.Future[None]) -> int:
-        await asyncio.wait({future}, timeout=self._grace_s)
-        if not future.done():
+    async def _within_grace(self, event: anyio.Event) -> None:
+        with anyio.move_on_after(self._grace_s):
+            await event.wait()
+        if not event.is_set():
             raise SandboxUnavailable(f"a command did not end within {self._grace_s:g} s of being killed")
-        return future.result() or 0
 
     async def _kill_group(self, pid: int) -> None:
-        """No error where nobody is left in it."""
+        """No error where the group is empty."""
         await self._engine.exec_short(self._container, ["/bin/sh", "-c", f"kill -s KILL -- -{pid}"])
 
     async def _check_alive(self) -> None:
@@ -164,13 +178,15 @@ class ExecProcess:
     # In the thread.
 
     def _pump(self, stdin: bytes) -> None:
+        broken: OSError | None = None
         try:
             self._stream.pump(self._take, stdin)
         except OSError as error:
-            self._tell(self._drained, error)
-        else:
-            self._tell(self._drained, None)
-        self._tell(self._pid, OSError("the command never started"))
+            broken = error
+        try:
+            anyio.from_thread.run_sync(self._set_drained, broken, token=self._token)
+        except RuntimeError:
+            return  # the event loop has ended, and every waiter with it
 
     def _take(self, stream: int, data: bytes) -> None:
         if stream == STDOUT and self._pid_line is not None:
@@ -181,21 +197,30 @@ class ExecProcess:
             self._pid_line = None
             if not line.isdigit() or int(line) <= 1:
                 raise OSError(f"a command began with {line[:_MAX_PID_LINE]!r}, not with its process id")
-            self._tell(self._pid, int(line))
+            anyio.from_thread.run_sync(self._set_pid, int(line), token=self._token)
             data = rest
         self._kept[stream == STDOUT].add(data)
 
-    def _tell(self, future: asyncio.Future[int] | asyncio.Future[None], outcome: int | OSError | None) -> None:
-        def tell() -> None:
-            if future.done():
-                return
-            if isinstance(outcome, OSError):
-                future.set_exception(outcome)
-                future.exception()  # seen, whether or not anybody asks
-            else:
-                future.set_result(outcome)  # type: ignore[arg-type]
+    # Called by the thread, in the event loop.
 
-        try:
-            self._loop.call_soon_threadsafe(tell)
-        except RuntimeError:
-            return  # the loop has ended, and with it everybody who might ask
+    def _set_pid(self, pid: int) -> None:
+        self._pid = pid
+        self._pid_known.set()
+
+    def _set_drained(self, broken: OSError | None) -> None:
+        self._broken = broken
+        self._drained.set()
+        self._pid_known.set()
+
+
+async def _first_of(events: Sequence[anyio.Event], timeout_s: float | None) -> None:
+    """Waits until one of the events is set, or for ``timeout_s``."""
+    with anyio.move_on_after(timeout_s):
+        async with anyio.create_task_group() as group:
+
+            async def watch(event: anyio.Event) -> None:
+                await event.wait()
+                group.cancel_scope.cancel()
+
+            for event in events:
+                group.start_soon(watch, event)

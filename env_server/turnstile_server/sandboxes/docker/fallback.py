@@ -1,16 +1,18 @@
 """A sandbox in a container that cannot run the helper: commands and files by the engine's exec.
 
 Needs ``/bin/sh`` and the usual tools of the image: ``env cat head mkdir mv chmod stat find sed grep sleep mktemp``
-and a ``tar`` that knows ``-o``. How it differs from a helped sandbox is in docs/sandboxes.md. Owns the commands it
-started.
+and a ``tar`` that knows ``-o``. How it differs from a sandbox with a helper is in docs/sandboxes.md. Owns the
+commands it started.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
+import anyio
+
 from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import scripts
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import ExecProcess, wrapped
@@ -20,7 +22,7 @@ from turnstile_server.settings import SandboxSettings
 
 
 class ExecSandbox:
-    """``release`` removes the container; called once, by ``destroy``."""
+    """A ``Sandbox``. ``release`` removes the container; it is called once, by ``destroy``."""
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class ExecSandbox:
         layout: Layout,
         settings: SandboxSettings,
         release: Callable[[], Awaitable[None]],
+        tasks: BackgroundTasks,
     ) -> None:
         self._sandbox_id = sandbox_id
         self._engine = engine
@@ -37,9 +40,10 @@ class ExecSandbox:
         self._layout = layout
         self._settings = settings
         self._release = release
+        self._tasks = tasks
         self._running: set[ExecProcess] = set()
-        self._destroying: asyncio.Task[None] | None = None
-        self._dead = asyncio.Event()
+        self._destroying: BackgroundTask[None] | None = None
+        self._dead = anyio.Event()
 
     async def open(self) -> None:
         """Gives the image's files to the agent, where the task works on those. Raises TaskFailed,
@@ -64,13 +68,13 @@ class ExecSandbox:
         return None
 
     def admit(self, episode_id: str | None) -> None:
-        """There is no door to admit anything to."""
+        """No-op: the agent app cannot be reached from inside."""
 
     async def exec(self, command: Command) -> ExecResult:
         process = await self._begin(command)
         try:
             return await process.wait()
-        except asyncio.CancelledError:
+        except anyio.get_cancelled_exc_class():
             await process.kill()
             raise
 
@@ -101,7 +105,7 @@ class ExecSandbox:
     async def stop_all(self) -> None:
         for process in list(self._running):
             await process.begun()  # the engine may have taken a command and not started it yet
-        code, said = await self._quietly(["/bin/sh", "-c", scripts.STOP_ALL])
+        code, said = await self._as_root(["/bin/sh", "-c", scripts.STOP_ALL])
         if code != 0:
             raise SandboxFailed(f"processes of the sandbox could not be killed: {said}")
 
@@ -111,8 +115,8 @@ class ExecSandbox:
     async def destroy(self) -> None:
         self._dead.set()
         if self._destroying is None:
-            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self._sandbox_id}")
-        await asyncio.shield(self._destroying)
+            self._destroying = self._tasks.start(self._destroy, name=f"destroy {self._sandbox_id}")
+        await self._destroying.wait()
 
     async def _destroy(self) -> None:
         for process in list(self._running):
@@ -136,28 +140,29 @@ class ExecSandbox:
                 self._container, argv, user=f"{uid}:{uid}", cwd="/", stdin=bool(command.stdin)
             )
         except SandboxUnavailable as error:
-            await self._look()
+            await self._notice_death()
             raise SandboxFailed(error.message) from error
         process = ExecProcess(
             self._engine,
             self._container,
             stream,
+            self._tasks,
             stdin=command.stdin,
             max_output_bytes=command.max_output_bytes,
             timeout_s=command.timeout_s,
             grace_s=self._settings.call_timeout_s,
+            on_end=self._ended,
         )
         self._running.add(process)
-        process.when_ended(lambda: self._over(process))
         return process
 
-    def _over(self, process: ExecProcess) -> None:
+    def _ended(self, process: ExecProcess) -> None:
         self._running.discard(process)
         if process.found_dead:
             self._dead.set()
 
-    async def _look(self) -> None:
-        """Whether the container still runs; where the engine does not say, it is taken to."""
+    async def _notice_death(self) -> None:
+        """Notes that the container no longer runs. Where the engine does not answer, it is taken to run."""
         try:
             state = await self._engine.state(self._container)
         except SandboxUnavailable:
@@ -183,7 +188,7 @@ class ExecSandbox:
                 cwd="/",
                 user=user,
                 timeout_s=self._settings.call_timeout_s,
-                max_output_bytes=max(max_bytes or 0, scripts.MAX_COMPLAINT),
+                max_output_bytes=max(max_bytes or 0, scripts.MAX_ERROR_BYTES),
                 stdin=stdin,
             )
         )
@@ -196,7 +201,7 @@ class ExecSandbox:
             raise FileProblem(f"{path}: it has more than the {max_bytes} bytes that may be fetched")
         return result.stdout
 
-    async def _quietly(self, argv: list[str]) -> tuple[int, str]:
+    async def _as_root(self, argv: list[str]) -> tuple[int, str]:
         try:
             return await self._engine.exec_short(self._container, argv)
         except SandboxUnavailable as error:

@@ -1,28 +1,30 @@
-"""Sandboxes as Docker containers: ``SandboxProvider`` over the engine.
+"""Sandboxes as Docker containers.
 
-Owns every container that bears its ``turnstile.owner`` label: those it made, and those that an earlier server
-with the same data directory left, which ``start`` removes. What must hold: a call of ``create`` that fails or is
-cancelled, at whatever point, leaves no container, no folder and no socket; nothing that belongs to the agent
-runs before the helper has dialed in.
+Owns every container with its ``turnstile.owner`` label: those it made, and those that an earlier server with the
+same data directory left, which ``start`` removes. What must hold: a call of ``create`` that fails or is
+cancelled, at any point, leaves no container, no folder and no socket; nothing of the agent's runs before the
+helper has dialed in.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import shutil
+from functools import partial
 from pathlib import Path
 
-from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
-from turnstile_server.sandboxes.background import BackgroundTasks
+import anyio
+import anyio.to_thread
+
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed, TurnstileError
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.probes import ImageProbes
-from turnstile_server.sandboxes.docker.shielded import run_shielded
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
@@ -35,14 +37,15 @@ _PREFIX = "sb-"
 _REMOVE_AGAIN_S = (0.5, 2.0)
 """Pauses before a removal that the engine refused is tried again; a busy engine refuses some."""
 _LOOK_S = 1.0
-"""How often a container whose helper has not called yet is looked at: it may have ended."""
+"""How often the container of a helper that has not called yet is inspected: it may have ended."""
 
 
 class DockerProvider:
-    """``run_dir``: this server's own folder for its sandboxes' sockets, locked while it serves; short. ``owner``:
-    the same for every server with this data directory and for no other that uses this engine.
-    ``needs_image``: ``start`` fails without the default image.
-    ``known_images``: by image id whether it runs the helper, for providers that share what they learn."""
+    """A ``SandboxProvider``.
+
+    ``run_dir`` and ``owner``: see ``ProviderSetup``. ``needs_image``: ``start`` fails without the default image.
+    ``known_images``: by image id whether it runs the helper, for providers that share the results.
+    """
 
     name = "docker"
     isolated = True
@@ -68,7 +71,10 @@ class DockerProvider:
         self._probes = ImageProbes(
             self._engine, self._labels("probe"), self._remove, {} if known_images is None else known_images
         )
-        self._watches: set[asyncio.Task[None]] = set()
+        self._tasks: BackgroundTasks | None = None
+        self._watches: set[BackgroundTask[None]] = set()
+        self._undoing: set[BackgroundTask[None]] = set()
+        """Creations that failed and are being undone."""
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
@@ -81,7 +87,7 @@ class DockerProvider:
         except BaseException:
             self._folder.give_back()
             raise
-        self._agents = agents
+        self._agents, self._tasks = agents, tasks
 
     async def _start(self) -> None:
         try:
@@ -98,14 +104,14 @@ class DockerProvider:
                 "(sandboxes.docker_host, or DOCKER_HOST), or choose sandboxes.kind = local"
             ) from error
         try:
-            await asyncio.to_thread(self._clear_run_dir)
+            await anyio.to_thread.run_sync(self._clear_run_dir)
         except OSError as error:
             raise unusable(self._run_dir, error) from error
         log.info("sandboxes: Docker %s; containers of an earlier server removed: %d", version, swept)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        agents = self._agents
-        if agents is None:
+        agents, tasks = self._agents, self._tasks
+        if agents is None or tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         for mount in spec.mounts:
             if not mount.source.is_dir():
@@ -119,10 +125,10 @@ class DockerProvider:
             raise TaskFailed(missing)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         made: HelperSandbox | ExecSandbox
-        if await self._probes.runs_helper(image, name):
-            made = await self._helped(sandbox_id, spec, image, name, agents)
+        if await self._probes.runs_helper(image, name, tasks):
+            made = await self._with_helper(sandbox_id, spec, image, name, agents, tasks)
         else:
-            made = await self._plain(sandbox_id, spec, image, name)
+            made = await self._without_helper(sandbox_id, spec, image, name, tasks)
         if self._agents is None:
             await made.destroy()
             raise SandboxUnavailable("the sandbox provider was closed")
@@ -132,14 +138,13 @@ class DockerProvider:
         started = self._agents is not None
         self._agents = None
         self._probes.cancel()
-        for task in self._watches:
-            task.cancel()
-        results = await asyncio.gather(
-            *(each.destroy() for each in list(self._open.values())), return_exceptions=True
-        )
-        for error in results:
-            if isinstance(error, BaseException):
-                log.warning("a sandbox could not be destroyed: %s", error)
+        for watch in self._watches:
+            watch.cancel()
+        async with anyio.create_task_group() as ending:
+            for sandbox in list(self._open.values()):
+                ending.start_soon(_destroy, sandbox)
+            for undoing in list(self._undoing):
+                ending.start_soon(undoing.ended.wait)
         try:
             if started:
                 await self._sweep()
@@ -150,97 +155,136 @@ class DockerProvider:
 
     # Making.
 
-    async def _helped(
-        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, agents: AgentEndpoint
+    async def _with_helper(
+        self,
+        sandbox_id: str,
+        spec: SandboxSpec,
+        image: Image,
+        image_name: str,
+        agents: AgentEndpoint,
+        tasks: BackgroundTasks,
     ) -> HelperSandbox:
         folder = self._run_dir / sandbox_id
-        door = SandboxSockets(
-            folder,
-            agents,
-            name=sandbox_id,
-        )
+        sockets = SandboxSockets(folder, agents, tasks, name=sandbox_id)
         container = containers.name(sandbox_id)
-        link: HelperLink | None = None
         try:
-            await door.open()
-            body = containers.helped(
-                spec, image, self._settings, self._labels(sandbox_id), door.environment, str(folder)
-            )
+            await sockets.open()
+            labels = self._labels(sandbox_id)
+            body = containers.with_helper(spec, image, self._settings, labels, sockets.environment, str(folder))
             await self._engine.create(container, body, image_name=image_name)
             await self._engine.start(container, image_name=image_name)
-            link = await self._dialed_in(door, container, image_name)
+            client = await self._dialed_in(sockets, container, image_name)
             layout = containers.layout(spec, image)
-            sandbox = HelperSandbox(
-                sandbox_id, link, door, layout, self._settings, lambda: self._release(sandbox_id)
-            )
+            release = partial(self._release, sandbox_id)
+            sandbox = HelperSandbox(sandbox_id, client, sockets, layout, self._settings, release, tasks)
             await sandbox.open()
         except BaseException:
-            await run_shielded(self._undo(container, door, link))
+            await self._undo(container, sockets, tasks)
             raise
         self._open[sandbox_id] = sandbox
-        self._watch(sandbox_id, sandbox)
+        self._watch(sandbox_id, sandbox, tasks)
         return sandbox
 
-    async def _dialed_in(self, door: SandboxSockets, container: str, image_name: str) -> HelperLink:
-        """Raises TaskFailed, with the helper's last words, where it ended without having called."""
-        calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
-        try:
-            while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
-                state = await self._engine.state(container)
-                if (state is None or not state.running) and not calling.done():
-                    said = "" if state is None else state.error or await self._engine.log(container)
-                    code = "it is gone" if state is None else f"exit code {state.exit_code}"
-                    raise TaskFailed(f"the helper ended in a container of {image_name} ({code}): {said}")
-            return await calling
-        finally:
-            calling.cancel()
-            await asyncio.wait({calling})
+    async def _dialed_in(self, sockets: SandboxSockets, container: str, image_name: str) -> HelperClient:
+        """Waits for the helper's call. Raises SandboxUnavailable, and TaskFailed, with the helper's last output,
+        where it ended without having called."""
+        client: HelperClient | None = None
+        failure: TurnstileError | None = None
+        async with anyio.create_task_group() as racing:
 
-    async def _plain(self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str) -> ExecSandbox:
+            async def watch() -> None:
+                nonlocal failure
+                try:
+                    failure = await self._early_end(container, image_name)
+                except TurnstileError as error:
+                    failure = error
+                racing.cancel_scope.cancel()
+
+            racing.start_soon(watch)
+            try:
+                client = await sockets.dialed_in(self._settings.start_timeout_s)
+            except SandboxUnavailable as error:  # raised below: the group would wrap it
+                failure = error
+            racing.cancel_scope.cancel()
+        if client is not None:
+            return client
+        raise failure or SandboxUnavailable("the sandbox's helper did not call")
+
+    async def _early_end(self, container: str, image_name: str) -> TaskFailed:
+        """Waits for the end of a container whose helper has not called: why it ended."""
+        while True:
+            await anyio.sleep(_LOOK_S)
+            state = await self._engine.state(container)
+            if state is None or not state.running:
+                output = "" if state is None else state.error or await self._engine.log(container)
+                code = "it is gone" if state is None else f"exit code {state.exit_code}"
+                return TaskFailed(f"the helper ended in a container of {image_name} ({code}): {output}")
+
+    async def _without_helper(
+        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, tasks: BackgroundTasks
+    ) -> ExecSandbox:
         container = containers.name(sandbox_id)
         try:
-            body = containers.plain(spec, image, self._settings, self._labels(sandbox_id))
+            body = containers.without_helper(spec, image, self._settings, self._labels(sandbox_id))
             await self._engine.create(container, body, image_name=image_name)
             await self._engine.start(container, image_name=image_name)
             layout = containers.layout(spec, image)
-            sandbox = ExecSandbox(
-                sandbox_id, self._engine, container, layout, self._settings, lambda: self._release(sandbox_id)
-            )
+            release = partial(self._release, sandbox_id)
+            sandbox = ExecSandbox(sandbox_id, self._engine, container, layout, self._settings, release, tasks)
             await sandbox.open()
         except BaseException:
-            await run_shielded(self._remove(container))
+            await self._undo(container, None, tasks)
             raise
         self._open[sandbox_id] = sandbox
         return sandbox
 
     # Ending.
 
-    def _watch(self, sandbox_id: str, sandbox: HelperSandbox) -> None:
-        """Says why a sandbox died, which only its container knows."""
+    def _watch(self, sandbox_id: str, sandbox: HelperSandbox, tasks: BackgroundTasks) -> None:
+        """Logs why a sandbox died, which only its container shows."""
 
         async def watch() -> None:
             await sandbox.lost.wait()
-            if sandbox.destroyed:
-                return
-            try:
-                state = await self._engine.state(containers.name(sandbox_id))
-            except SandboxUnavailable as error:
-                log.warning("a sandbox died: %s", error.message, extra={"sandbox": sandbox_id})
-                return
-            if state is not None and not state.running:
-                why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
-                log.warning("a sandbox's container ended: %s", why, extra={"sandbox": sandbox_id})
+            if not sandbox.destroyed:
+                await self._log_end(sandbox_id)
 
-        task = asyncio.create_task(watch(), name=f"watch {sandbox_id}")
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+        self._watches = {each for each in self._watches if not each.ended.is_set()}
+        self._watches.add(tasks.start(watch, name=f"watch {sandbox_id}", shielded=False))
+
+    async def _log_end(self, sandbox_id: str) -> None:
+        try:
+            state = await self._engine.state(containers.name(sandbox_id))
+        except SandboxUnavailable as error:
+            log.warning("a sandbox died: %s", error.message, extra={"sandbox": sandbox_id})
+            return
+        if state is not None and not state.running:
+            why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
+            log.warning("a sandbox's container ended: %s", why, extra={"sandbox": sandbox_id})
+
+    async def _undo(self, container: str, sockets: SandboxSockets | None, tasks: BackgroundTasks) -> None:
+        """Removes what a failed creation has made, in the background: a caller that is cancelled again may not
+        leave half a sandbox."""
+
+        async def undo() -> None:
+            try:
+                await self._remove(container)
+            finally:
+                if sockets is not None:
+                    await sockets.close()
+
+        self._undoing = {each for each in self._undoing if not each.ended.is_set()}
+        undoing = tasks.start(undo, name=f"undo {container}")
+        self._undoing.add(undoing)
+        with anyio.CancelScope(shield=True):
+            await undoing.wait()
 
     async def _release(self, sandbox_id: str) -> None:
         self._open.pop(sandbox_id, None)
         await self._remove(containers.name(sandbox_id))
 
     async def _remove(self, container: str) -> None:
-        """Never raises: what the engine does not remove now, the sweep at the close or the next start does."""
+        """Never raises: a container that the engine does not remove now is removed by the sweep at close or next
+        start."""
         for pause_s in (*_REMOVE_AGAIN_S, None):
             try:
                 await self._engine.remove(container)
@@ -249,21 +293,24 @@ class DockerProvider:
                 if pause_s is None or self._agents is None:
                     log.warning("a container may be left for the next sweep to remove: %s", error.message)
                     return
-            await asyncio.sleep(pause_s)
-
-    async def _undo(self, container: str, door: SandboxSockets | None, link: HelperLink | None) -> None:
-        """What a failed creation may have made. Never raises: the failure itself is what the caller is told."""
-        try:
-            if link is not None:
-                await link.close()
-            await self._remove(container)
-        finally:
-            if door is not None:
-                await door.close()
+            await anyio.sleep(pause_s)
 
     async def _sweep(self) -> int:
+        """Removes every container of this owner; how many there were. Raises SandboxUnavailable."""
         left = await self._engine.labelled(containers.OWNER_LABEL, self._owner)
-        await asyncio.gather(*(self._engine.remove(container) for container in left))
+        failures: list[SandboxUnavailable] = []
+
+        async def remove(container: str) -> None:
+            try:
+                await self._engine.remove(container)
+            except SandboxUnavailable as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as removing:
+            for container in left:
+                removing.start_soon(remove, container)
+        if failures:
+            raise failures[0]
         return len(left)
 
     def _clear_run_dir(self) -> None:
@@ -272,3 +319,10 @@ class DockerProvider:
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         return {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: sandbox_id}
+
+
+async def _destroy(sandbox: HelperSandbox | ExecSandbox) -> None:
+    try:
+        await sandbox.destroy()
+    except Exception as error:  # noqa: BLE001 - the others are destroyed all the same
+        log.warning("a sandbox could not be destroyed: %s", error)

@@ -1,9 +1,11 @@
-"""What the fallback runs in a container: POSIX shell and the usual tools, BusyBox's included. Pure data.
+"""The scripts that the fallback runs in a container: POSIX shell and the usual tools, BusyBox's included. Pure
+data.
 
-Each gets its arguments as ``$1``, ``$2``, never inside its text; complains on stderr and exits non-zero.
+Each gets its arguments as ``$1``, ``$2``, never inside its text. A script that fails says why on stderr and exits
+non-zero.
 """
 
-MAX_COMPLAINT = 8192
+MAX_ERROR_BYTES = 8192
 
 READ = r"""
 if [ -d "$1" ]; then echo 'it is a folder' >&2; exit 3; fi
@@ -35,8 +37,8 @@ else
 fi
 """
 
-# Looked through before anything is made; the tar lies in /tmp meanwhile, the user's own. BusyBox lists names as it
-# would unpack them and only says that it has changed some.
+# The entries are checked before anything is unpacked; meanwhile the tar is a file of the user's in /tmp. BusyBox
+# lists names as it would unpack them, and only reports on stderr that it has changed some.
 UNPACK = r"""
 set -e
 umask 022
@@ -72,8 +74,8 @@ rm -f -- "$odd"
 exit $code
 """
 
-# Repeated: what is being killed may be making another. Of root's own there are only this shell, the container's
-# first process and its child, which it replaces.
+# Repeated, because a process that is being killed may have started another. Root's own are only this shell, the
+# container's first process and its child, which it replaces.
 STOP_ALL = r"""
 alive() {
   for file in /proc/[0-9]*/status; do

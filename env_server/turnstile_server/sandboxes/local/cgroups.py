@@ -1,17 +1,19 @@
-"""Limits on memory, processes and CPU of a whole sandbox, by control groups (version 1 or 2), where the server may
+"""Limits memory, processes and CPU of a whole sandbox by control groups (version 1 or 2), where the server may
 make them. File formats: the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 
-Owns the groups it makes. A sandbox's first process joins before it runs anything, so all that follows is inside.
+Owns the groups it makes. A sandbox's first process joins its group before it runs anything, so all its descendants
+are in it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+import anyio
 
 from turnstile_server.sandboxes.protocol import SandboxLimits
 
@@ -22,26 +24,26 @@ _PERIOD_US = 100_000
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 70; shift; done; shift; exec "$@"'
 _ROUNDS = 100
 _ROUND_S = 0.02
-"""A killed group is empty a moment later; after two seconds of this its folder stays for the next sweep."""
+"""A killed group is empty a moment later. After two seconds of trying, its folder is left for the next sweep."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """One sandbox's: a folder per controller (version 1), or one (version 2)."""
+class ControlGroup:
+    """The group of one sandbox: a folder per controller (version 1), or one folder (version 2)."""
 
     folders: tuple[Path, ...]
 
     def joining(self, command: list[str]) -> list[str]:
-        """``command``, run inside the group by a shell that joins first and then becomes it."""
+        """``command``, run by a shell that joins the group first and then becomes the command."""
         files = [str(folder / "cgroup.procs") for folder in self.folders]
         return ["/bin/sh", "-c", _JOIN, "sh", *files, "--", *command]
 
     async def remove(self) -> bool:
-        """Kills what is left and removes the folders; False when something would not go."""
+        """Kills every process of the group and removes its folders; False when something is left."""
         for _ in range(_ROUNDS):
             if self._try_remove():
                 return True
-            await asyncio.sleep(_ROUND_S)
+            await anyio.sleep(_ROUND_S)
         return False
 
     def _try_remove(self) -> bool:
@@ -57,14 +59,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """``parents``: the folders below which groups are made; ``prefix``: how this server's names begin."""
+    """Makes groups. ``parents``: the folders below which they are made. ``prefix``: of this server's names."""
 
     parents: tuple[Path, ...]
     version: int
     prefix: str
 
-    def make(self, name: str, limits: SandboxLimits) -> Group:
-        """Raises OSError; then nothing is left."""
+    def make(self, name: str, limits: SandboxLimits) -> ControlGroup:
+        """Makes a group with its limits. Raises OSError; then nothing is left."""
         group = self._group(self.prefix + name)
         try:
             for folder in group.folders:
@@ -78,15 +80,15 @@ class Cgroups:
             raise
         return group
 
-    def left(self) -> list[Group]:
+    def left(self) -> list[ControlGroup]:
         """Groups of an earlier server with the same prefix."""
         names = {folder.name for parent in self.parents for folder in parent.glob(f"{self.prefix}*")}
         return [self._group(name) for name in sorted(names)]
 
-    def _group(self, name: str) -> Group:
-        return Group(tuple(parent / name for parent in self.parents))
+    def _group(self, name: str) -> ControlGroup:
+        return ControlGroup(tuple(parent / name for parent in self.parents))
 
-    def _values(self, group: Group, limits: SandboxLimits) -> list[tuple[Path, str, str]]:
+    def _values(self, group: ControlGroup, limits: SandboxLimits) -> list[tuple[Path, str, str]]:
         quota = str(max(1000, int(limits.cpus * _PERIOD_US)))
         memory, pids = str(limits.memory_bytes), str(limits.pids)
         if self.version == 2:
@@ -111,7 +113,7 @@ class Cgroups:
 
 
 def find(prefix: str, root: Path | None = None) -> Cgroups | None:
-    """The groups that this server may make, found out by making one; None where it may not."""
+    """The kind of groups that this server may make, found out by making one; None where it may make none."""
     for cgroups in _candidates(prefix, ROOT if root is None else root):
         try:
             group = cgroups.make("probe", SandboxLimits(memory_bytes=64 << 20, cpus=1, pids=64, disk_bytes=0))
@@ -136,7 +138,7 @@ def _candidates(prefix: str, root: Path) -> list[Cgroups]:
     found = []
     if (root / "cgroup.controllers").exists():
         parent = root / own.get("", "")
-        # Refused where processes are in the group itself (any but the root): then there is nothing to delegate.
+        # Refused where the group itself holds processes (unless it is the root): it can have no such children.
         with contextlib.suppress(OSError):
             (parent / "cgroup.subtree_control").write_text(_V2)
         found.append(Cgroups((parent,), 2, prefix))

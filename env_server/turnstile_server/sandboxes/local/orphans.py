@@ -1,7 +1,7 @@
-"""Processes of sandboxes, found again: by a record of their first process, or by a mark in their environment.
+"""Finds processes of sandboxes again: by a record of their first process, or by a mark in their environment.
 
-Records make orphans of a killed server findable; a pid alone does not, it may be another process's by now, so its
-start time is kept with it (proc_pid_stat(5), field 22).
+Records make the orphans of a killed server findable. A pid alone does not: it may belong to another process by
+now. So the record keeps the process's start time too (proc_pid_stat(5), field 22).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RECORD_SUFFIX = ".pid"
 MARK_VARIABLE = "TURNSTILE_SANDBOX"
 _ROUNDS = 100
 _ROUND_S = 0.02
-"""A killed process needs a moment to be gone; after two seconds of this it is stuck in the kernel."""
+"""A killed process is gone a moment later. One that is there after two seconds is stuck in the kernel."""
 _UNSEEN_ROUNDS = 2
 
 
@@ -25,7 +25,7 @@ def write_record(file: Path, pid: int) -> None:
 
 
 def kill_recorded(file: Path) -> None:
-    """Kills the process of the record when it is still the same one."""
+    """Kills the process of the record if it is still the same one."""
     with contextlib.suppress(OSError, ValueError):
         pid, started = file.read_text().split()
         # Above 1: 0 and -1 would be this process's group and everything.
@@ -34,11 +34,12 @@ def kill_recorded(file: Path) -> None:
 
 
 def kill_marked(mark: str) -> bool:
-    """Kills every process in whose environment ``MARK_VARIABLE`` is ``mark``; for sandboxes without isolation,
-    where what a helper started may outlive it. False: after two seconds there still was one. Blocks.
+    """Kills every process that has ``MARK_VARIABLE=mark`` in its environment. Returns False when one was still
+    there after two seconds. Blocks.
 
-    One look is not enough: a process may be made behind it, and while one becomes another program its environment
-    reads as empty.
+    This is for sandboxes without isolation, where processes may outlive the helper that started them. It looks
+    twice: a process may be made after the first look, and the environment of one that is executing another
+    program reads as empty.
     """
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     unseen = 0
@@ -51,7 +52,7 @@ def kill_marked(mark: str) -> bool:
 
 
 def _kill_seen(wanted: bytes) -> bool:
-    """Whether any was there."""
+    """Kills the marked processes that are found now; whether there were any."""
     seen = False
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):

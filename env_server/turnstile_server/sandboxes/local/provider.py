@@ -1,14 +1,13 @@
 """Sandboxes on this machine without a container engine: bubblewrap; without it, only if allowed, no isolation.
 
-What must hold: nothing is assumed about the machine, each ability is tried at start; a sandbox's process, group,
-files and record have one owner, ``LocalProcess``, which releases all of them whatever of them exists; no sandbox
+What must hold: nothing is assumed about the machine, each ability is tried at start; a sandbox's process, control
+group, files and record have one owner, ``LocalProcess``, which releases all of them in any state; no sandbox
 outlives the server: it dies with the thread that launched it, with its connection, and at the latest in the sweep
 of the next server on the same folder.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import os
@@ -16,16 +15,20 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
+
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
-from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
-from turnstile_server.sandboxes.helper_client import HelperLink
+from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
-from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans, probe
-from turnstile_server.sandboxes.local.process import LocalProcess
+from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
+from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
 from turnstile_server.sandboxes.protocol import Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
@@ -33,18 +36,19 @@ from turnstile_server.settings import SandboxSettings
 
 _LOG = logging.getLogger(__name__)
 _OWN = "sb-"
-"""How every name in the run folder begins, so that nothing else is ever swept."""
+"""Prefix of every name in the run folder, so that nothing else is ever swept."""
 _ETC = f"{_OWN}etc"
-_OURS = Path(__file__).parents[2]
-"""This package, the hidden tests and solutions of the shipped tasks in it."""
+_PACKAGE = Path(__file__).parents[2]
+"""The server's package, with the hidden tests and solutions of the shipped tasks."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
 
 
 class LocalProvider:
-    """``run_dir``: this server's own folder for its sandboxes, the same at every start on one data directory (or
-    orphans are not found), and short. ``as_root``: try for two
-    uids inside (None: when the server is root). ``hidden``: files and folders that no sandbox may show, even where
-    they lie in what every sandbox shows of the host; this package and ``run_dir`` always are."""
+    """A ``SandboxProvider``.
+
+    ``run_dir`` and ``hidden``: see ``ProviderSetup``. This package and ``run_dir`` are always hidden.
+    ``as_root``: try for two uids inside (None: when the server is root).
+    """
 
     name = "local"
     missing: str | None = None
@@ -60,13 +64,15 @@ class LocalProvider:
         self._settings = settings
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
-        self._hidden = (_OURS, run_dir, *hidden)
+        self._hidden = (_PACKAGE, run_dir, *hidden)
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.Frame | None = None
         self._cgroups: cgroups.Cgroups | None = None
         self._agents: AgentEndpoint | None = None
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._tasks: BackgroundTasks | None = None
+        self._undoing: set[BackgroundTask[None]] = set()
+        """Creations that failed and are being undone."""
         self._sandboxes: dict[str, HelperSandbox] = {}
 
     @classmethod
@@ -79,7 +85,7 @@ class LocalProvider:
 
     @property
     def limits_held(self) -> str:
-        """Which of a spec's limits hold for a sandbox as a whole, in words, for the log."""
+        """Which of a spec's limits hold for a sandbox as a whole: a sentence for the log."""
         if self._cgroups is not None:
             return f"memory, cpus and pids by control groups (version {self._cgroups.version})"
         return (
@@ -96,10 +102,10 @@ class LocalProvider:
         except BaseException:
             self._folder.give_back()
             raise
-        self._agents = agents
+        self._agents, self._tasks = agents, tasks
 
     async def _start(self) -> None:
-        self._cgroups = await asyncio.to_thread(cgroups.find, control_group_prefix(self._run_dir))
+        self._cgroups = await anyio.to_thread.run_sync(cgroups.find, control_group_prefix(self._run_dir))
         await self._sweep()
         etc = self._run_dir / _ETC
         etc.mkdir()
@@ -129,99 +135,101 @@ class LocalProvider:
         if spec.image_files:
             raise TaskFailed("the task's files are in an image; local sandboxes have no images, only Docker has")
         _check_mounts(spec.mounts, self.isolated)
-        if self._agents is None:
+        if self._agents is None or self._tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         name = f"{_OWN}{secrets.token_hex(6)}"
-        launched = LocalProcess(name, self._run_dir)
+        process = LocalProcess(name, self._run_dir, self._tasks)
         folder = self._run_dir / name
-        door = SandboxSockets(
-            folder,
-            self._agents,
-            name=name,
-            **({} if self.isolated else {"mounted_at": str(folder)}),
-        )
-        link: HelperLink | None = None
+        mounted_at = {} if self.isolated else {"mounted_at": str(folder)}
+        sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, **mounted_at)
         try:
-            await door.open()
-            await self._launch(launched, door, spec)
-            link = await self._dialed_in(launched, door)
-            sandbox = HelperSandbox(
-                name, link, door, self._layout(launched, spec), self._settings, lambda: self._release(launched)
-            )
+            await sockets.open()
+            await self._launch(process, sockets, spec)
+            client = await self._dialed_in(process, sockets)
+            layout = self._layout(process, spec)
+            release = partial(self._release, process)
+            sandbox = HelperSandbox(name, client, sockets, layout, self._settings, release, self._tasks)
             await sandbox.open()
         except BaseException:
-            # On its own: a caller that is cancelled twice may not leave half a sandbox.
-            undoing = asyncio.create_task(self._undo(launched, door, link), name=f"undo {name}")
+            # In the background: a caller that is cancelled again may not leave half a sandbox.
+            undoing = self._tasks.start(partial(self._undo, process, sockets), name=f"undo {name}")
             self._undoing.add(undoing)
-            undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)
+            with anyio.CancelScope(shield=True):
+                await undoing.wait()
             raise
         self._sandboxes[name] = sandbox
         return sandbox
 
     async def close(self) -> None:
         self._agents = None
-        results = await asyncio.gather(
-            *(sandbox.destroy() for sandbox in list(self._sandboxes.values())),
-            *self._undoing,
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                _LOG.error("a sandbox could not be destroyed", exc_info=result)
+        async with anyio.create_task_group() as ending:
+            for sandbox in list(self._sandboxes.values()):
+                ending.start_soon(_destroy, sandbox)
+            for undoing in list(self._undoing):
+                ending.start_soon(undoing.ended.wait)
         if self._folder.taken:
-            await asyncio.to_thread(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True)
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True))
         self._folder.give_back()
 
-    async def _undo(self, launched: LocalProcess, door: SandboxSockets, link: HelperLink | None) -> None:
-        if link is not None:
-            await link.close()
-        await self._release(launched)
-        await door.close()
-
-    async def _release(self, launched: LocalProcess) -> None:
+    async def _undo(self, process: LocalProcess, sockets: SandboxSockets) -> None:
         try:
-            await launched.release(self._settings.call_timeout_s)
+            await self._release(process)
+            await sockets.close()
+        except Exception:
+            _LOG.exception("a sandbox that could not be made was not removed")
+            raise
         finally:
-            self._sandboxes.pop(launched.name, None)
+            self._undoing = {each for each in self._undoing if not each.ended.is_set()}
 
-    async def _launch(self, launched: LocalProcess, door: SandboxSockets, spec: SandboxSpec) -> None:
+    async def _release(self, process: LocalProcess) -> None:
+        try:
+            await process.release(self._settings.call_timeout_s)
+        finally:
+            self._sandboxes.pop(process.name, None)
+
+    async def _launch(self, process: LocalProcess, sockets: SandboxSockets, spec: SandboxSpec) -> None:
         """Raises SandboxUnavailable."""
-        environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **door.environment}
+        environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **sockets.environment}
         try:
             if self._frame is not None:
-                command = bubblewrap.helper_command(self._frame, spec, door.folder)
+                command = bubblewrap.helper_command(self._frame, spec, sockets.folder)
                 if self._cgroups is not None:
-                    launched.group = self._cgroups.make(launched.name, spec.limits)
-                    command = launched.group.joining(command)
+                    process.group = self._cgroups.make(process.name, spec.limits)
+                    command = process.group.joining(command)
             else:
                 command = [self._python.executable, *bubblewrap.HELPER_FLAGS, str(HELPER_FOLDER)]
-                launched.files.mkdir(mode=0o700)
-                launched.marked = True
-            await launched.run(command, environment)
+                process.files.mkdir(mode=0o700)
+                process.marked = True
+            await process.run(command, environment)
         except OSError as error:
             raise SandboxUnavailable(f"no sandbox could be launched: {error.strerror or error}") from error
 
-    async def _dialed_in(self, launched: LocalProcess, door: SandboxSockets) -> HelperLink:
-        """The helper's call, or at once why there will be none."""
-        calling = asyncio.create_task(door.dialed_in(self._settings.start_timeout_s))
-        ended = asyncio.create_task(launched.ended())
-        try:
-            await asyncio.wait([calling, ended], return_when=asyncio.FIRST_COMPLETED)
-            if calling.done():
-                return calling.result()
-            raise SandboxUnavailable(
-                f"a sandbox ended before it was ready: {launched.said() or 'it said nothing'}"
-            )
-        finally:
-            for task in (calling, ended):
-                task.cancel()
-            await asyncio.wait([calling, ended])
+    async def _dialed_in(self, process: LocalProcess, sockets: SandboxSockets) -> HelperClient:
+        """Waits for the helper's call. Raises SandboxUnavailable, and at once where its process has ended."""
+        client: HelperClient | None = None
+        failure: SandboxUnavailable | None = None
+        async with anyio.create_task_group() as racing:
 
-    def _layout(self, launched: LocalProcess, spec: SandboxSpec) -> Layout:
+            async def give_up_at_the_end() -> None:
+                await process.ended()
+                racing.cancel_scope.cancel()
+
+            racing.start_soon(give_up_at_the_end)
+            try:
+                client = await sockets.dialed_in(self._settings.start_timeout_s)
+            except SandboxUnavailable as error:  # raised below: the group would wrap it
+                failure = error
+            racing.cancel_scope.cancel()
+        if client is not None:
+            return client
+        raise failure or SandboxUnavailable(
+            f"a sandbox ended before it was ready: {process.output() or 'it printed nothing'}"
+        )
+
+    def _layout(self, process: LocalProcess, spec: SandboxSpec) -> Layout:
         rlimits = {"CORE": 0, "FSIZE": spec.limits.disk_bytes}
         if self._frame is None:
-            files = launched.files
+            files = process.files
             return Layout(
                 workdir=str(files / "workspace"),
                 path=self._python.search_path,
@@ -231,55 +239,62 @@ class LocalProvider:
                 change_users=False,
                 rlimits={**rlimits, "DATA": spec.limits.memory_bytes},
                 forward_port=0,
-                marks={orphans.MARK_VARIABLE: launched.name},
+                marks={orphans.MARK_VARIABLE: process.name},
             )
         if self._cgroups is None:
             rlimits["DATA"] = spec.limits.memory_bytes
             if not self._frame.privileged:
-                # Counted per user name space, so per sandbox; without one it would count all sandboxes together,
-                # and for a server that is root the kernel does not look at it.
+                # The kernel counts per user name space, so per sandbox. Without one it would count all sandboxes
+                # together, and it does not apply the limit to root at all.
                 rlimits["NPROC"] = spec.limits.pids
         return Layout(workdir=spec.workdir, path=self._python.search_path, rlimits=rlimits)
 
     async def _probe(self, etc: Path) -> str | None:
-        """Why there is no isolation; None: there is, and ``self._frame`` says of which kind."""
+        """Why isolation does not work; None: it works, and ``self._frame`` is set."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return "there is no `bwrap`"
-        said = ""
+        problem = ""
         environment = {"PATH": self._python.search_path}
         hidden = bubblewrap.shown_of(self._hidden, self._python)
         for privileged in (True, False) if self._as_root else (False,):
             frame = bubblewrap.Frame(bwrap, self._python, etc, privileged, self._settings.agent_uid, hidden)
             command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
             wrapped = bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command)
-            said = await probe.probe_error(wrapped, environment, self._settings.start_timeout_s)
-            if not said:
+            problem = await probe_error(wrapped, environment, self._settings.start_timeout_s)
+            if not problem:
                 self._frame = frame
                 return None
-        return f"it does not work here: {said}"
+        return f"it does not work here: {problem}"
 
     async def _sweep(self) -> None:
         """Removes what an earlier server left here."""
         for record in self._run_dir.glob(f"{_OWN}*{orphans.RECORD_SUFFIX}"):
             orphans.kill_recorded(record)
             name = record.name.removesuffix(orphans.RECORD_SUFFIX)
-            if not await asyncio.to_thread(orphans.kill_marked, name):
-                _LOG.warning("processes of the sandbox %s of an earlier server do not go", name)
+            if not await anyio.to_thread.run_sync(orphans.kill_marked, name):
+                _LOG.warning("processes of the sandbox %s of an earlier server cannot be killed", name)
         if self._cgroups is not None:
             for group in self._cgroups.left():
                 if not await group.remove():
-                    _LOG.warning("a control group of an earlier server does not go: %s", group.folders[0])
+                    _LOG.warning("a control group of an earlier server cannot be removed: %s", group.folders[0])
         for path in list(self._run_dir.glob(f"{_OWN}*")):
             if path.is_dir() and not path.is_symlink():
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
             else:
                 path.unlink()
 
 
 def control_group_prefix(run_dir: Path) -> str:
-    """How the names of a server's control groups begin: the same at every start on one folder."""
+    """Prefix of a server's control groups: the same at every start on one folder."""
     return f"turnstile-{hashlib.sha256(bytes(run_dir.resolve())).hexdigest()[:12]}-"
+
+
+async def _destroy(sandbox: HelperSandbox) -> None:
+    try:
+        await sandbox.destroy()
+    except Exception:  # noqa: BLE001 - the others are destroyed all the same
+        _LOG.exception("a sandbox could not be destroyed")
 
 
 def _check_mounts(mounts: Sequence[Mount], isolated: bool) -> None:

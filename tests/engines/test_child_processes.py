@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from turnstile_server.children import send_signal
+from turnstile_server.child_processes import send_signal
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,56 @@
+"""Child processes of the server: started so that no cancellation loses one, signalled so that its exit code is
+kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import IO, Protocol
+
+import anyio
+from anyio.abc import Process
+
+
+class WatchedProcess(Protocol):
+    """A child of asyncio's or anyio's."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+
+async def start_process(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | Path | None = None,
+    stdin: int | IO[bytes] = DEVNULL,
+    stdout: int | IO[bytes] = DEVNULL,
+    stderr: int | IO[bytes] = DEVNULL,
+) -> Process:
+    """Starts ``command`` as the leader of a session of its own. Raises OSError.
+
+    The start is shielded: one that is cancelled half-way would lose the process that it has made.
+    """
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, start_new_session=True
+        )
+    return process  # noqa: RET504 - inside the block mypy sees a path without a return
+
+
+def send_signal(process: WatchedProcess, number: int) -> None:
+    """Sends a signal; does nothing if the process has ended.
+
+    It uses ``os.kill`` because the process's own ``send_signal``, ``kill`` and ``terminate`` call
+    ``subprocess.Popen.send_signal``, which since Python 3.9 may reap a child that has just ended before the event
+    loop's watcher does. The watcher then knows no exit code.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
