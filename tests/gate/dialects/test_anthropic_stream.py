@@ -56,7 +56,7 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
 
 def stream(events: list[Delta], answered: FinishedReply, show: bool = True) -> list[dict[str, Any]]:
     writer = ANTHROPIC.stream(HEAD, replace(CALL, show_reasoning=show))
-    return events_of(writer.start() + b"".join(map(writer.event, events)) + writer.end(answered))
+    return events_of(writer.start() + b"".join(map(writer.delta, events)) + writer.end(answered))
 
 
 GRAMMAR = re.compile(
