@@ -23,7 +23,7 @@ from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
 from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import DoctorReport, check_agent
-from turnstile_server.testing.server import SHIPPED_MODEL
+from turnstile_server.testing.server import TOKENIZER_FOLDER
 
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
@@ -92,19 +92,20 @@ def test_an_agent_that_works_is_told_to_work_line_by_line(tiny_model: Path) -> N
 
 
 def test_it_needs_no_model(tmp_path: Path) -> None:
-    """In an empty folder, with nothing but the installed package."""
+    """In an empty folder, with nothing but the installed package; the model of a server does not matter."""
     command = [TURNSTILE, "agents", "doctor", "plain-loop", "--sandbox", "local"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "TURNSTILE_MODEL": "tiny"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "It works here."
 
 
 def test_the_shipped_tokenizer_and_template_are_those_of_the_tiny_model(tiny_model: Path) -> None:
-    assert json.loads((SHIPPED_MODEL / "tokenizer.json").read_text()) == json.loads(
+    assert json.loads((TOKENIZER_FOLDER / "tokenizer.json").read_text()) == json.loads(
         (tiny_model / "tokenizer.json").read_text()
     )
     template = "chat_template.jinja"
-    assert (SHIPPED_MODEL / template).read_text() == (tiny_model / template).read_text()
+    assert (TOKENIZER_FOLDER / template).read_text() == (tiny_model / template).read_text()
 
 
 def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:

@@ -66,6 +66,8 @@ def doctor(
         "agents.specs": agent_specs or None,
     }
     settings = settings_of(nested(flags), config)
+    if model is None:  # the model of a server need not have a template that a policy can read
+        settings = settings.model_copy(update={"model": None})
     try:
         variables = parse_env(env or ())
     except ValueError as error:

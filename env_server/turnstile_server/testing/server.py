@@ -41,7 +41,7 @@ from turnstile_server.testing.policy import Policy, chat_format
 from turnstile_server.testing.recording import AgentRequest, Recording, RecordingProvider, counted
 from turnstile_server.testing.scripted_engine import CHUNK_TOKENS, ScriptedEngine
 
-SHIPPED_MODEL: Final = Path(__file__).parent / "model"
+TOKENIZER_FOLDER: Final = Path(__file__).parent / "model"
 """Tokenizer and chat template of ``examples/make_tiny_model.py``, without weights."""
 
 POLL_S: Final = 30.0
@@ -187,7 +187,7 @@ async def scripted_server(
         agent_url = url_of(agent_socket)
         backends = build_backends(own)
         backends = replace(backends, sandboxes=RecordingProvider(backends.sandboxes, recording))
-        model = own.model or SHIPPED_MODEL
+        model = own.model or TOKENIZER_FOLDER
         apps = await open_apps(
             own,
             model,
