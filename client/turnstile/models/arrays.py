@@ -31,16 +31,21 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return source
     if np.dtype(dtype).kind in "iu":
         if source.dtype.kind not in "iu":
-            raise ValueError(f"expected whole numbers, got {source.dtype}")
+            raise ValueError(f"expected whole numbers that fit {np.dtype(dtype)}, got {_kind(source)}")
         bounds = np.iinfo(np.dtype(dtype).name)
         if source.size and (int(source.min()) < bounds.min or int(source.max()) > bounds.max):
             raise ValueError(f"a number does not fit {np.dtype(dtype).name}")
     elif source.dtype.kind not in "iuf":  # numpy would read text and None as numbers too
-        raise ValueError(f"expected numbers, got {source.dtype}")
+        raise ValueError(f"expected numbers, got {_kind(source)}")
     with np.errstate(over="ignore"):  # too large becomes infinite; fields of finite numbers refuse that
         array = source.astype(dtype, copy=True)
     array.flags.writeable = False
     return array
+
+
+def _kind(source: npt.NDArray[Any]) -> str:
+    """What NumPy made of a list, for an error message."""
+    return "a value that is no number or is too large" if source.dtype.kind == "O" else str(source.dtype)
 
 
 def _field(dtype: npt.DTypeLike, json_type: str) -> tuple[Any, Any, Any]:

@@ -59,7 +59,7 @@ def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Except
     """The episode to show for a record that ``error`` made unreadable: failed, with its readable fields."""
     problems = _problems(error)
     message = (
-        f"this version of the server cannot read the episode's record ({'; '.join(problems.values())}). "
+        f"this version of the server cannot read the episode's record ({'; '.join(list(problems.values())[:5])}). "
         "Read it with the version that wrote it, or delete it"
     )
     fixed: dict[str, Any] = {
