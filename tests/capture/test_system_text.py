@@ -225,6 +225,22 @@ def test_a_long_dialogue_with_a_clock_takes_time_in_its_length() -> None:
     assert (match.broken.reason, match.broken.continues) == (BreakReason.SYSTEM_CHANGED, "turn_149")
 
 
+def test_a_dialogue_that_was_edited_at_its_beginning_is_given_up_in_bounded_time() -> None:
+    """Its keys are those of the stored path, because keys lose arguments."""
+    play = Play()
+    said = reply("a", tool_calls=(ToolCall("run", '{"n": 1}'),))
+    history: list[Message] = [Message("user", "u")]
+    for _ in range(1_000):
+        play.turn([Message("system", "s 1"), *history], said, tools=[RUN])
+        history += [said, Message("tool", "t")]
+    history[1] = reply("a", tool_calls=(ToolCall("run", '{"n": 2}'),))
+    begun = time.process_time()
+    match = play.match([Message("system", "s 2"), *history], [RUN])
+    assert time.process_time() - begun < 2.0
+    assert match.broken is not None
+    assert match.broken.reason == BreakReason.NEW_CONVERSATION
+
+
 @pytest.mark.parametrize(
     ("left", "right", "expected"),
     [

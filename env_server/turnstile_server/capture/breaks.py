@@ -26,6 +26,9 @@ COMPARED_CHARS = 200_000
 """Longer system texts are not compared word by word, because that takes time."""
 CANDIDATES = 16
 """Turns with the same dialogue, the latest first, that are compared with a call."""
+COMPARED_GROUPS = 200_000
+"""Message groups that are compared before the search gives up. A clock needs one path of them; only a history that
+was edited at its beginning needs more."""
 
 
 def explain_break(
@@ -146,10 +149,13 @@ def _repeated_dialogue(
         key = dialogue_chain(key, item.message)
         if item.message.role == "assistant" and key in by_dialogue:
             ends.append((count, key))
+    looked = 0
     for count, key in reversed(ends):
-        candidates = [
-            node for node in by_dialogue[key][: -CANDIDATES - 1 : -1] if _repeats(node, dialogue[:count], schemas)
-        ]
+        latest = by_dialogue[key][: -CANDIDATES - 1 : -1]
+        looked += sum(node.group_count for node in latest)
+        if looked > COMPARED_GROUPS:
+            return None
+        candidates = [node for node in latest if _repeats(node, dialogue[:count], schemas)]
         same_tools = (node for node in candidates if node.turn.tools_key == tools_key)
         same_purpose = (node for node in candidates if alike(_system_text(_path_groups(node)), system))
         repeated = next(same_tools, None) or next(same_purpose, None)
@@ -159,7 +165,7 @@ def _repeated_dialogue(
 
 
 def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> bool:
-    """``dialogue`` is the node's path, system text aside."""
+    """True when ``dialogue`` is the node's path without system text, within the tolerance that replies have."""
     own = {id(step.groups[-1]) for step in node.path()}
     stored = [item for item in _path_groups(node) if item.message.role not in SYSTEM_ROLES]
     return len(stored) == len(dialogue) and all(
