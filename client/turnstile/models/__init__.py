@@ -1,4 +1,9 @@
-"""The records that client and server share. Nothing here does I/O."""
+"""The records that client and server share. Nothing here does I/O.
+
+Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
+made of: ``episode``, ``messages``, ``turn``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their
+binary form. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+"""
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
 from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit

@@ -1,8 +1,8 @@
-"""The token forest of an episode: every token once, where flat samples repeat what they share.
+"""The token forest of an episode: it holds every token once, where flat samples repeat their shared beginnings.
 
-Node i is one turn: context ⊕ completion, tokens ``[offsets[i], offsets[i + 1])``. The tokens that a model was fed
-and sampled up to the end of a turn are those of its nodes from the root down. A parent comes before its children,
-so a token's ancestors all lie before it. ``to_samples`` gives the flat samples back, exactly.
+Node i is one turn: context ⊕ completion, tokens ``[offsets[i], offsets[i + 1])``. The nodes from the root to a
+turn hold the tokens that the model was fed and sampled up to the end of that turn. A parent comes before its
+children, so all ancestors of a token come before it. ``to_samples`` returns exactly the flat samples.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class ForestRow(Model):
 
 
 class TokenForest(Model):
-    """What ``GET /episodes/{id}/tree`` gives: n nodes, N tokens.
+    """Answer to ``GET /episodes/{id}/tree``: n nodes, N tokens.
 
-    ``loss_mask`` is 1 where a row trains the token, each in one row only; ``logprobs`` is 0.0 where it is 0.
-    Nodes that no row passes through are left out. Episode fields are as on a ``Sample``.
+    ``loss_mask`` is 1 where a row trains the token; exactly one row does. ``logprobs`` is 0.0 where the mask is 0.
+    Nodes that are on no row are left out. The fields of the episode are those of a ``Sample``. As JSON
+    (``forest_as_json``) ``weight_version`` has the names themselves, and null in place of −1.
     """
 
     schema_version: int = SCHEMA_VERSION

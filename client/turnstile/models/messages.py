@@ -14,10 +14,10 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model made.
+    """One tool call of an assistant message.
 
-    ``arguments`` is the JSON text exactly as the model wrote it (for a foreign reply: as the agent sent it).
-    ``id`` is ours or the agent's; it never decides a match, it only breaks ties.
+    ``arguments`` is the JSON text exactly as the model wrote it (in a foreign reply: as the agent sent it). ``id``
+    is the server's or the agent's; in matching it only breaks ties.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Samples on the wire: one safetensors file with concatenated arrays, JSON metadata for the rest.
+"""Samples on the wire: one safetensors file with concatenated arrays, and JSON metadata for the rest.
 
 Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N]
 and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. The file's metadata entry
@@ -6,7 +6,8 @@ and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of 
 the arrays of ``TokenForest``. The layout of the file is that of
 https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
 
-Decoding gives back exactly the bits that were encoded, and refuses what does not add up; it never repairs.
+Decoding returns exactly the bits that were encoded. A file that is damaged or inconsistent is refused, never
+repaired.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def decode_samples(data: bytes) -> SampleSet:
 
 
 def encode_forest(forest: TokenForest) -> bytes:
-    """The forest as one safetensors file: its arrays as they are, everything else as JSON in the metadata."""
+    """The forest as one safetensors file: its arrays as tensors, everything else as JSON in the metadata."""
     tensors = {name: np.ascontiguousarray(getattr(forest, name)) for name in _FOREST_ARRAYS}
     rest = forest.model_dump(mode="json", exclude=set(_FOREST_ARRAYS))
     return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
