@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.grading.inside.run_tests import Told, judge, outcome, signed
+from turnstile_server.grading.inside.run_tests import TestReports, judge, outcome, signed
 from turnstile_server.grading.verdict import MAX_LINE, DiffVerdict, HiddenTestsVerdict, read_tests
 from turnstile_server.sandboxes.protocol import ExecResult
 
@@ -58,9 +58,9 @@ def test_a_files_tests_count_when_it_said_that_it_was_done_and_exited_0(
 ) -> None:
     key = b"k" * 32
     words = {"t": {"test": "t", "status": "passed", "message": ""}, "done": {"done": True}}
-    told = Told()
-    judge(b"\n".join(signed(key, words[line]) for line in lines), key, exit_status, told)
-    assert (outcome("t", told)[0] == "passed") is counted
+    reports = TestReports()
+    judge(b"\n".join(signed(key, words[line]) for line in lines), key, exit_status, reports)
+    assert (outcome("t", reports)[0] == "passed") is counted
 
 
 def test_failed_tests_are_one_line_each_whatever_their_messages_hold() -> None:

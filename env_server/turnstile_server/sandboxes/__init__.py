@@ -1,1 +1,8 @@
-"""Where agents and tests run: Docker containers or bubblewrap, with one small helper inside."""
+"""Sandboxes: where agents, their tools, set-up commands and hidden tests run.
+
+Read ``protocol`` first (the contract of every backend), then ``endpoint`` (how a sandbox reaches the agent
+app), ``registry`` (the backends), ``pool``, ``helper_sandbox`` with ``helper_client`` and ``sockets`` (a
+sandbox with the helper program inside), and the backends ``local`` and ``docker``. ``background`` runs work
+that must outlive its caller, ``run_folder`` locks the server's folder, ``wrapper`` is the base of wrapping
+sandboxes. ``helper`` is the program that runs inside every sandbox; it imports nothing of the server.
+"""

@@ -1,6 +1,6 @@
 """Work that its caller's cancellation does not cut off: making, watching and destroying sandboxes.
 
-A sandbox must be destroyed once and completely, whoever asks for it and whether or not they still wait. Such work
+A sandbox must be destroyed once and completely, whether or not the caller still waits. Such work
 runs in the task group of ``BackgroundTasks``, which outlives the provider that uses it. ``BackgroundTask`` is the
 handle: any number of callers may wait for it, and cancelling a waiter leaves the work running.
 """

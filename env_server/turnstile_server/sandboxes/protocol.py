@@ -1,8 +1,9 @@
-"""What a sandbox is to the rest of the server, whichever backend makes it.
+"""Sandboxes and their providers as the rest of the server sees them: the contract of every backend.
 
-Holds for every backend: nothing inside reaches a network but the agent door of its own episode; a command is
-over, with its whole process group, when its time is; output and files that come out are bounded; the host never
-unpacks or interprets what the agent wrote; ``destroy`` releases everything, may be called twice and on any path.
+What must hold for every backend: code inside reaches no network but the agent endpoint of its own episode; a
+command ends, with its whole process group, when its time is over; output and files that come out are bounded;
+the host never unpacks or interprets anything that the agent wrote; ``destroy`` releases everything, in any
+state, once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.settings import SandboxSettings
 
 WORKDIR = "/workspace"
-"""Where a task's files are, unless its image has them elsewhere."""
+"""The work folder of a task, unless its image has it elsewhere."""
 
 
 class User(StrEnum):
-    """Who a command runs as. The helper has a third uid that neither can act on."""
+    """The user of a command. The helper has a third uid, which neither can act on."""
 
     AGENT = "agent"
     TESTS = "tests"
@@ -34,6 +35,8 @@ HOMES = {User.AGENT: "/home/agent", User.TESTS: "/home/tests"}
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
+    """Ceilings of one sandbox."""
+
     memory_bytes: int
     cpus: float
     pids: int
@@ -51,7 +54,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is made from; equal specs are interchangeable, so a warm pool is keyed by them."""
+    """The kind of a sandbox. Equal specs are interchangeable, so the pool keeps warm sandboxes by spec."""
 
     limits: SandboxLimits
     image: str | None = None
@@ -80,6 +83,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
+    """The end of a command."""
+
     exit_code: int
     """128 + signal for a process ended by one; 137 after a time-out."""
     stdout: bytes
@@ -91,18 +96,20 @@ class ExecResult:
 
 
 class Process(Protocol):
-    """A command that runs on its own."""
+    """A command that was started and runs on its own."""
 
     async def wait(self) -> ExecResult:
         """Waits for its end; every caller gets the same result. Raises SandboxFailed when the sandbox died."""
         ...
 
     async def kill(self) -> None:
-        """Kills its whole process group; nothing when it has ended."""
+        """Kills its whole process group; no-op after its end."""
         ...
 
 
 class Sandbox(Protocol):
+    """One isolated place to run commands in."""
+
     @property
     def sandbox_id(self) -> str: ...
 
@@ -111,8 +118,8 @@ class Sandbox(Protocol):
 
     @property
     def agent_url(self) -> str | None:
-        """URL inside the sandbox under which the agent door answers (``http://127.0.0.1:PORT``), None where the
-        image cannot run the helper, which forwards it."""
+        """URL inside the sandbox of the model and MCP endpoints (``http://127.0.0.1:PORT``). None where they
+        cannot be reached from inside: the image cannot run the helper, which forwards them."""
         ...
 
     def admit(self, episode_id: str | None) -> None:
@@ -153,13 +160,13 @@ class Sandbox(Protocol):
         ...
 
     async def died(self) -> None:
-        """Returns when the sandbox has died, or was destroyed. A backend that is not told of it finds out with the
-        next command."""
+        """Returns when the sandbox has died, or was destroyed. A backend that gets no notice of a death finds out
+        at the next command."""
         ...
 
     async def destroy(self) -> None:
-        """Releases everything. Does not raise: what a backend cannot remove it logs, tries again, and removes at
-        the latest when it is closed or started the next time."""
+        """Releases everything. Does not raise: a backend logs what it cannot remove, tries again, and removes it
+        at the latest when it is closed or started the next time."""
         ...
 
 

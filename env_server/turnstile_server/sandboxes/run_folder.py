@@ -1,7 +1,7 @@
-"""The folder of a server's sandboxes on the host: this server's alone, for as long as it serves.
+"""The folder of a server's sandboxes on the host, locked for as long as the server runs.
 
-Holds: nobody but the server's user can enter it; no other server has it meanwhile, or the sweep of one would end
-the sandboxes of the other.
+What must hold: only the server's user can enter it; no other server uses it at the same time, because the sweep of
+one would end the sandboxes of the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from turnstile_server.errors import StartupError
 
 
 class RunFolder:
-    """Made at ``take`` if it is not there; ``give_back`` may be called at any time, and again."""
+    """A folder and its lock. ``take`` makes and locks it; ``give_back`` may be called at any time, and again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ def unusable(run_dir: Path, error: OSError) -> StartupError:
 
 
 def _locked(run_dir: Path) -> int:
-    """Its descriptor: the lock lasts as long as it is open."""
+    """Makes and locks the folder; its descriptor. The lock lasts as long as it is open."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

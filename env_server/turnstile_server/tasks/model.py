@@ -154,7 +154,7 @@ class Task(TaskPart):
     """What an agent is asked, what it is given, and how its work is graded."""
 
     id: ClientId
-    instruction: str = Field(min_length=1, description="What the agent is told.")
+    instruction: str = Field(min_length=1, description="The instruction to the agent.")
     image: str | None = Field(None, description="Docker image; None takes the server's (sandboxes.docker_image).")
     workdir: str = Field(WORKDIR, pattern=r"^/", description="Work folder inside the sandbox.")
     image_files: bool = Field(False, description="The work folder's files are the image's own.")

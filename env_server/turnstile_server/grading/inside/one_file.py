@@ -49,8 +49,8 @@ def function_of(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
-class Watch:
-    """Remembers the code that modules and classes hold, to tell when some was replaced, rewritten or added.
+class TamperCheck:
+    """Remembers the code of modules and classes, and reports code that was replaced, rewritten or added.
 
     Added code counts where it hides other code: in a class an inherited method, in a module a builtin.
     """
@@ -79,7 +79,7 @@ class Watch:
                     self._add(owner + "." + name, vars(value), package, True)
 
     def broken(self) -> str | None:
-        """What is no longer as it was."""
+        """What has changed, as a sentence; None: nothing."""
         for owner, names, name, value, code in self._seen:
             if names.get(name) is not value:
                 return f"{owner}.{name} was replaced"
@@ -97,7 +97,7 @@ class Watch:
 BUILTINS = frozenset(vars(builtins))
 
 
-def watch_over(watch: Watch, *packages: str) -> None:
+def watch_over(watch: TamperCheck, *packages: str) -> None:
     """The loaded modules of ``packages``, the builtins, and this module."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in packages:
@@ -106,7 +106,7 @@ def watch_over(watch: Watch, *packages: str) -> None:
     watch.add_module(sys.modules[__name__])
 
 
-def result_class(send: Send, watch: Watch) -> type[unittest.TestResult]:
+def result_class(send: Send, watch: TamperCheck) -> type[unittest.TestResult]:
     class Result(unittest.TestResult):
         def _tell(self, test: Any, status: str, error: Any = None) -> None:
             replaced = watch.broken()
@@ -146,7 +146,7 @@ def result_class(send: Send, watch: Watch) -> type[unittest.TestResult]:
 
 
 def run_unittest(config: dict[str, Any], send: Send) -> None:
-    watch = Watch()
+    watch = TamperCheck()
     kind = result_class(send, watch)
     result = kind()
     watch_over(watch, "unittest")
@@ -181,7 +181,7 @@ class PytestReports:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._watch = Watch()
+        self._watch = TamperCheck()
         self._status: dict[str, tuple[str, str]] = {}
 
     def pytest_sessionstart(self) -> None:

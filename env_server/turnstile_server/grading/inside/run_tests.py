@@ -56,7 +56,7 @@ def opened(key: bytes, line: bytes) -> Any:
 
 
 def guard_process() -> None:
-    """Other processes of this user may not look into this one; orphans of the tests come to it to be ended."""
+    """Keeps other processes of this user from reading this one, and makes orphans of the tests its children."""
     try:
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -65,7 +65,7 @@ def guard_process() -> None:
         return
 
 
-class Group:
+class TestFile:
     """The expected tests of one file."""
 
     def __init__(self, name: str, path: str) -> None:
@@ -74,8 +74,8 @@ class Group:
         self.expected: list[str] = []
 
 
-def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[Group]:
-    groups: dict[str, Group] = {}
+def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[TestFile]:
+    groups: dict[str, TestFile] = {}
     for test in expected:
         module, klass, method = test.rsplit(".", 2)
         path = os.path.join(tests, *module.split(".")) + ".py"
@@ -85,7 +85,7 @@ def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[G
         if module.split(".")[0] in getattr(sys, "stdlib_module_names", ()):
             faults.append(f"{test}: a module of Python's own has this name; rename the file")
             continue
-        group = groups.setdefault(module, Group(module, path))
+        group = groups.setdefault(module, TestFile(module, path))
         group.expected.append(test)
         tree = parsed(path, faults)
         if tree is not None and not may_have(tree, klass, method):
@@ -93,8 +93,8 @@ def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[G
     return list(groups.values())
 
 
-def group_pytest(tests: str, expected: list[str], faults: list[str]) -> list[Group]:
-    groups: dict[str, Group] = {}
+def group_pytest(tests: str, expected: list[str], faults: list[str]) -> list[TestFile]:
+    groups: dict[str, TestFile] = {}
     for test in expected:
         name = test.split("::")[0]
         path = os.path.join(tests, name)
@@ -102,7 +102,7 @@ def group_pytest(tests: str, expected: list[str], faults: list[str]) -> list[Gro
             faults.append(f"{test}: the hidden tests have no file {name}")
             continue
         parsed(path, faults)
-        groups.setdefault(name, Group(name, path)).expected.append(test)
+        groups.setdefault(name, TestFile(name, path)).expected.append(test)
     if importlib.machinery.PathFinder.find_spec("pytest", site_folders()) is None:
         faults.append("pytest is not in the image")
     return list(groups.values())
@@ -153,8 +153,8 @@ def site_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
-class Told:
-    """What one test process said."""
+class TestReports:
+    """Everything that one test process reported."""
 
     def __init__(self) -> None:
         self.tests: dict[str, list[str]] = {}
@@ -163,8 +163,8 @@ class Told:
         self.output = b""
 
 
-def run_group(group: Group, config: dict[str, Any], deadline: float) -> Told:
-    told = Told()
+def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestReports:
+    reports = TestReports()
     key = secrets.token_hex(32)
     report_read, report_write = os.pipe()
     child = subprocess.Popen(
@@ -202,15 +202,15 @@ def run_group(group: Group, config: dict[str, Any], deadline: float) -> Told:
         child.stdin.close()
     except BrokenPipeError:
         pass
-    report = listen(child, report_read, told, deadline)
+    report = listen(child, report_read, reports, deadline)
     os.close(report_read)
     child.stdout.close()
     end_orphans()
-    judge(report, bytes.fromhex(key), child.returncode, told)
-    return told
+    judge(report, bytes.fromhex(key), child.returncode, reports)
+    return reports
 
 
-def listen(child: subprocess.Popen[bytes], report_read: int, told: Told, deadline: float) -> bytes:
+def listen(child: subprocess.Popen[bytes], report_read: int, reports: TestReports, deadline: float) -> bytes:
     """Takes what the process says until it has ended, also where something it left behind holds the pipes open."""
     assert child.stdout is not None
     out = child.stdout.fileno()
@@ -229,7 +229,7 @@ def listen(child: subprocess.Popen[bytes], report_read: int, told: Told, deadlin
                 if not data:
                     selector.unregister(key.fd)
                 elif key.fd == out:
-                    told.output = (told.output + data)[-MAX_OUTPUT:]
+                    reports.output = (reports.output + data)[-MAX_OUTPUT:]
                 else:
                     report += data
             if ended:
@@ -241,7 +241,7 @@ def listen(child: subprocess.Popen[bytes], report_read: int, told: Told, deadlin
     kill_group(child.pid)
     child.wait()
     if timed_out:
-        told.note = "the tests ran out of time"
+        reports.note = "the tests ran out of time"
     return report
 
 
@@ -276,35 +276,35 @@ def parent_of(pid: int) -> int:
         return -1
 
 
-def judge(report: bytes, key: bytes, exit_status: int, told: Told) -> None:
+def judge(report: bytes, key: bytes, exit_status: int, reports: TestReports) -> None:
     for line in report.split(b"\n"):
         if not line:
             continue
         try:
             said = opened(key, line)
         except ValueError:
-            told.note = told.note or "something else wrote to the report of the tests"
-            told.done = False
+            reports.note = reports.note or "something else wrote to the report of the tests"
+            reports.done = False
             return
         if "test" in said:
-            told.tests.setdefault(said["test"], [said["status"], said["message"]])
+            reports.tests.setdefault(said["test"], [said["status"], said["message"]])
             if said["status"] != "passed":
-                told.tests[said["test"]] = [said["status"], said["message"]]
+                reports.tests[said["test"]] = [said["status"], said["message"]]
         elif "note" in said:
-            told.note = told.note or said["note"]
+            reports.note = reports.note or said["note"]
         else:
-            told.done = True
+            reports.done = True
     if exit_status != 0:
-        told.done = False
-        told.note = told.note or f"the tests' process ended with {exit_status}"
-    elif not told.done:
-        told.note = told.note or "the tests' process ended before the tests had"
+        reports.done = False
+        reports.note = reports.note or f"the tests' process ended with {exit_status}"
+    elif not reports.done:
+        reports.note = reports.note or "the tests' process ended before the tests had"
 
 
-def outcome(test: str, told: Told) -> list[str]:
-    status, message = told.tests.get(test, ["not run", told.note])
-    if status == "passed" and not told.done:
-        return ["not counted", told.note[:MAX_MESSAGE]]
+def outcome(test: str, reports: TestReports) -> list[str]:
+    status, message = reports.tests.get(test, ["not run", reports.note])
+    if status == "passed" and not reports.done:
+        return ["not counted", reports.note[:MAX_MESSAGE]]
     return [status, message[:MAX_MESSAGE]]
 
 
@@ -322,10 +322,10 @@ def main() -> int:
     if not faults:
         deadline = time.monotonic() + config["timeout_s"]
         for group in groups:
-            told = run_group(group, config, deadline)
-            outcomes.update({test: outcome(test, told) for test in group.expected})
+            reports = run_group(group, config, deadline)
+            outcomes.update({test: outcome(test, reports) for test in group.expected})
             if any(outcomes[test][0] != "passed" for test in group.expected):
-                output = (output + told.output)[-MAX_OUTPUT:]
+                output = (output + reports.output)[-MAX_OUTPUT:]
     failed = [[test, *rest] for test, rest in outcomes.items() if rest[0] != "passed"]
     answer = {
         "faults": faults[: config["max_shown"]],

@@ -36,14 +36,16 @@ class Refused(Exception):
     """The work cannot be judged; it scores 0."""
 
 
-class Limits:
+class DiffLimits:
+    """Bounds of one diff."""
+
     def __init__(self, protected: list[str], max_changed: int) -> None:
         self.protected = protected
         self.max_changed = max_changed
 
 
-class Entry:
-    """A path of either side. ``member`` is None on the clean side."""
+class DiffEntry:
+    """One path of the clean copy or of the work. ``member`` is None for the clean copy."""
 
     def __init__(self, kind: str, target: str, executable: bool, member: tarfile.TarInfo | None) -> None:
         self.kind = kind
@@ -53,7 +55,7 @@ class Entry:
 
 
 def acts_at_import(path: str) -> bool:
-    """Whether a tool reads the file without being asked to."""
+    """Whether Python or pytest reads the file by itself."""
     for part in path.split("/"):
         if part in LEFT_OUT_NAMES or part.split(".")[0] in LEFT_OUT_STEMS or part.endswith(LEFT_OUT_SUFFIXES):
             return True
@@ -88,9 +90,9 @@ def stays_inside(path: str, target: str, root: str) -> bool:
     return True
 
 
-def scan(root: str) -> dict[str, Entry]:
+def scan(root: str) -> dict[str, DiffEntry]:
     """The clean side. What the agent could not have read is not there: it could not have been in its archive."""
-    found: dict[str, Entry] = {}
+    found: dict[str, DiffEntry] = {}
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -102,19 +104,19 @@ def scan(root: str) -> dict[str, Entry]:
             path = folder + "/" + entry.name if folder else entry.name
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
-                found[path] = Entry(LINK, os.readlink(entry.path), False, None)
+                found[path] = DiffEntry(LINK, os.readlink(entry.path), False, None)
             elif stat.S_ISDIR(mode):
                 if os.access(entry.path, os.R_OK | os.X_OK):
-                    found[path] = Entry(FOLDER, "", False, None)
+                    found[path] = DiffEntry(FOLDER, "", False, None)
                     pending.append(path)
             elif stat.S_ISREG(mode) and os.access(entry.path, os.R_OK):
-                found[path] = Entry(FILE, "", bool(mode & stat.S_IXUSR), None)
+                found[path] = DiffEntry(FILE, "", bool(mode & stat.S_IXUSR), None)
     return found
 
 
-def read_work(archive: tarfile.TarFile, report: dict[str, Any]) -> dict[str, Entry]:
+def read_work(archive: tarfile.TarFile, report: dict[str, Any]) -> dict[str, DiffEntry]:
     """The agent's side: members of kinds that can be taken over, by plain path. Of twins the last counts."""
-    found: dict[str, Entry] = {}
+    found: dict[str, DiffEntry] = {}
     for member in archive:
         path = member.name
         while path.startswith("./"):
@@ -125,16 +127,16 @@ def read_work(archive: tarfile.TarFile, report: dict[str, Any]) -> dict[str, Ent
         if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
             leave_out(report, path, "not a plain path")
         elif member.isdir():
-            found[path] = Entry(FOLDER, "", False, member)
+            found[path] = DiffEntry(FOLDER, "", False, member)
         elif member.issym():
-            found[path] = Entry(LINK, member.linkname, False, member)
+            found[path] = DiffEntry(LINK, member.linkname, False, member)
         elif (member.isreg() or member.islnk()) and not member.issparse():
-            found[path] = Entry(FILE, "", bool(member.mode & stat.S_IXUSR), member)
+            found[path] = DiffEntry(FILE, "", bool(member.mode & stat.S_IXUSR), member)
         else:
             leave_out(report, path, "not a regular file")
     for path in list(found):
         for parent in parents(path):
-            found.setdefault(parent, Entry(FOLDER, "", False, None))
+            found.setdefault(parent, DiffEntry(FOLDER, "", False, None))
     return found
 
 
@@ -143,7 +145,7 @@ def parents(path: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def same(mine: Entry | None, theirs: Entry | None, archive: tarfile.TarFile, root: str, path: str) -> bool:
+def same(mine: DiffEntry | None, theirs: DiffEntry | None, archive: tarfile.TarFile, root: str, path: str) -> bool:
     if mine is None or theirs is None or mine.kind != theirs.kind:
         return mine is theirs
     if mine.kind == LINK:
@@ -169,11 +171,11 @@ def leave_out(report: dict[str, Any], path: str, reason: str) -> None:
 
 
 def compare(
-    base: dict[str, Entry],
-    work: dict[str, Entry],
+    base: dict[str, DiffEntry],
+    work: dict[str, DiffEntry],
     archive: tarfile.TarFile,
     root: str,
-    limits: Limits,
+    limits: DiffLimits,
     report: dict[str, Any],
 ) -> None:
     """Fills ``report`` with the paths that are to change."""
@@ -202,13 +204,17 @@ def compare(
         raise Refused(f"the work changes {total} files; at most {limits.max_changed} may be")
 
 
-def above(path: str, work: dict[str, Entry]) -> list[str]:
+def above(path: str, work: dict[str, DiffEntry]) -> list[str]:
     """The path's parents that the work says are no folders."""
     return [parent for parent in parents(path) if parent in work and work[parent].kind != FOLDER]
 
 
 def apply(
-    base: dict[str, Entry], work: dict[str, Entry], archive: tarfile.TarFile, root: str, report: dict[str, Any]
+    base: dict[str, DiffEntry],
+    work: dict[str, DiffEntry],
+    archive: tarfile.TarFile,
+    root: str,
+    report: dict[str, Any],
 ) -> None:
     """Deletes first and makes links last, so that nothing is ever written through a link of the work."""
     gone = [
@@ -227,7 +233,7 @@ def apply(
         make(path, work[path], archive, root, report)
 
 
-def make(path: str, entry: Entry, archive: tarfile.TarFile, root: str, report: dict[str, Any]) -> None:
+def make(path: str, entry: DiffEntry, archive: tarfile.TarFile, root: str, report: dict[str, Any]) -> None:
     folder = root
     for part in path.split("/")[:-1]:
         folder = os.path.join(folder, part)
@@ -284,7 +290,7 @@ def main() -> int:
     config = json.load(sys.stdin)
     root = config["root"].rstrip("/") or "/"
     report: dict[str, Any] = {"added": [], "changed": [], "deleted": [], "left_out": []}
-    limits = Limits(config["protected"], config["max_changed"])
+    limits = DiffLimits(config["protected"], config["max_changed"])
     os.umask(0o022)
     try:
         # "r:" is an archive as it is: nothing is decompressed.

@@ -54,7 +54,7 @@ class BlockingCall(Generic[T]):
         self._error: BaseException | None = None
 
     async def result(self, release: Callable[[], None]) -> T:
-        """``release`` is called when the work has ended, also where nobody waits for it any more."""
+        """``release`` is called when the work has ended, also after the caller has gone."""
         _daemon(partial(self._run, current_token(), release))
         try:
             await self._ended.wait()
@@ -71,7 +71,7 @@ class BlockingCall(Generic[T]):
         failure: BaseException | None = None
         try:
             results.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - the caller gets it, whichever it is
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             failure = error
         try:
             anyio.from_thread.run_sync(self._settle, results, failure, release, token=token)
@@ -86,7 +86,7 @@ class BlockingCall(Generic[T]):
             self._take_back()
 
     def _take_back(self) -> None:
-        """Undoes a result that nobody gets."""
+        """Undoes a result that has no receiver."""
         results, self._results = self._results, []
         if results and self._undo is not None:
             _daemon(partial(_undone, self._undo, results[0]))

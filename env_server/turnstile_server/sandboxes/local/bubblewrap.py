@@ -1,9 +1,9 @@
-"""The command line of bubblewrap, and nothing else: pure, from a spec and what the host has.
+"""The command line of bubblewrap: pure, from a spec and the folders of the host.
 
 What a sandbox sees: the host's /usr (and what belongs to it) and the server's own Python, read-only; generated
 /etc files; an empty work folder, /home, /tmp and /dev/shm in memory, each of the spec's disk size; a small /dev; a
-/proc of its own processes; no network but its own loopback. What the frame hides is empty inside, wherever it
-lies. No secret may be in here: argv can be read by anyone.
+/proc of its own processes; no network but its own loopback. Everything that the frame hides is empty inside. No
+secret may be in the command line: every user can read it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class HostPython:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What is the same for every sandbox of a server."""
+class SandboxFrame:
+    """The part that is the same for every sandbox of a server."""
 
     bwrap: str
     python: HostPython
@@ -93,13 +93,13 @@ def passwd(agent_uid: int, tests_uid: int) -> dict[str, str]:
     }
 
 
-def helper_command(frame: Frame, spec: SandboxSpec, sockets: Path) -> list[str]:
-    """bubblewrap with the helper as its first process; ``sockets`` is the sandbox's door folder."""
+def helper_command(frame: SandboxFrame, spec: SandboxSpec, sockets: Path) -> list[str]:
+    """bubblewrap with the helper as its first process; ``sockets`` is the folder of the sandbox's sockets."""
     mounts = ["--ro-bind", str(sockets), SOCKET_TARGET, "--ro-bind", str(HELPER_FOLDER), HELPER_TARGET]
     return wrap(frame, spec, mounts, [frame.python.executable, *HELPER_FLAGS, HELPER_TARGET])
 
 
-def wrap(frame: Frame, spec: SandboxSpec, mounts: Sequence[str], command: Sequence[str]) -> list[str]:
+def wrap(frame: SandboxFrame, spec: SandboxSpec, mounts: Sequence[str], command: Sequence[str]) -> list[str]:
     return [
         frame.bwrap,
         *_name_spaces(frame),
@@ -124,7 +124,7 @@ def wrap(frame: Frame, spec: SandboxSpec, mounts: Sequence[str], command: Sequen
     ]
 
 
-def _name_spaces(frame: Frame) -> list[str]:
+def _name_spaces(frame: SandboxFrame) -> list[str]:
     own = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     own += ["--hostname", "sandbox", "--cap-drop", "ALL"]
     if frame.privileged:
@@ -133,7 +133,7 @@ def _name_spaces(frame: Frame) -> list[str]:
     return ["--unshare-user", "--uid", uid, "--gid", uid, *own]
 
 
-def _system(frame: Frame) -> list[str]:
+def _system(frame: SandboxFrame) -> list[str]:
     words = [*_folders("/etc/ssl/certs", frame.python.prefix), "--ro-bind", "/usr", "/usr"]
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):

@@ -67,7 +67,7 @@ class LocalProvider:
         self._hidden = (_PACKAGE, run_dir, *hidden)
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
-        self._frame: bubblewrap.Frame | None = None
+        self._frame: bubblewrap.SandboxFrame | None = None
         self._cgroups: cgroups.Cgroups | None = None
         self._agents: AgentEndpoint | None = None
         self._tasks: BackgroundTasks | None = None
@@ -258,7 +258,7 @@ class LocalProvider:
         environment = {"PATH": self._python.search_path}
         hidden = bubblewrap.shown_of(self._hidden, self._python)
         for privileged in (True, False) if self._as_root else (False,):
-            frame = bubblewrap.Frame(bwrap, self._python, etc, privileged, self._settings.agent_uid, hidden)
+            frame = bubblewrap.SandboxFrame(bwrap, self._python, etc, privileged, self._settings.agent_uid, hidden)
             command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
             wrapped = bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command)
             problem = await probe_error(wrapped, environment, self._settings.start_timeout_s)

@@ -1,2 +1,2 @@
-"""The in-sandbox helper. One thread, one selector; whatever touches an agent's files does so in a forked child
-that has already become the agent."""
+"""The in-sandbox helper. One thread, one selector; an agent's files are touched only by forked children
+that have already become the agent."""

@@ -12,7 +12,7 @@ import stat
 from typing import Callable  # noqa: UP035 - Python 3.8
 
 from . import frames, tars
-from .tars import Problem
+from .tars import FileRefused
 
 _PART = 64 << 10
 
@@ -27,9 +27,9 @@ def run(action: str, path: str, max_bytes: int, mode: int | None) -> int:
     }
     try:
         if "\0" in path or not path.startswith("/"):
-            raise Problem("not an absolute path")
+            raise FileRefused("not an absolute path")
         work[action]()
-    except Problem as problem:
+    except FileRefused as problem:
         return _refuse(f"{_shown(path)}: {problem}")
     except (MemoryError, RecursionError, ValueError) as error:
         return _refuse(f"{_shown(path)}: {type(error).__name__}")
@@ -48,11 +48,11 @@ def _refuse(sentence: str) -> int:
 
 
 def _read(path: str, max_bytes: int) -> None:
-    # Not blocking: opening a pipe that nobody writes to would wait for ever.
+    # Not blocking: opening a pipe without a writer would wait for ever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     _check_regular(os.fstat(fd))
     if os.fstat(fd).st_size > max_bytes:
-        raise Problem(f"{os.fstat(fd).st_size} bytes are more than the {max_bytes} that may be read")
+        raise FileRefused(f"{os.fstat(fd).st_size} bytes are more than the {max_bytes} that may be read")
     done = 0
     while True:
         data = os.read(fd, _PART)
@@ -60,15 +60,15 @@ def _read(path: str, max_bytes: int) -> None:
             return
         done += len(data)
         if done > max_bytes:
-            raise Problem(f"it has more than the {max_bytes} bytes that may be read")
+            raise FileRefused(f"it has more than the {max_bytes} bytes that may be read")
         tars.write_all(1, data)
 
 
 def _check_regular(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise Problem("it is a folder")
+        raise FileRefused("it is a folder")
     if not stat.S_ISREG(status.st_mode):
-        raise Problem("it is not a regular file")
+        raise FileRefused("it is not a regular file")
 
 
 def _write(path: str, mode: int | None) -> None:

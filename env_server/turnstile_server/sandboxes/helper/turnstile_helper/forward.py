@@ -1,7 +1,7 @@
-"""TCP on the sandbox's loopback to the agent door's Unix socket, for clients that know no Unix sockets.
+"""Forwards TCP on the sandbox's loopback to the agent endpoint's Unix socket, for clients without Unix sockets.
 
-Holds: bytes are never looked at; a slow side stops the other; each end's close reaches the other end; an answer
-arrives, also one that comes, with the door's close, before its request was read to the end.
+What must hold: bytes are never interpreted; a slow side stops the other; a close at one end reaches the other
+end; an answer arrives even if the endpoint sends it and closes before it has read the whole request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Forwarder:
             inner.close()
             return
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Not blocking: where the door's queue is full this caller is refused, and nobody else waits for it.
+        # Not blocking: where the endpoint's queue is full, this caller is refused and no other one waits.
         outer.setblocking(False)
         try:
             outer.connect(self._target)
@@ -57,21 +57,22 @@ class Forwarder:
 
 
 class _Half:
-    """One direction of a connection. ``from_client``: its source is the client, its sink the door; else the other
-    way round. Faults of the client's socket are raised: without a client there is nothing to do. The door may end
-    at any time, and what it said before must still arrive."""
+    """One direction of a connection. ``from_client``: its source is the client and its sink the endpoint; else the
+    other way round. Faults of the client's socket are raised: without a client there is nothing to do. The
+    endpoint
+    may end at any time, and everything it sent before must still arrive."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, from_client: bool) -> None:
         self.buffer = bytearray()
         self.ended = False
         self.done = False
-        """The end was passed on, or there is nobody to pass it to."""
+        """The end was passed on, or there is no other side any more."""
         self._source = source
         self._sink = sink
         self._from_client = from_client
         self._refused = False
-        """The door takes no more. The client's bytes are read all the same, because an end of a connection that
-        is closed with bytes unread loses what was on its way to the other."""
+        """The endpoint takes no more. The client's bytes are read all the same: closing a connection with unread
+        bytes would lose data on its way to the other side."""
 
     @property
     def wants_more(self) -> bool:
@@ -109,7 +110,7 @@ class _Half:
 
 
 class _Pair:
-    """``inner``: the client's connection; ``outer``: the one to the door that was made for it."""
+    """``inner``: the client's connection; ``outer``: the one to the endpoint that was made for it."""
 
     def __init__(self, loop: Loop, inner: socket.socket, outer: socket.socket, pairs: set[_Pair]) -> None:
         self._loop = loop

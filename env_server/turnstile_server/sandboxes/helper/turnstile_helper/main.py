@@ -1,7 +1,7 @@
-"""Dials the server, says the token, then serves requests until the connection ends; then kills everything.
+"""Dials the server, sends the token, and serves requests until the connection ends; then kills everything.
 
 Holds: the connection is made before any other program runs in the sandbox, and once; a request that fails answers
-with its failure and disturbs no other; when the server is gone nothing of the sandbox's runs on.
+with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .forward import Forwarder
 from .job import Job, Pipes
 from .loop import Loop
 from .outbox import Outbox
-from .output import Kept, Output, Passed
+from .output import CutOutput, Output, Passed
 from .spawn import CANNOT_RUN, Spawner
 
 _TOKEN = "TURNSTILE_HELPER_TOKEN"
 _SOCKET = "TURNSTILE_HELPER_SOCKET"
 _MAX_COMPLAINT = 8192
 _LOST = 70
-"""Exit code when the server is gone."""
+"""Exit code after the server has gone."""
 
 
 def main() -> int:
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.connect(os.environ[_SOCKET])
-    link.sendall(frames.encode({"hello": frames.VERSION, "token": os.environ[_TOKEN]}))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(os.environ[_SOCKET])
+    connection.sendall(frames.encode({"hello": frames.VERSION, "token": os.environ[_TOKEN]}))
     os.environ.clear()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -41,17 +41,17 @@ def main() -> int:
     if os.geteuid() != 0:
         processes.hide_memory()
     gc.freeze()  # a child shares these pages for longer
-    Helper(link).run()
+    Helper(connection).run()
     return _LOST
 
 
 class Helper:
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        link.setblocking(False)
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setblocking(False)
         self._decoder = frames.Decoder()
         self._loop = Loop(self._reap)
-        self._outbox = Outbox(self._loop, link.fileno(), self._read, self._leave)
+        self._outbox = Outbox(self._loop, connection.fileno(), self._read, self._leave)
         self._jobs: dict[int, Job] = {}
         self._by_pid: dict[int, Job] = {}
         self._spawner = Spawner({}, {})
@@ -63,7 +63,7 @@ class Helper:
 
     def _read(self) -> None:
         try:
-            data = self._link.recv(frames.CHUNK)
+            data = self._connection.recv(frames.CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -121,8 +121,8 @@ class Helper:
             **header["env"],
         }
         outputs = (
-            Kept(self._outbox, request, 1, header["max_output"]),
-            Kept(self._outbox, request, 2, header["max_output"]),
+            CutOutput(self._outbox, request, 1, header["max_output"]),
+            CutOutput(self._outbox, request, 2, header["max_output"]),
         )
         try:
             argv = [_encoded(word) for word in header["argv"]]
@@ -137,7 +137,7 @@ class Helper:
                 argv, cwd, environment, user, (pipes.child_in, pipes.child_out, pipes.child_err)
             )
         except OSError as error:
-            # The sandbox is full of processes: that is what ran in it, not a fault of the sandbox.
+            # The sandbox is full of processes. That is the fault of what ran in it, not of the sandbox.
             pipes.close()
             self._could_not_run(request, f"no process could be made: {error.strerror}")
             return
@@ -169,7 +169,7 @@ class Helper:
         except OSError:
             pipes.close()
             raise
-        outputs = (Passed(self._outbox, request, 1), Kept(self._outbox, request, 2, _MAX_COMPLAINT))
+        outputs = (Passed(self._outbox, request, 1), CutOutput(self._outbox, request, 2, _MAX_COMPLAINT))
         self._own(request, pid, pipes, outputs, header)
 
     def _own(

@@ -1,4 +1,4 @@
-"""What is on its way to the server. Holds: whoever produces without end waits while too much is queued."""
+"""Frames on their way to the server. What must hold: a producer without end waits while too much is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a child's output: kept up to a bound, or passed on as it comes."""
+"""Two ways to handle a child's output: keep it up to a bound, or pass it on as it comes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Output(Protocol):
 
     @property
     def full(self) -> bool:
-        """No more is to be read for now."""
+        """Whether reading has to pause."""
         ...
 
     def finish(self) -> int:
-        """Sends what is kept; returns the bytes that were left out."""
+        """Sends the kept output; returns the number of bytes that were left out."""
         ...
 
 
-class Kept:
+class CutOutput:
     """The first and the last half of ``bound`` bytes."""
 
     def __init__(self, outbox: Outbox, request: int, stream: int, bound: int) -> None:
@@ -58,7 +58,7 @@ class Kept:
 
 
 class Passed:
-    """Sent on as it comes."""
+    """Passes output on as it comes."""
 
     def __init__(self, outbox: Outbox, request: int, stream: int) -> None:
         self._outbox = outbox

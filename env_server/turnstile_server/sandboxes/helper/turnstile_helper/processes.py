@@ -51,12 +51,12 @@ def kill_session(session: int) -> None:
 
 
 def kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
         os.killpg(group, signal.SIGKILL)
 
 
 def kill_all(own_name_space: bool) -> int:
-    """Kills until nothing is left; returns how many processes did not go. Children stay zombies to be reaped."""
+    """Kills until nothing is left; returns how many processes survived. Children stay zombies to be reaped."""
     left: list[int] = []
     for _ in range(_ROUNDS):
         if own_name_space:

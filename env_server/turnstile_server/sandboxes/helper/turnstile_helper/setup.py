@@ -1,4 +1,4 @@
-"""What is done once, before any command: who the users are, their folders, the way to the agent door.
+"""Sets the sandbox up, once, before any command: users, their folders, the port of the agent endpoint.
 
 The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used where the helper may change its uid);
 ``homes`` (user name to folder); ``env`` (of every command); ``own_processes`` (the sandbox has a process name
@@ -30,7 +30,7 @@ def usable_uids(uids: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def make_folders(config: Mapping[str, Any], uids: Mapping[str, int]) -> None:
-    """The work folder, the agent's; a home for each user, nobody else's. Raises OSError."""
+    """Makes the work folder, which is the agent's, and a private home for each user. Raises OSError."""
     workdir = config["workdir"]
     os.makedirs(workdir, mode=0o755, exist_ok=True)
     agent = uids.get("agent")

@@ -19,7 +19,7 @@ _GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-class Problem(Exception):
+class FileRefused(Exception):
     """Why it was refused, as the end of a sentence that begins with the path."""
 
 
@@ -41,11 +41,11 @@ def unpack(target: str) -> None:
                 try:
                     _unpack_member(archive, member, root, parts)
                 except OSError as error:
-                    raise Problem(f"{member.name}: {_reason(error)}") from error
+                    raise FileRefused(f"{member.name}: {_reason(error)}") from error
                 if member.isdir():
                     modes.append((parts, member.mode & 0o777))
     except tarfile.TarError as error:
-        raise Problem(f"not a whole tar: {error}") from error
+        raise FileRefused(f"not a whole tar: {error}") from error
     # Folders get their modes last, the deepest first: one without the right to write holds its contents by then.
     for parts, mode in reversed(modes):
         if parts:
@@ -58,9 +58,9 @@ def unpack(target: str) -> None:
 def _parts(name: str, entry: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/"):
-        raise Problem(f"{entry}: an absolute path")
+        raise FileRefused(f"{entry}: an absolute path")
     if ".." in parts:
-        raise Problem(f"{entry}: a path that leads out with '..'")
+        raise FileRefused(f"{entry}: a path that leads out with '..'")
     return parts
 
 
@@ -96,7 +96,7 @@ def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int,
         with _Folder(root, parts):
             return
     if not parts:
-        raise Problem(f"{member.name!r}: an entry without a name")
+        raise FileRefused(f"{member.name!r}: an entry without a name")
     if member.isreg() and not member.issparse():
         with _Folder(root, parts[:-1]) as folder:
             _unpack_file(archive, member, folder, parts[-1])
@@ -107,14 +107,14 @@ def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int,
     elif member.islnk():
         source = _parts(member.linkname, member.name)
         if not source:
-            raise Problem(f"{member.name}: a link to nothing")
+            raise FileRefused(f"{member.name}: a link to nothing")
         with _Folder(root, source[:-1]) as from_folder, _Folder(root, parts[:-1]) as folder:
             if source != parts:
                 _make_room(folder, parts[-1])
                 os.link(source[-1], parts[-1], src_dir_fd=from_folder, dst_dir_fd=folder, follow_symlinks=False)
     else:
         kind = "a device or a pipe" if member.isdev() else "of a kind that is not unpacked"
-        raise Problem(f"{member.name}: {kind}")
+        raise FileRefused(f"{member.name}: {kind}")
 
 
 def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
@@ -123,7 +123,7 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: int,
     try:
         source = archive.extractfile(member)
         if source is None:
-            raise Problem(f"{member.name}: no contents")
+            raise FileRefused(f"{member.name}: no contents")
         while True:
             data = source.read(_PART)
             if not data:
@@ -150,7 +150,7 @@ class _Bounded:
     def write(self, data: bytes) -> int:
         self._left -= len(data)
         if self._left < 0:
-            raise Problem(f"its archive is larger than the {self._max} bytes that may be fetched")
+            raise FileRefused(f"its archive is larger than the {self._max} bytes that may be fetched")
         write_all(1, data)
         return len(data)
 
@@ -221,4 +221,4 @@ def _members(fd: int, above: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] |
                 yield member, _Exactly(opened, member.size)  # type: ignore[misc]
         except OSError as error:
             if error.errno not in _GONE:
-                raise Problem(f"{path}: {(error.strerror or str(error)).lower()}") from error
+                raise FileRefused(f"{path}: {(error.strerror or str(error)).lower()}") from error
