@@ -61,7 +61,7 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
             r"bad\.yaml.*env\.A: there is no placeholder \{modle_url\}.*\{model_url\}",
         ),
         (GOOD.replace("{home}", "{home"), r"command\.1: .*\{home\}"),
-        (GOOD + "volatile: ['(']\n", r"volatile: .*no regular expression"),
+        (GOOD + "volatile: ['(']\n", r"volatile: .*not a regular expression"),
         (GOOD + "volatile: ['x*']\n", r"volatile: .*matches an empty text"),
         (GOOD + "volatile: ['(a+)+b']\n", r"volatile: .*takes too long"),
         (GOOD + "stdin: '{}'\n", r"stdin: .*\{instruction\}"),

@@ -315,9 +315,11 @@ def test_without_a_difference_nothing_is_counted() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("(", "no regular expression"),
+        ("(", "not a regular expression"),
         ("x*", "matches an empty text"),
         (r"[\s\S]{1,500}", "any text"),
+        ("(?m)^.+$", "any text"),
+        (r"(\w|\w\w)+\d", "takes too long"),
         ("(a+)+b", "takes too long"),
         ("(a|a){1,40}b", "takes too long"),
         ("x" * (MAX_PATTERN_CHARS + 1), "at most"),
