@@ -35,7 +35,7 @@ _USED_BY_CALLS = ("anyio._backends._asyncio", "concurrent.futures.thread")
 """What anyio and asyncio import during a first call. A fork during an import leaves its lock held in the child, so
 these are imported before there is a thread."""
 _JOIN_S = 2.0
-"""What the loop's thread has to end, beyond the time that cancelling episodes may take."""
+"""Seconds for the loop's thread to end, beyond the time that cancelling episodes may take."""
 
 
 class LoopThread:
@@ -50,13 +50,15 @@ class LoopThread:
         self.process = os.getpid()
         self._client = make_client()
         self._close_s = cancel_s + _JOIN_S
-        self._lock = threading.Lock()  # held to submit and to close, never while a call runs
+        self._lock = threading.RLock()
+        """Held to submit and to close, never while a call runs. A signal handler or a finalizer that interrupts
+        its holder may submit or close too."""
         self._closed = False
         self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread: threading.Thread | None = None
 
     def call(self, operation: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Runs ``operation`` on the loop and gives its result, or raises its error.
+        """Runs ``operation`` on the loop and returns its result, or raises its error.
 
         Raises InvalidRequest on a closed loop and in the loop's own thread; ServerUnavailable where the loop was
         closed meanwhile.
@@ -96,10 +98,10 @@ class LoopThread:
         return self._closed or self.process != os.getpid()
 
     def _submit(self, operation: Callable[[AsyncClient], Awaitable[T]]) -> Future[T]:
+        if self.process != os.getpid():  # before the lock, which a fork may have found held
+            raise errors.InvalidRequest("this loop over rollouts was begun in another process")
         with self._lock:
-            # Whatever is submitted under the lock reaches the loop before the request to stop.
-            if self.process != os.getpid():
-                raise errors.InvalidRequest("this loop over rollouts was begun in another process")
+            # A call submitted under the lock reaches the loop before the request to stop.
             if self._closed or sys.is_finalizing():
                 raise errors.InvalidRequest("the client is closed")
             if self._thread is None:
@@ -121,7 +123,7 @@ class LoopThread:
             self._started.set_exception(error)
 
     async def _serve(self) -> None:
-        """Until it is told to stop. Calls that wait then are cancelled by ``asyncio.run``."""
+        """Runs until it must stop. ``asyncio.run`` then cancels the calls that wait."""
         stop = asyncio.Event()
         self._started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()

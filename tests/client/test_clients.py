@@ -1,4 +1,4 @@
-"""The clients, async and blocking, against a real control door."""
+"""The clients, async and blocking, against a real control API."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``rollouts()`` of both clients: what is started, tried again, waited for, given and ended.
 
-Against doors that play written episodes (``stub_door``) where a failure must come on cue, and against the real
+Against doors that play written episodes (``stub_server``) where a failure must come on cue, and against the real
 server with agents of the caller's own.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from stub_door import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubDoor, running_stub
+from stub_server import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubServer, running_stub
 from test_clients import free_socket
 
 from control_support import Door
@@ -82,12 +82,12 @@ def read(request: pytest.FixtureRequest) -> Read:
 
 
 @pytest.fixture
-def stub() -> Iterator[StubDoor]:
+def stub() -> Iterator[StubServer]:
     with running_stub() as door:
         yield door
 
 
-async def collect(read: Read, stub: StubDoor, tasks: Any, **options: Any) -> list[Rollout]:
+async def collect(read: Read, stub: StubServer, tasks: Any, **options: Any) -> list[Rollout]:
     async with read(stub.url, tasks, **{"agent": "tool-loop", **options}) as reader:
         return [rollout async for rollout in reader]
 
@@ -100,7 +100,7 @@ async def until(holds: Callable[[], bool]) -> None:
 # What is started
 
 
-async def test_every_task_is_rolled_out_n_times_in_a_group_of_its_own(read: Read, stub: StubDoor) -> None:
+async def test_every_task_is_rolled_out_n_times_in_a_group_of_its_own(read: Read, stub: StubServer) -> None:
     tasks = [
         "task-1",
         TaskRef(id="task-2"),
@@ -130,7 +130,7 @@ async def test_every_task_is_rolled_out_n_times_in_a_group_of_its_own(read: Read
     assert {(request.agent, request.attempt) for request in stub.created} == {("tool-loop", 0)}
 
 
-async def test_options_reach_every_episode(read: Read, stub: StubDoor) -> None:
+async def test_options_reach_every_episode(read: Read, stub: StubServer) -> None:
     options = {
         "sampling": {"temperature": 0.5},
         "limits": {"max_turns": 3},
@@ -143,13 +143,13 @@ async def test_options_reach_every_episode(read: Read, stub: StubDoor) -> None:
     assert (request.group_id, rollout.group_id, rollout.samples) == ("mine", "mine", None)
 
 
-async def test_a_group_may_be_named_after_its_task(read: Read, stub: StubDoor) -> None:
+async def test_a_group_may_be_named_after_its_task(read: Read, stub: StubServer) -> None:
     rollouts = await collect(read, stub, ["a", "b"], group_id=lambda task: f"of-{task.id}")
     assert {rollout.group_id for rollout in rollouts} == {"of-a", "of-b"}
 
 
 async def test_no_more_than_max_concurrent_run_and_endless_tasks_are_taken_as_there_is_room(
-    read: Read, stub: StubDoor
+    read: Read, stub: StubServer
 ) -> None:
     taken = 0
 
@@ -171,17 +171,17 @@ async def test_no_more_than_max_concurrent_run_and_endless_tasks_are_taken_as_th
     assert stub.most_open == 3
 
 
-async def test_rollouts_are_given_as_they_end(read: Read, stub: StubDoor) -> None:
+async def test_rollouts_are_given_as_they_end(read: Read, stub: StubServer) -> None:
     stub.play = lambda request: Play(0.3 if request.task.id == "slow" else 0.0)
     rollouts = await collect(read, stub, ["slow", "quick"])
     assert [rollout.task.id for rollout in rollouts] == ["quick", "slow"]
 
 
-async def test_no_tasks_are_no_rollouts(read: Read, stub: StubDoor) -> None:
+async def test_no_tasks_are_no_rollouts(read: Read, stub: StubServer) -> None:
     assert await collect(read, stub, []) == []
 
 
-async def test_a_blocked_task_iterator_holds_back_neither_what_ended_nor_the_close(stub: StubDoor) -> None:
+async def test_a_blocked_task_iterator_holds_back_neither_what_ended_nor_the_close(stub: StubServer) -> None:
     never = threading.Event()
 
     def tasks() -> Iterator[str]:
@@ -193,7 +193,7 @@ async def test_a_blocked_task_iterator_holds_back_neither_what_ended_nor_the_clo
     never.set()
 
 
-async def test_tasks_may_be_an_async_iterable(stub: StubDoor) -> None:
+async def test_tasks_may_be_an_async_iterable(stub: StubServer) -> None:
     stub.tasks = tuple(TaskInfo(id=f"t{number}", instruction="do it") for number in range(5))
     async with AsyncClient(stub.url, settings=QUICK) as client:
         rollouts = [r async for r in client.rollouts(client.tasks(page_size=2), agent="tool-loop")]
@@ -206,7 +206,7 @@ async def test_tasks_may_be_an_async_iterable(stub: StubDoor) -> None:
 
 
 async def test_a_failure_of_the_infrastructure_is_tried_again_as_the_same_rollout(
-    read: Read, stub: StubDoor
+    read: Read, stub: StubServer
 ) -> None:
     stub.play = lambda request: (
         Play(status=EpisodeStatus.FAILED, reward=None, error=INFRASTRUCTURE) if request.attempt < 2 else Play()
@@ -220,7 +220,7 @@ async def test_a_failure_of_the_infrastructure_is_tried_again_as_the_same_rollou
     assert len({request.idempotency_key for request in stub.created}) == 3
 
 
-async def test_a_failure_that_stays_is_given_as_failed_and_never_as_reward_0(read: Read, stub: StubDoor) -> None:
+async def test_a_failure_that_stays_is_given_as_failed_and_never_as_reward_0(read: Read, stub: StubServer) -> None:
     stub.play = lambda _: Play(status=EpisodeStatus.COMPLETED, reward=0.0, error=INFRASTRUCTURE)
     [rollout] = await collect(read, stub, ["a"], retries=1)
     assert (rollout.attempts, rollout.failed, rollout.status) == (2, True, "failed")
@@ -230,7 +230,7 @@ async def test_a_failure_that_stays_is_given_as_failed_and_never_as_reward_0(rea
 
 @pytest.mark.parametrize("fault", [Fault.AGENT, Fault.TASK])
 async def test_faults_of_agent_and_task_are_given_not_tried_again(
-    read: Read, stub: StubDoor, fault: Fault
+    read: Read, stub: StubServer, fault: Fault
 ) -> None:
     error = ErrorInfo(type="its_own", message="it broke", fault=fault)
     stub.play = lambda _: Play(status=EpisodeStatus.FAILED, reward=None, error=error)
@@ -239,28 +239,28 @@ async def test_faults_of_agent_and_task_are_given_not_tried_again(
     assert rollout.samples is not None
 
 
-async def test_a_rollout_that_ran_into_a_limit_keeps_its_reward(read: Read, stub: StubDoor) -> None:
+async def test_a_rollout_that_ran_into_a_limit_keeps_its_reward(read: Read, stub: StubServer) -> None:
     error = ErrorInfo(type="budget_exhausted", message="its turns are spent")
     stub.play = lambda _: Play(status=EpisodeStatus.TRUNCATED, reward=0.0, error=error)
     [rollout] = await collect(read, stub, ["a"])
     assert (rollout.attempts, rollout.failed, rollout.reward, rollout.error) == (1, False, 0.0, error)
 
 
-async def test_an_episode_that_somebody_cancelled_has_failed(read: Read, stub: StubDoor) -> None:
+async def test_an_episode_that_somebody_cancelled_has_failed(read: Read, stub: StubServer) -> None:
     stub.play = lambda _: Play(status=EpisodeStatus.CANCELLED, reward=None)
     [rollout] = await collect(read, stub, ["a"])
     assert (rollout.attempts, rollout.failed, rollout.status) == (1, True, "cancelled")
     assert rollout.error is not None
 
 
-async def test_an_episode_of_a_server_that_was_restarted_is_submitted_again(read: Read, stub: StubDoor) -> None:
+async def test_an_episode_of_a_server_that_was_restarted_is_submitted_again(read: Read, stub: StubServer) -> None:
     restarted = ErrorInfo(type="server_restarted", message="the server stopped while it ran")
     stub.play = lambda r: Play() if r.attempt else Play(status=EpisodeStatus.FAILED, reward=None, error=restarted)
     [rollout] = await collect(read, stub, ["a"])
     assert (rollout.attempts, rollout.reward) == (2, 1.0)
 
 
-async def test_an_episode_that_its_server_no_longer_has_is_submitted_again(read: Read, stub: StubDoor) -> None:
+async def test_an_episode_that_its_server_no_longer_has_is_submitted_again(read: Read, stub: StubServer) -> None:
     stub.play = lambda request: Play() if request.attempt else Play(FOR_EVER)
     async with read(stub.url, ["a"], agent="tool-loop") as reader, anyio.create_task_group() as tasks:
 
@@ -278,7 +278,7 @@ async def test_an_episode_that_its_server_no_longer_has_is_submitted_again(read:
     "answer", [Answer(503, "journal_unavailable"), Answer(502, "engine_protocol_error"), Answer(502, None)]
 )
 async def test_a_server_that_fails_for_a_while_is_waited_for(
-    read: Read, stub: StubDoor, call: str, answer: Answer
+    read: Read, stub: StubServer, call: str, answer: Answer
 ) -> None:
     failures = iter([None, *[answer] * 5] if call == "POST /episodes" else [answer] * 5)
     lock = threading.Lock()
@@ -293,7 +293,7 @@ async def test_a_server_that_fails_for_a_while_is_waited_for(
     assert len(stub.created) == 2
 
 
-async def test_a_server_that_stays_away_is_a_failure_of_the_infrastructure(read: Read, stub: StubDoor) -> None:
+async def test_a_server_that_stays_away_is_a_failure_of_the_infrastructure(read: Read, stub: StubServer) -> None:
     away = Answer(503, "journal_unavailable")
     stub.answer = lambda asked: away if len(stub.created) == 1 else None
     rollouts = await collect(read, stub, ["a", "b"], settings=SHORT_OUTAGE, max_concurrent=1, retries=0)
@@ -316,7 +316,7 @@ async def test_a_creation_that_may_have_happened_is_repeated_there_and_makes_one
     assert sorted(request.task.id or "" for request in first.created + second.created) == ["a", "b", "c"]
 
 
-async def test_a_full_server_is_waited_for(read: Read, stub: StubDoor) -> None:
+async def test_a_full_server_is_waited_for(read: Read, stub: StubServer) -> None:
     stub.max_open = 2
     stub.play = lambda _: Play(0.05)
     seen: list[RolloutProgress] = []
@@ -343,7 +343,7 @@ async def test_several_servers_share_the_rollouts(read: Read) -> None:
 
 
 async def test_what_the_server_refuses_is_raised_after_what_ended_and_the_rest_is_cancelled(
-    read: Read, stub: StubDoor
+    read: Read, stub: StubServer
 ) -> None:
     stub.unknown_tasks = {"unknown"}
     stub.play = lambda request: Play(FOR_EVER if request.task.id == "long" else 0.0)
@@ -357,7 +357,7 @@ async def test_what_the_server_refuses_is_raised_after_what_ended_and_the_rest_i
     assert stub.open == []
 
 
-async def test_an_error_of_the_task_iterator_is_raised_as_it_is(read: Read, stub: StubDoor) -> None:
+async def test_an_error_of_the_task_iterator_is_raised_as_it_is(read: Read, stub: StubServer) -> None:
     def tasks() -> Iterator[str]:
         yield "a"
         raise ZeroDivisionError
@@ -370,7 +370,7 @@ async def test_an_error_of_the_task_iterator_is_raised_as_it_is(read: Read, stub
 
 
 @pytest.mark.parametrize("task", [{"id": 7}, 7, None])
-async def test_what_is_no_task_is_an_invalid_request(read: Read, stub: StubDoor, task: Any) -> None:
+async def test_what_is_no_task_is_an_invalid_request(read: Read, stub: StubServer, task: Any) -> None:
     async with read(stub.url, [task], agent="tool-loop") as reader:
         with pytest.raises(InvalidRequest):
             await anext(reader)
@@ -391,7 +391,7 @@ def test_impossible_options_are_refused_before_anything_is_sent(options: dict[st
             client.rollouts(["a"], **{"agent": "tool-loop", **options})
 
 
-async def test_closing_cancels_the_episodes_that_run(read: Read, stub: StubDoor) -> None:
+async def test_closing_cancels_the_episodes_that_run(read: Read, stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "t0" else FOR_EVER)
     async with read(stub.url, [f"t{n}" for n in range(6)], agent="tool-loop", max_concurrent=4) as reader:
         assert (await anext(reader)).task.id == "t0"
@@ -400,7 +400,7 @@ async def test_closing_cancels_the_episodes_that_run(read: Read, stub: StubDoor)
     assert len(stub.cancelled) == 4
 
 
-async def test_a_creation_under_way_when_the_loop_is_left_is_cancelled_too(read: Read, stub: StubDoor) -> None:
+async def test_a_creation_under_way_when_the_loop_is_left_is_cancelled_too(read: Read, stub: StubServer) -> None:
     """Creations are slow here, so that the close comes in the middle of one."""
     creating = threading.Event()
 
@@ -419,7 +419,7 @@ async def test_a_creation_under_way_when_the_loop_is_left_is_cancelled_too(read:
     assert stub.open == []
 
 
-async def test_keep_open_leaves_them(read: Read, stub: StubDoor) -> None:
+async def test_keep_open_leaves_them(read: Read, stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     async with read(stub.url, ["a", "b"], agent="tool-loop", keep_open=True) as reader:
         await anext(reader)
@@ -427,7 +427,7 @@ async def test_keep_open_leaves_them(read: Read, stub: StubDoor) -> None:
     assert (len(stub.open), stub.cancelled) == (1, [])
 
 
-async def test_a_loop_that_is_left_by_break_cancels_its_episodes(stub: StubDoor) -> None:
+async def test_a_loop_that_is_left_by_break_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     async with AsyncClient(stub.url, settings=QUICK) as client:
         async for _ in client.rollouts(["a", "b"], agent="tool-loop"):
@@ -437,7 +437,7 @@ async def test_a_loop_that_is_left_by_break_cancels_its_episodes(stub: StubDoor)
     assert stub.open == []
 
 
-def test_a_blocking_loop_that_is_left_by_break_cancels_its_episodes(stub: StubDoor) -> None:
+def test_a_blocking_loop_that_is_left_by_break_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     with Client(stub.url, settings=QUICK) as client:
         for _ in client.rollouts(["a", "b"], agent="tool-loop"):
@@ -449,7 +449,7 @@ def test_a_blocking_loop_that_is_left_by_break_cancels_its_episodes(stub: StubDo
     assert [thread.name for thread in threading.enumerate() if "asyncio-portal" in thread.name] == []
 
 
-async def test_closing_the_client_ends_loops_that_were_forgotten(stub: StubDoor) -> None:
+async def test_closing_the_client_ends_loops_that_were_forgotten(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     async with AsyncClient(stub.url, settings=QUICK) as client:
         forgotten = client.rollouts(["a", "b"], agent="tool-loop")
@@ -467,7 +467,7 @@ async def test_closing_the_client_ends_loops_that_were_forgotten(stub: StubDoor)
 
 
 @pytest.mark.parametrize("cancel", ["scope", "task"])
-async def test_a_cancelled_reader_cancels_its_episodes(stub: StubDoor, cancel: str) -> None:
+async def test_a_cancelled_reader_cancels_its_episodes(stub: StubServer, cancel: str) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     async with AsyncClient(stub.url, settings=QUICK) as client:
 
@@ -492,7 +492,7 @@ async def test_a_cancelled_reader_cancels_its_episodes(stub: StubDoor, cancel: s
 # Progress
 
 
-async def test_progress_adds_up(read: Read, stub: StubDoor) -> None:
+async def test_progress_adds_up(read: Read, stub: StubServer) -> None:
     def play(request: EpisodeRequest) -> Play:
         if request.task.id == "flaky" and request.attempt == 0:
             return Play(status=EpisodeStatus.FAILED, reward=None, error=INFRASTRUCTURE)
@@ -510,7 +510,7 @@ async def test_progress_adds_up(read: Read, stub: StubDoor) -> None:
     assert RolloutProgress().mean_reward is None
 
 
-async def test_an_error_of_on_progress_is_raised(read: Read, stub: StubDoor) -> None:
+async def test_an_error_of_on_progress_is_raised(read: Read, stub: StubServer) -> None:
     def complain(_: RolloutProgress) -> None:
         raise ZeroDivisionError
 
@@ -641,7 +641,7 @@ async def test_a_task_that_the_real_server_does_not_have_is_raised(read: Read, l
 # The routes beside it
 
 
-async def test_finish_gives_the_episode_once_it_is_graded(stub: StubDoor) -> None:
+async def test_finish_gives_the_episode_once_it_is_graded(stub: StubServer) -> None:
     async with AsyncClient(stub.url, settings=QUICK) as client:
         ended = await (await client.create_episode("say hello")).finish()
     assert (ended.status, ended.reward) == ("completed", 0.5)
@@ -650,7 +650,7 @@ async def test_finish_gives_the_episode_once_it_is_graded(stub: StubDoor) -> Non
     assert (ended.status, ended.reward) == ("completed", 0.5)
 
 
-async def test_a_launched_episode_has_no_key_and_is_waited_for(stub: StubDoor) -> None:
+async def test_a_launched_episode_has_no_key_and_is_waited_for(stub: StubServer) -> None:
     stub.play = lambda _: Play(0.3)
     async with AsyncClient(stub.url, settings=QUICK) as client:
         episode = await client.create_episode(TaskRef(id="a"), agent="tool-loop")
@@ -658,7 +658,7 @@ async def test_a_launched_episode_has_no_key_and_is_waited_for(stub: StubDoor) -
         assert (await episode.wait(timeout=60)).reward == 1.0
 
 
-async def test_tasks_walks_all_pages_of_the_first_server_that_answers(stub: StubDoor) -> None:
+async def test_tasks_walks_all_pages_of_the_first_server_that_answers(stub: StubServer) -> None:
     stub.tasks = tuple(TaskInfo(id=f"t{number}", instruction="do it") for number in range(5))
     with free_socket() as closed:
         urls = [f"http://127.0.0.1:{closed.getsockname()[1]}", stub.url]
@@ -671,7 +671,7 @@ async def test_tasks_walks_all_pages_of_the_first_server_that_answers(stub: Stub
     assert tuple(found) == stub.tasks
 
 
-async def test_agents_are_listed_by_server(stub: StubDoor) -> None:
+async def test_agents_are_listed_by_server(stub: StubServer) -> None:
     async with AsyncClient(stub.url, settings=QUICK) as client:
         [agent] = (await client.agents())[stub.url].agents
     assert agent.name == "tool-loop"

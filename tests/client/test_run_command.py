@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_door import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubDoor, running_stub
+from stub_server import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubServer, running_stub
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile, turnstile_process
 
 from turnstile.exporters.parquet import read_parquet
@@ -27,13 +27,13 @@ WAIT_S = 60
 
 
 @pytest.fixture
-def stub() -> Iterator[StubDoor]:
+def stub() -> Iterator[StubServer]:
     with running_stub() as door:
         door.tasks = tuple(TaskInfo(id=f"task-{number}", instruction="do it") for number in range(3))
         yield door
 
 
-def run(stub: StubDoor, *arguments: str | Path) -> Done:
+def run(stub: StubServer, *arguments: str | Path) -> Done:
     return turnstile("run", *arguments, TURNSTILE_URL=stub.url)
 
 
@@ -51,7 +51,7 @@ def until(holds: Callable[[], bool]) -> None:
 # On a server that is there
 
 
-def test_every_task_of_the_server_is_run_and_told(stub: StubDoor, tmp_path: Path) -> None:
+def test_every_task_of_the_server_is_run_and_told(stub: StubServer, tmp_path: Path) -> None:
     stub.play = lambda request: Play(reward=float(request.task.id == "task-1"))
     done = run(stub, "-n", "2", "--seed", "5", "--out", tmp_path / "out")
     assert done.returncode == DONE, done.stderr
@@ -65,7 +65,7 @@ def test_every_task_of_the_server_is_run_and_told(stub: StubDoor, tmp_path: Path
     assert kept == {f"{row['episode']['episode_id']}.jsonl" for row in rows}
 
 
-def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubDoor, tmp_path: Path) -> None:
+def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubServer, tmp_path: Path) -> None:
     limits = ("--max-turns", "3", "--max-completion-tokens", "9")
     files = ("--out", tmp_path, "--format", "safetensors")
     done = run(stub, "--tasks", "task-2, task-0", "--tasks", "other", "--agent", "mine", *limits, *files)
@@ -77,7 +77,7 @@ def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubD
         assert decode_samples(path.read_bytes()).samples == ()
 
 
-def test_env_is_the_agents_in_every_episode(stub: StubDoor) -> None:
+def test_env_is_the_agents_in_every_episode(stub: StubServer) -> None:
     given = ("--env", "A=1", "--env", "LINE=x=y z", "--env", "EMPTY=", "--env", "A=2")
     done = run(stub, "--agent", "shell", *given)
     assert done.returncode == DONE, done.stderr
@@ -85,7 +85,7 @@ def test_env_is_the_agents_in_every_episode(stub: StubDoor) -> None:
     assert all(request.env == {"A": "2", "LINE": "x=y z", "EMPTY": ""} for request in stub.created)
 
 
-def test_parquet_files_are_written_as_rollouts_end(stub: StubDoor, tmp_path: Path) -> None:
+def test_parquet_files_are_written_as_rollouts_end(stub: StubServer, tmp_path: Path) -> None:
     done = run(stub, "--out", tmp_path, "--format", "parquet")
     assert done.returncode == DONE, done.stderr
     rows = lines_of(tmp_path / "episodes.jsonl")
@@ -94,7 +94,9 @@ def test_parquet_files_are_written_as_rollouts_end(stub: StubDoor, tmp_path: Pat
     assert all(list(read_parquet(path)) == [] for path in kept)
 
 
-def test_a_failure_of_the_infrastructure_that_remains_is_exit_1_and_every_fault_is_counted(stub: StubDoor) -> None:
+def test_a_failure_of_the_infrastructure_that_stays_is_exit_1_and_every_fault_is_counted(
+    stub: StubServer,
+) -> None:
     def play(request: EpisodeRequest) -> Play:
         error = INFRASTRUCTURE
         if request.task.id == "task-1":
@@ -112,7 +114,7 @@ def test_a_failure_of_the_infrastructure_that_remains_is_exit_1_and_every_fault_
     assert run(stub, "--retries", "0", "--tasks", "task-1").returncode == DONE
 
 
-def test_json_lines_are_the_rollouts_as_they_end(stub: StubDoor) -> None:
+def test_json_lines_are_the_rollouts_as_they_end(stub: StubServer) -> None:
     done = run(stub, "--json")
     assert done.returncode == DONE, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -121,14 +123,14 @@ def test_json_lines_are_the_rollouts_as_they_end(stub: StubDoor) -> None:
     assert "mean reward 1.000" in done.stderr
 
 
-def test_two_runs_are_not_mixed(stub: StubDoor, tmp_path: Path) -> None:
+def test_two_runs_are_not_mixed(stub: StubServer, tmp_path: Path) -> None:
     assert run(stub, "--out", tmp_path).returncode == DONE
     before = (tmp_path / "episodes.jsonl").read_text()
     assert "episodes.jsonl" in one_sentence(run(stub, "--out", tmp_path), USAGE)
     assert (tmp_path / "episodes.jsonl").read_text() == before
 
 
-def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubDoor, tmp_path: Path) -> None:
+def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubServer, tmp_path: Path) -> None:
     stub.unknown_tasks = {"unknown"}
     ids = ("--tasks", "task-0,unknown", "--max-concurrent", "1")
     done = run(stub, *ids, "--out", tmp_path)
@@ -150,13 +152,13 @@ def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubDoor, tmp_p
         (["--env", "=x"], "--env '=x' is not NAME=VALUE"),
     ],
 )
-def test_what_cannot_be_run_is_a_usage_error(stub: StubDoor, arguments: list[str], says: str) -> None:
+def test_what_cannot_be_run_is_a_usage_error(stub: StubServer, arguments: list[str], says: str) -> None:
     done = run(stub, *arguments)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert says in done.stderr
 
 
-def test_a_server_without_tasks_is_told(stub: StubDoor) -> None:
+def test_a_server_without_tasks_is_told(stub: StubServer) -> None:
     stub.tasks = ()
     assert "no tasks" in one_sentence(run(stub), FAILED)
 
@@ -169,7 +171,7 @@ def test_an_unreachable_server_is_exit_code_3() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cancels_what_runs_and_keeps_what_is_done(
-    stub: StubDoor, tmp_path: Path, number: signal.Signals
+    stub: StubServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "task-0" else FOR_EVER)
     process = start("run", "--url", stub.url, "--out", str(tmp_path))
@@ -280,7 +282,7 @@ def test_without_the_server_a_private_one_says_what_to_install(tmp_path: Path) -
 # Agents
 
 
-def test_agents_are_a_table_for_people_and_json_lines_for_scripts(stub: StubDoor) -> None:
+def test_agents_are_a_table_for_people_and_json_lines_for_scripts(stub: StubServer) -> None:
     shown = turnstile("agents", "list", TURNSTILE_URL=stub.url)
     assert shown.returncode == DONE
     assert "Calls tools until it is done." in shown.stdout
@@ -288,20 +290,20 @@ def test_agents_are_a_table_for_people_and_json_lines_for_scripts(stub: StubDoor
     assert json.loads(row)["name"] == "tool-loop"
 
 
-def test_a_server_that_answers_that_it_cannot_serve_is_no_server_that_is_not_there(stub: StubDoor) -> None:
+def test_a_server_that_answers_that_it_cannot_serve_is_no_server_that_is_not_there(stub: StubServer) -> None:
     stub.answer = lambda _: Answer(503, "shutting_down")
     done = turnstile("episodes", "show", "ep_1", TURNSTILE_URL=stub.url)
     assert "turnstile serve" not in one_sentence(done, UNREACHABLE)
 
 
-def test_agents_of_several_servers_say_whose_they_are(stub: StubDoor) -> None:
+def test_agents_of_several_servers_say_whose_they_are(stub: StubServer) -> None:
     with running_stub() as other:
         shown = turnstile("agents", "list", "--url", stub.url, "--url", other.url)
     assert stub.url in shown.stdout
     assert other.url in shown.stdout
 
 
-def test_a_server_that_fails_is_told(stub: StubDoor) -> None:
+def test_a_server_that_fails_is_told(stub: StubServer) -> None:
     stub.answer = lambda _: Answer(500, "internal_error")
     done = run(stub, "--tasks", "task-0")
     assert (done.returncode, done.stdout) == (FAILED, "")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.stub_door import Answer, Play, StubDoor
+from client.stub_server import Answer, Play, StubServer
 from client.trainer_types import RECORDED, check, group_of, miles_type, recorded_type, rollout, sample
 from control_support import Door, running_app
 from turnstile import AsyncClient, ClientSettings, errors
@@ -382,14 +382,14 @@ async def test_an_agent_that_fails_gives_an_aborted_row_and_a_wrong_task_ends_th
 
 
 @pytest.fixture
-def stub() -> Iterator[StubDoor]:
-    door = StubDoor()
+def stub() -> Iterator[StubServer]:
+    door = StubServer()
     with running_app(door.app()) as door.url:
         yield door
 
 
 @pytest.mark.anyio
-async def test_a_server_away_from_the_start_ends_the_run_and_later_fails_the_rollout(stub: StubDoor) -> None:
+async def test_a_server_away_from_the_start_ends_the_run_and_later_fails_the_rollout(stub: StubServer) -> None:
     quick = ClientSettings(retries=0, poll_s=0.2, outage_s=0.2, backoff_s=0.01, backoff_max_s=0.05)
     async with AsyncClient(stub.url, settings=quick) as client:
         generate = Generate(client, agent="mine", retries=0)
@@ -406,7 +406,7 @@ async def test_a_server_away_from_the_start_ends_the_run_and_later_fails_the_rol
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_generate_cancels_its_episode(stub: StubDoor) -> None:
+async def test_a_cancelled_generate_cancels_its_episode(stub: StubServer) -> None:
     stub.play = lambda _: Play(seconds=60.0)
     async with AsyncClient(stub.url, settings=ClientSettings(poll_s=0.2)) as client:
         generate = Generate(client, agent="mine")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from textwrap import dedent
 
 import pytest
-from stub_door import FOR_EVER, Play, StubDoor, running_stub
+from stub_server import FOR_EVER, Play, StubServer, running_stub
 
 from turnstile import Client, ClientSettings, InvalidRequest, ServerUnavailable
 
@@ -42,12 +42,12 @@ def reap(*children):
 
 
 @pytest.fixture
-def stub() -> Iterator[StubDoor]:
+def stub() -> Iterator[StubServer]:
     with running_stub() as server:
         yield server
 
 
-def started(stub: StubDoor, script: str) -> subprocess.Popen[str]:
+def started(stub: StubServer, script: str) -> subprocess.Popen[str]:
     code = HEAD.format(url=stub.url) + dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -65,7 +65,7 @@ def output_of(process: subprocess.Popen[str]) -> list[str]:
     return stdout.splitlines()
 
 
-def run(stub: StubDoor, script: str) -> list[str]:
+def run(stub: StubServer, script: str) -> list[str]:
     return output_of(started(stub, script))
 
 
@@ -83,7 +83,7 @@ def client_threads() -> list[threading.Thread]:
 # Threads
 
 
-def test_many_threads_share_one_client_and_one_loop(stub: StubDoor) -> None:
+def test_many_threads_share_one_client_and_one_loop(stub: StubServer) -> None:
     made: list[str] = []
     with Client(stub.url, settings=QUICK) as client:
 
@@ -103,7 +103,7 @@ def test_many_threads_share_one_client_and_one_loop(stub: StubDoor) -> None:
     assert client_threads() == []
 
 
-def test_several_loops_over_rollouts_share_one_client(stub: StubDoor) -> None:
+def test_several_loops_over_rollouts_share_one_client(stub: StubServer) -> None:
     counts: list[int] = []
     with Client(stub.url, settings=QUICK) as client:
 
@@ -118,7 +118,7 @@ def test_several_loops_over_rollouts_share_one_client(stub: StubDoor) -> None:
     assert counts == [12] * 6
 
 
-def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: StubDoor) -> None:
+def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     client = Client(stub.url, settings=QUICK)
     episode = client.create_episode("do it", agent="tool-loop")
@@ -142,18 +142,18 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: Stub
     client.close()
 
 
-def test_a_client_that_is_dropped_ends_its_thread(stub: StubDoor) -> None:
+def test_a_client_that_is_dropped_ends_its_thread(stub: StubServer) -> None:
     Client(stub.url, settings=QUICK).health()
     gc.collect()
     until(lambda: client_threads() == [])
 
 
-def test_a_callback_on_the_loop_that_calls_the_client_is_told_so(stub: StubDoor) -> None:
+def test_a_callback_on_the_loop_that_calls_the_client_is_told_so(stub: StubServer) -> None:
     with Client(stub.url, settings=QUICK) as client, pytest.raises(InvalidRequest, match="on_progress"):
         list(client.rollouts(["a"], agent="tool-loop", on_progress=lambda _: client.health()))
 
 
-def test_a_client_may_be_called_where_an_event_loop_runs(stub: StubDoor) -> None:
+def test_a_client_may_be_called_where_an_event_loop_runs(stub: StubServer) -> None:
     """As in Jupyter, whose cells run on a loop."""
 
     async def cell() -> list[float | None]:
@@ -166,7 +166,7 @@ def test_a_client_may_be_called_where_an_event_loop_runs(stub: StubDoor) -> None
 # Forks
 
 
-def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(stub: StubDoor) -> None:
+def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(stub: StubServer) -> None:
     script = """
     first = made()
     if (child := os.fork()) == 0:
@@ -185,7 +185,7 @@ def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(
     assert len(stub.created) == 6
 
 
-def test_a_made_client_imports_nothing_more(stub: StubDoor) -> None:
+def test_a_made_client_imports_nothing_more(stub: StubServer) -> None:
     """Else a fork in the middle of a first call finds the lock of an import held, and hangs at that import."""
     script = """
     before = set(sys.modules)
@@ -198,7 +198,7 @@ def test_a_made_client_imports_nothing_more(stub: StubDoor) -> None:
     assert run(stub, script) == ["[]"]
 
 
-def test_forks_under_load_deadlock_neither_side(stub: StubDoor) -> None:
+def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     """Forked in the middle of other threads' calls: a lock that they hold is never released in the child."""
     script = """
     stop = threading.Event()
@@ -228,7 +228,7 @@ def test_forks_under_load_deadlock_neither_side(stub: StubDoor) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubDoor, method: str, tmp_path: object) -> None:
+def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, method: str, tmp_path: object) -> None:
     """A fork inherits the client; other methods pickle it, and a handle that has it."""
     with Client(stub.url, settings=QUICK) as client:
         handle = client.create_episode("do it", agent="tool-loop")
@@ -246,7 +246,7 @@ def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubDoor, method
     assert run(stub, script) == ["{'completed'} 1"]
 
 
-def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubDoor) -> None:
+def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubServer) -> None:
     script = """
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -263,7 +263,7 @@ def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubDoor) -> None:
     assert stub.open == []
 
 
-def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubDoor) -> None:
+def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else 1.0)
     script = """
     rollouts = client.rollouts(["a", "b"], agent="tool-loop")
@@ -285,7 +285,7 @@ def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubDoor) ->
 # Interrupts, and the end of the interpreter
 
 
-def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubDoor) -> None:
+def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
     episode = client.create_episode("do it", agent="tool-loop")
@@ -303,7 +303,24 @@ def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubDoor) -> No
     assert output_of(process) == ["cancelled"]
 
 
-def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubDoor) -> None:
+def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: StubServer) -> None:
+    script = """
+    import signal
+    handled = []
+    def handle(*_):
+        handled.append(client.health())
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    while len(handled) < 30:
+        client.health()
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    print(len(handled) >= 30)
+    """
+    assert run(stub, script) == ["True"]
+
+
+def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
     with client:
@@ -322,7 +339,7 @@ def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubDoor) 
 @pytest.mark.parametrize(
     "end", ["", "sys.exit()", "gc.collect(); del client", "import asyncio; asyncio.run(nap())"]
 )
-def test_a_script_that_never_closes_its_client_ends_at_once_and_quietly(stub: StubDoor, end: str) -> None:
+def test_a_script_that_never_closes_its_client_ends_at_once_and_quietly(stub: StubServer, end: str) -> None:
     script = f"""
     import asyncio, gc
     async def nap():
@@ -335,7 +352,7 @@ def test_a_script_that_never_closes_its_client_ends_at_once_and_quietly(stub: St
     assert time.monotonic() - began < QUICK.cancel_s + 10
 
 
-def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubDoor) -> None:
+def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     script = """
     rollouts = client.rollouts(["a", "b", "c"], agent="tool-loop")
@@ -345,7 +362,7 @@ def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubDoor) -
     until(lambda: stub.open == [])
 
 
-def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubDoor) -> None:
+def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
     episode = client.create_episode("do it", agent="tool-loop")
@@ -360,7 +377,7 @@ def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubDoor) -> N
     run(stub, script)
 
 
-def test_calls_in_exit_handlers_and_finalizers_do_not_hang(stub: StubDoor) -> None:
+def test_calls_in_exit_handlers_and_finalizers_do_not_hang(stub: StubServer) -> None:
     """By name, so that asyncio would need a thread to resolve it: there is none any more."""
     script = """
     import atexit

@@ -253,4 +253,4 @@ def _env(words: Iterable[str]) -> dict[str, str]:
 
 
 def _expected(private: bool) -> str:
-    return "a file or folder that exists" if private else "known to a server that is not private by its path"
+    return "a file or folder that exists" if private else "of a running server, which knows tasks by their ids"

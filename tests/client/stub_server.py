@@ -1,5 +1,8 @@
-"""A control door that plays written episodes, over real HTTP: what the clients do about servers and failures that
-a real server shows too rarely. Routes and shapes are those of docs/control-api.md."""
+"""A control API that plays written episodes, over real HTTP.
+
+It shows the clients servers and failures that a real server shows too rarely. Routes and shapes are those of
+docs/control-api.md.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class Answer:
         return Response(json.dumps(error), self.status, self.headers, "application/json")
 
 
-class StubDoor:
+class StubServer:
     """``play``: how the episode of a request goes. ``answer``: given in place of what a call (``"METHOD path"``)
     would have; None lets it pass. Both may be replaced at any time."""
 
@@ -228,8 +231,8 @@ class StubDoor:
 
 
 @contextmanager
-def running_stub() -> Iterator[StubDoor]:
-    door = StubDoor()
+def running_stub() -> Iterator[StubServer]:
+    door = StubServer()
     with running_app(door.app()) as door.url:
         yield door
 
