@@ -210,7 +210,7 @@ class Engine(Protocol):
 
     @abstractmethod
     async def abort(self, rid: str) -> None:
-        """Ends the call ``rid``. Unknown rids are ignored."""
+        """Ends the call ``rid``; may wait until it has ended. Unknown rids are ignored."""
         ...
 
     async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:

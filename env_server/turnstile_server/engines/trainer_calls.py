@@ -199,7 +199,7 @@ def _answer(call: ParkedCall, completion: Completion, version: str, vocab_size: 
     )
     return _TrainerAnswer(
         _digest(completion),
-        EngineChunk(ids.astype(np.int32), logprobs.astype(np.float32), finish),
+        EngineChunk(ids.astype(np.int32), logprobs.astype(np.float32), finish, weights),
         Accepted(len(ids), reason or "length", weights),
     )
 

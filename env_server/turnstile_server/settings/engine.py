@@ -26,12 +26,7 @@ class EngineSettings(Section):
     chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
     weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
-    stop_grace_s: float = Field(
-        5.0,
-        ge=0,
-        description="At shutdown: time for aborts to finish and, for `embedded`, then for the process to end "
-        "before SIGKILL.",
-    )
+    stop_grace_s: float = Field(5.0, ge=0, description="`embedded`: time for its process to end before SIGKILL.")
     connect_attempts: int = Field(
         3, ge=1, description="Attempts to open a connection. A request that was sent is never repeated."
     )
