@@ -64,8 +64,7 @@ class VolatileText:
     """Masks what the patterns match. Owned by one episode; not safe in several threads."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
-        """Raises ValueError for patterns that ``check_patterns`` refuses."""
-        check_patterns(patterns)
+        """``patterns``: those of an agent spec, which passed ``check_patterns`` when the spec was loaded."""
         self._patterns = [regex.compile(pattern) for pattern in patterns]
         self._masked: dict[str, str] = {}
         self._timeouts = 0
