@@ -1,6 +1,6 @@
-"""The agents of the demo as commands to run: our own of a page, and the real mini-swe-agent.
+"""Agents for ``external_agents``, as commands to run: ``bash_agent`` and the real mini-swe-agent.
 
-An agent gets a working folder, the URL of its model and a key. None of them knows of Turnstile.
+An agent gets a working folder, the URL of its model and a key. Neither agent knows of Turnstile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AgentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one agent is to do. ``turns``: how many model calls it makes with a model that talks nonsense."""
+    """The work of one agent. ``turns``: how many calls it makes with a model whose answers are nonsense."""
 
     task: str
     repo: Path
@@ -44,14 +44,14 @@ def make_repository(folder: Path) -> Path:
 
 
 def bash_agent(job: Job) -> list[str]:
-    """examples/bash_agent.py. The nonsense model never calls its tool, so it is kept going for ``turns``."""
+    """examples/bash_agent.py. The random model calls no tool, so options keep the agent going for ``turns``."""
     options = ["--repo", str(job.repo), "--min-turns", str(job.turns), "--max-turns", str(job.turns)]
     program = str(ROOT / "examples" / "bash_agent.py")
     return [sys.executable, program, job.task, *options, *(["--stream"] if job.stream else [])]
 
 
 def mini_swe_agent(job: Job) -> list[str]:
-    """mini-swe-agent, which never streams, and would give up after three answers without a tool call.
+    """mini-swe-agent. It never streams, and by default it stops after three answers without a tool call.
 
     Raises AgentError unless TURNSTILE_MINI_SWE_PYTHON names the interpreter it is installed in.
     """
@@ -81,7 +81,7 @@ def trajectory(job: Job) -> Path:
 
 
 def environment(job: Job) -> Mapping[str, str]:
-    """All that an agent is told: where its model is, and its key. Nothing of the trainer's reaches it."""
+    """The agent's whole environment: the URL of its model and its key, and nothing of the trainer's."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(job.repo.parent),
@@ -96,7 +96,7 @@ def environment(job: Job) -> Mapping[str, str]:
 
 
 async def run_agent(name: str, job: Job) -> None:
-    """Runs an agent until it ends; its processes are gone when this returns, also if cancelled.
+    """Run an agent until it ends. Its processes are gone when this returns, also if it is cancelled.
 
     Raises AgentError when it exits with an error. Its output is kept beside the repository.
     """

@@ -7,8 +7,8 @@
 4. `turnstile audit --all` scores the recorded tokens again on the engine.
 5. Everything is stopped, and it is checked that nothing is left running.
 
-The tiny model's answers are nonsense; everything around them is what a training run uses. With `--engine-url`
-the same runs on a real SGLang server that serves `--model`.
+The model's answers are nonsense; everything else is what a training run uses. With `--engine-url` the same runs
+on a real SGLang server that serves `--model`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def run_episode(
 
 
 def check(outcome: Outcome, report: AuditReport | None) -> None:
-    """What must hold for every episode. Raises DemoError."""
+    """Check what must hold for every episode. Raises DemoError."""
     name = outcome.episode.episode_id
     if outcome.episode.status is not EpisodeStatus.COMPLETED:
         raise DemoError(f"{name} is {outcome.episode.status}: {outcome.episode.error}")

@@ -1,4 +1,4 @@
-"""The checkout that examples and tests run in, and the tiny model of noise that they make."""
+"""The checkout that examples and tests run in, and the random-weight model that they make once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python examples/make_tiny_model.py OUT [--seed 1] [--vocab 4096]
 
-The weights are noise, so the model's answers are nonsense; everything around them is real: a byte-level BPE
+The weights are random, so the model's answers are nonsense. Everything else is real: a byte-level BPE
 trained on the Python standard library, ChatML control tokens, `<think>` and `<tool_call>` tokens, a chat
 template with tools that drops thinking from earlier turns (so re-rendering a history would not give the tokens
 that were sampled), and a Hugging Face folder that transformers and SGLang both load.

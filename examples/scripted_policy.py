@@ -1,12 +1,13 @@
-"""A policy that follows a script, with honest numbers: an engine for `turnstile serve --engine sglang`.
+"""A policy that follows a script, as an engine for `turnstile serve --engine sglang`.
 
     python examples/scripted_policy.py --model DIR --script FILE [--port N]
 
-For demos and tests that need a model which solves its task. It speaks SGLang's `/generate` in front of the model
-in DIR. Where a play of the script fits the prompt (see scripted/script.py) the tokens are the script's, and their
-log-probabilities are those that the model gives them, so that recorded turns can be audited like any others. They
-are true values of unlikely tokens: nothing here was sampled, and training on it means nothing. All other calls
-are the model's own. The first line it prints is JSON with its `url`; it ends on SIGTERM and SIGINT.
+For demonstrations and tests that need a model which solves its task. It speaks SGLang's `/generate` in front of
+the model in DIR. If a play of the script fits the prompt (see scripted/script.py), the tokens are the script's.
+Their log-probabilities are those that the model gives them, so recorded turns can be audited like any others.
+They are true values of unlikely tokens: the tokens were not sampled, so training on them means nothing. The
+model answers all other calls itself. The first line of output is JSON with the `url`; SIGTERM and SIGINT end
+the program.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from scripted.chat import chat_format
 from scripted.script import Policy, ScriptError, load_script
-from scripted.server import ScriptedServer
+from scripted.server import ScriptedModelServer
 from turnstile_server.engines.embedded.process import WorkerProcess
 from turnstile_server.engines.sglang_start import read_vocab_size
 from turnstile_server.errors import StartupError
-from turnstile_server.settings import EngineSettings
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.rendering.vocabulary import load_vocabulary
+from turnstile_server.settings import EngineSettings, RenderingSettings
+from turnstile_server.testing.policy import ChatFormat, chat_format
 
 HOST = "127.0.0.1"
 
@@ -44,15 +47,15 @@ async def scripted_policy(
     chunk_tokens: int = 8,
     chunk_pause_s: float = 0.0,
 ) -> AsyncIterator[str]:
-    """The URL of a running scripted policy over the model in ``model``; it and its process end with the block.
+    """Run a scripted policy in front of the model in the folder ``model``, for the length of the block; its URL.
 
-    ``policy``: usually a ``Script``. Raises StartupError when the model cannot be served, ScriptError when its
-    chat template has no tool calls in the Hermes form.
+    ``policy`` is usually a ``Script``. Raises StartupError when the model cannot be served, or when its chat
+    template shows or calls tools in another form than Hermes'.
     """
     vocab_size = read_vocab_size(model)
     if vocab_size is None:
-        raise StartupError(f"{model} is no model folder: it has no config.json with a vocab_size")
-    chat = await asyncio.to_thread(chat_format, model)
+        raise StartupError(f"{model} is not a model folder: it has no config.json with a vocab_size")
+    chat = await asyncio.to_thread(_chat_format, model)
     worker = WorkerProcess(model, settings or EngineSettings(), incremental=False)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(worker.close)
@@ -66,7 +69,7 @@ async def scripted_policy(
         )
         async with session.get("/server_info") as answer:
             window = (await answer.json())["context_length"]
-        server = ScriptedServer(
+        server = ScriptedModelServer(
             session,
             chat,
             policy,
@@ -80,6 +83,10 @@ async def scripted_policy(
         await runner.setup()
         await web.TCPSite(runner, HOST, port).start()
         yield f"http://{HOST}:{runner.addresses[0][1]}"
+
+
+def _chat_format(model: Path) -> ChatFormat:
+    return chat_format(load_vocabulary(model), create_renderer(model, RenderingSettings()))
 
 
 async def run(arguments: argparse.Namespace) -> None:

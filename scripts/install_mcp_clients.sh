@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the MCP clients that the tool door is tested with, at pinned versions, into DIR:
+# Installs the MCP clients that the MCP endpoint is tested with, at pinned versions, into DIR:
 #
 #     scripts/install_mcp_clients.sh DIR     then DIR/bin/mcp-inspector and DIR/bin/claude
 #

@@ -1,4 +1,4 @@
-"""Where OpenEnv's tools look for an environment's server; everything is in ``turnstile_server``."""
+"""The module in which OpenEnv's tools look for an environment's server; the code is in ``turnstile_server``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""A policy that follows a script, in front of a real model. See examples/scripted_policy.py."""
+"""A policy that follows a script, in front of a real model: scripts (``script``, ``gold``) and the ``server``.
+
+See examples/scripted_policy.py.
+"""

@@ -1,7 +1,7 @@
-"""A script from tasks' own known solutions: what a model that solves them would say, turn by turn.
+"""A script from the known solutions of tasks: the replies of a model that solves them, turn by turn.
 
-One play per task for agents with the tool door's tools (`tool-loop`), one for agents with a shell alone
-(`mini-swe-agent`); the tools that an agent offers say which is followed.
+Each task has a play for agents with the MCP endpoint's tools (`tool-loop`) and one for agents with only a shell
+(`mini-swe-agent`). The tools that an agent offers decide which play is followed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SUBMIT_COMMAND", "gold_script"]
 
 
 def gold_script(tasks: Iterable[Task]) -> Script:
-    """Plays for every task. A task that wants an answer has none for agents without ``submit``.
+    """Plays for every task. A task that wants an answer has no play for agents without ``submit``.
 
     Raises ScriptError for a task without a known solution.
     """

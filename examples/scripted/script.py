@@ -1,13 +1,13 @@
-"""What a scripted policy says: steps by task and turn. Pure data and one decision, nothing runs here.
+"""Scripts: the replies of a scripted policy, by task and turn. Pure data and one decision; nothing is run.
 
 A script file is YAML or JSON, a list of plays:
 
-    - instruction: One test of this repository fails     # found in the prompt; the longest one found wins
+    - instruction: One test of this repository fails     # a text in the prompt; the longest one wins
       steps:                                             # one per model call
         - {tool: bash, arguments: {command: ls}, text: Let me look.}
         - {text: Done.}
 
-A play is for agents that offer every tool its steps call, so one task may have a play per kind of agent.
+A play fits agents that offer every tool that its steps call, so a task may have a play per kind of agent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ __all__ = ["THE_END", "Play", "Policy", "PolicyInput", "Script", "ScriptError", 
 
 
 class ScriptError(Exception):
-    """The script cannot be read, or not be said in this model's format."""
+    """The script cannot be read, or a task has no known solution to make one from."""
 
 
 class Play(BaseModel):
+    """The replies to one task. A step is one model call."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instruction: str = Field(min_length=1)
@@ -40,32 +42,32 @@ class Play(BaseModel):
 
 
 Policy = Callable[[PolicyInput], Step | None]
-"""What is said in a scene; None leaves the call to the model."""
+"""Gives the reply to one call; None leaves the call to the model."""
 
 THE_END = Step(text="Done.")
-"""Said to an agent that goes on after the last step."""
+"""The reply to an agent that continues after the last step."""
 
 _PLAYS: TypeAdapter[tuple[Play, ...]] = TypeAdapter(tuple[Play, ...])
 
 
 class Script:
-    """A ``Policy``. Of several plays that fit, the first one with the longest instruction is followed."""
+    """A ``Policy`` of plays. Of several plays that fit, the first with the longest instruction is followed."""
 
     def __init__(self, plays: tuple[Play, ...]) -> None:
         self.plays = plays
 
-    def __call__(self, scene: PolicyInput) -> Step | None:
+    def __call__(self, call: PolicyInput) -> Step | None:
         fitting = [
-            play for play in self.plays if play.instruction in scene.prompt and play.tools <= scene.tools.keys()
+            play for play in self.plays if play.instruction in call.prompt and play.tools <= call.tools.keys()
         ]
         if not fitting:
             return None
         play = max(fitting, key=lambda one: len(one.instruction))
-        return play.steps[scene.turn] if scene.turn < len(play.steps) else THE_END
+        return play.steps[call.turn] if call.turn < len(play.steps) else THE_END
 
 
 def load_script(path: Path) -> Script:
-    """Raises ScriptError, naming the file and the field."""
+    """Read a script file. Raises ScriptError, naming the file and the field."""
     try:
         text = path.read_text("utf-8")
         return Script(_PLAYS.validate_python(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)))

@@ -1,10 +1,11 @@
-"""SGLang's HTTP interface where a script, not chance, picks the tokens; all else is the model's behind it.
+"""SGLang's HTTP interface in front of a model, where a script chooses the tokens of some calls.
 
-What must hold: ids that were picked come with the log-probabilities that the served weights give them after this
-prompt, at the call's temperature, under the version of those weights; a call that the policy leaves alone, and
-every other request, reaches the model unchanged and comes back unchanged. No number is made up.
+Invariants: chosen ids come with the log-probabilities that the served weights give them after this prompt, at
+the call's temperature, under the version of those weights; no number is made up. A call that the policy leaves
+alone, and every other request, reaches the model unchanged, and so does its answer.
 
-Shapes: sglang 0.5.23 (``/generate``, chunks that repeat all output). Owns the scripted calls in flight.
+The shapes are those of sglang 0.5.23 (``/generate``, chunks that repeat all output). The module owns the scripted
+calls in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PASSED_ON = ("Content-Type", "X-SMG-Routing-Key")
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ScriptedCall:
     """One call that the script answers."""
 
     rid: str
@@ -43,17 +44,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the model says of a completion: float logprobs, one per id; the weights' version."""
+    """The model's scores of a completion: one logprob per id in nats, and the version of the weights."""
 
     logprobs: list[float]
     version: str
     cached_tokens: int
 
 
-class ScriptedServer:
-    """``model``: a session to the model's own server. ``window``: its context length in tokens.
+class ScriptedModelServer:
+    """Answers the calls that the script fits, and forwards all others to the model.
 
-    ``chunk_tokens`` and ``chunk_pause_s``: how a streamed answer is cut, and how fast it comes.
+    ``model``: a session to the model's own server. ``window``: its context length in tokens. ``chunk_tokens`` and
+    ``chunk_pause_s``: the size of a streamed chunk and the seconds between two.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ScriptedServer:
         self._vocab_size = vocab_size
         self._chunk_tokens = chunk_tokens
         self._chunk_pause_s = chunk_pause_s
-        self._live: dict[str, Call] = {}
+        self._live: dict[str, ScriptedCall] = {}
         self._going = asyncio.Event()
         self._going.set()
 
@@ -107,8 +109,8 @@ class ScriptedServer:
         finally:
             del self._live[call.rid]
 
-    def _scripted(self, body: dict[str, Any]) -> Call | None:
-        """None for a call that is the model's: no play fits, it asks for scores, or it is to be refused."""
+    def _scripted(self, body: dict[str, Any]) -> ScriptedCall | None:
+        """None for a call that the model answers: no play fits, it asks for scores, or the model refuses it."""
         ids = body.get("input_ids")
         parameters = body.get("sampling_params")
         if not isinstance(ids, list) or not ids or not isinstance(parameters, dict):
@@ -121,11 +123,11 @@ class ScriptedServer:
             return None
         if most < 1 or len(ids) + most > self._window:
             return None
-        scene = self._chat.read(ids)
-        step = self._policy(scene)
+        seen = self._chat.read(ids)
+        step = self._policy(seen)
         if step is None:
             return None
-        completion = self._chat.write(step, scene)
+        completion = self._chat.write(step, seen)
         rule = StopRule(
             max_new_tokens=most,
             stop_ids=frozenset([*(parameters.get("stop_token_ids") or ()), completion[-1]]),
@@ -136,11 +138,13 @@ class ScriptedServer:
             if finish is not None:
                 temperature = float(parameters.get("temperature", 1.0))
                 stream = bool(body.get("stream"))
-                return Call(body["rid"], ids, completion[:end], finish, temperature, stream, time.monotonic())
+                return ScriptedCall(
+                    body["rid"], ids, completion[:end], finish, temperature, stream, time.monotonic()
+                )
         raise AssertionError("the last id of a completion ends it")
 
-    async def _score(self, call: Call) -> Scored | web.Response:
-        """Or the answer to give instead: the model's refusal, or the call's end if it was aborted."""
+    async def _score(self, call: ScriptedCall) -> Scored | web.Response:
+        """Have the model score the call. A response replaces the answer: the model's refusal, or an abort."""
         while True:
             version = (await self._ask("GET", "/model_info"))[1]["weight_version"]
             body = {
@@ -159,13 +163,13 @@ class ScriptedServer:
                 nothing = Scored([], version, meta["cached_tokens"])
                 return _json(self._payload(call, nothing, 0, ABORTED))
             if meta["weight_version"] != version:
-                continue  # new weights came meanwhile: whose scores these are is not certain
+                continue  # the weights changed meanwhile, so the scores may be of either version
             entries = meta["input_token_logprobs"][1:]
             if [entry[1] for entry in entries] != call.completion:
                 raise web.HTTPInternalServerError(text="the model scored other ids than it was sent")
             return Scored([entry[0] for entry in entries], version, meta["cached_tokens"])
 
-    async def _stream(self, request: web.Request, call: Call, scored: Scored) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, call: ScriptedCall, scored: Scored) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         total, sent = len(call.completion), 0
@@ -184,8 +188,10 @@ class ScriptedServer:
         await response.write_eof()
         return response
 
-    def _payload(self, call: Call, scored: Scored, count: int, finish: dict[str, object] | None) -> dict[str, Any]:
-        """The first ``count`` tokens of the call."""
+    def _payload(
+        self, call: ScriptedCall, scored: Scored, count: int, finish: dict[str, object] | None
+    ) -> dict[str, Any]:
+        """The payload of a chunk that repeats the first ``count`` tokens of the call."""
         ids = call.completion[:count]
         meta: dict[str, Any] = {
             "id": call.rid,
@@ -216,7 +222,7 @@ class ScriptedServer:
         return await self.forward(request)
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        """Holds streams as SGLang does; tokens picked before keep the weights that scored them."""
+        """Hold streams as SGLang does; tokens that were chosen before keep the weights that scored them."""
         mode = (await _body(request) or {}).get("mode", "abort")
         if mode == "abort":
             for call in list(self._live.values()):
@@ -231,7 +237,7 @@ class ScriptedServer:
         return response
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        """The model's own answer. A caller that goes away ends the call there too."""
+        """The model's own answer. If the caller disconnects, the call ends at the model too."""
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         data = await request.read()
         response: web.StreamResponse | None = None
@@ -247,7 +253,7 @@ class ScriptedServer:
                 return response
         except aiohttp.ClientError as error:
             if response is not None:
-                raise  # what was sent stays cut, so that nobody takes it for whole
+                raise  # the answer stays cut off, so the caller cannot take it for complete
             return _gone(error)
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -260,7 +266,7 @@ class ScriptedServer:
 
 
 async def _body(request: web.Request) -> dict[str, Any] | None:
-    """None where the body is no JSON object: then the model says what is wrong with it."""
+    """None if the body is not a JSON object; the model's own error then says what is wrong."""
     try:
         value = orjson.loads(await request.read())
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""One episode in memory, token for token as it runs through the gate: the gate's renderer, the tools of ``world``.
+"""One episode in memory, token for token as through the gate: the gate's renderer, the tools of ``world``.
 
-Holds: ``ids`` is the prompt of the next model call and is only ever appended to; ``mask`` is 1 where the policy
-spoke. A test plays the same completions through a real server and compares every id.
+Invariants: ``ids`` is the prompt of the next model call and only grows; ``mask`` is 1 where the policy sampled.
+A test plays the same completions through a real server and compares every id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Conversation:
         return float(self.errand.done(self._world.files))
 
     def reply(self, completion: Sequence[int], finish: Literal["stop", "length"] = "stop") -> bool:
-        """Takes what the policy said and does what it calls. Whether the episode goes on."""
+        """Append the reply, run its tool calls and append their results. Whether the episode continues."""
         prompt_tail = np.asarray(self.ids[-_TAIL:], np.int32)
         ids = np.asarray(completion, np.int32)
         parser = self._renderer.parser(self._tools, prompt_tail=prompt_tail)
@@ -60,6 +60,6 @@ class Conversation:
         return True
 
     def follow(self, replies: Iterable[Sequence[int]]) -> None:
-        """Takes the replies of a demonstrator, to the last."""
+        """Take all replies of a demonstrator."""
         for completion in replies:
             self.reply(completion)

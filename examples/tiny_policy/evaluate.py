@@ -30,7 +30,7 @@ from tiny_policy.world import offered_tools
 from turnstile_server.demo.errands import LEVELS, Errand, errands
 from turnstile_server.engines.embedded.model import LoadedModel
 from turnstile_server.engines.embedded.sampling import SamplingParameters
-from turnstile_server.engines.embedded.scheduler import Call, Event, Scheduler, SchedulerLimits
+from turnstile_server.engines.embedded.scheduler import EngineCall, NewTokens, Scheduler, SchedulerLimits
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.settings import RenderingSettings
@@ -85,9 +85,9 @@ def play(
 
     ``on_ended`` is called with the number of ended episodes whenever it grows.
     """
-    said: queue.SimpleQueue[tuple[Call, Event]] = queue.SimpleQueue()
+    said: queue.SimpleQueue[tuple[EngineCall, NewTokens]] = queue.SimpleQueue()
 
-    def post(events: list[tuple[Call, Event]]) -> None:
+    def post(events: list[tuple[EngineCall, NewTokens]]) -> None:
         for event in events:
             said.put(event)
 
@@ -106,7 +106,7 @@ def play(
     def ask(conversation: Conversation) -> None:
         rid = str(next(numbers))
         running[rid] = conversation
-        scheduler.submit(Call(rid, conversation.ids.copy(), sampling, stop, lambda _: None))
+        scheduler.submit(EngineCall(rid, conversation.ids.copy(), sampling, stop, lambda _: None))
 
     tools = offered_tools()
     waiting = (Conversation(renderer, tools, errand) for errand in tasks)

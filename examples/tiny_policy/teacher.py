@@ -1,8 +1,8 @@
-"""Who the policy learns from: demonstrators who know the tools and copy well, but have bad habits.
+"""Demonstrators for supervised learning: they know the tools and copy well, but have bad habits.
 
-Holds: every demonstrator reads and copies faithfully, so copying is learned from all of them; what differs is what
-they decide. A habit is drawn anew at every decision, so the policy that learns from them is unsure exactly where a
-decision is to be made: it succeeds sometimes, and which habit pays is left for reinforcement learning to find out.
+Every demonstrator reads and copies faithfully, so the policy learns copying from all of them; they differ in their
+decisions. A habit is drawn anew at every decision, so the policy is unsure exactly at decisions. It succeeds
+sometimes, and reinforcement learning finds out which habit pays.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python -m tiny_policy.train OUT [--minutes 12] [--seed 1]     (in examples/)
 
-Two stages. In the first, demonstrators are faultless: the policy learns the tools and to copy. In the second
-they have habits (``teacher``), so the checkpoint is one that succeeds sometimes and is unsure at its decisions:
-a start from which reinforcement learning has something to find. Errands are drawn anew for every batch; none of
-them is held out.
+In the first stage demonstrators are faultless, and the policy learns the tools and to copy. In the second they
+have habits (``teacher``), so the policy succeeds sometimes and is unsure at its decisions, which gives
+reinforcement learning something to find. Errands are drawn anew for every batch; none of them is held out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An errand played in memory: the tools' own words without a sandbox, for demonstrations and quick evaluation.
+"""Plays an errand in memory: the tools' exact answers without a sandbox, for training and quick evaluation.
 
-Holds: what a tool answers here is, character for character, what the tool door answers in a sandbox (a test
-compares the two). Only what the policy was taught is played; any other call is answered as the tool door answers
-a call that failed, without its exact words.
+Invariant: a tool answers here what the MCP endpoint answers in a sandbox, character for character (a test compares
+them). Only the calls that the policy was taught are played. Any other call fails, with another text than the
+endpoint's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turnstile_server.tools.toolbox import Toolbox
 
 
 def offered_tools() -> tuple[Tool, ...]:
-    """The tool door's five, as an agent offers them to the model."""
+    """The five tools of the MCP endpoint, as an agent offers them to the model."""
     return tuple(
         Tool(
             tool.name,
@@ -34,7 +34,7 @@ def offered_tools() -> tuple[Tool, ...]:
 
 
 class World:
-    """The files of one episode. ``call`` is one tool call, ``files`` what is there now."""
+    """The files of one episode, which tool calls read and write."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self.files = dict(files)
