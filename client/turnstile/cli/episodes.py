@@ -24,6 +24,9 @@ GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episod
 
 _GROUP = 8
 """Characters of a group's name in a list that has no room for all of it."""
+_TEXT = ", ".join(name for name, each in FORMATS.items() if each.text)
+_FILE = ", ".join(name for name, each in FORMATS.items() if not each.per_episode)
+_FOLDER = ", ".join(name for name, each in FORMATS.items() if each.per_episode)
 
 
 def list_episodes(
@@ -91,7 +94,8 @@ def export_episodes(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="jsonl: a file (default stdout); parquet: a file; safetensors, tree: a folder."
+            "--out",
+            help=f"A file for {_FILE} (default stdout for {_TEXT}); a folder for {_FOLDER}: a file per episode.",
         ),
     ] = None,
     include_untrained: Annotated[
