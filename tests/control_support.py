@@ -1,7 +1,7 @@
-"""Whole servers with both doors on free ports, for tests of the control door and of the clients.
+"""Whole servers with both listeners on free ports, for tests of the control API and of the clients.
 
-Everything is real. Doors of one session share one embedded engine (a process of its own), because loading torch
-once is enough; each door has its own client of it, its own journal and its own keys.
+Everything is real. The servers of one session share one embedded engine (a process of its own), because loading
+torch once is enough; each server has its own client of it, its own journal and its own keys.
 """
 
 from __future__ import annotations

@@ -494,7 +494,7 @@ async def test_a_server_that_stops_lets_those_go_who_only_wait(open_door: OpenDo
 
 @pytest.fixture
 def failing_door() -> Iterator[str]:
-    """A door with two routes that fail: before and after the answer has begun."""
+    """An application with two routes that fail: before and after the answer has begun."""
     router = APIRouter()
 
     @router.get("/fails")

@@ -88,7 +88,7 @@ async def test_the_built_container_serves_as_nobody_special_and_stops_when_asked
         refused = await http.post(f"/k/{KEY}/episodes", json={"task": {"instruction": "x"}})
         assert refused.json()["error"]["type"] == "engine_unavailable"
     assert run("docker", "exec", container, "id", "-u") == "10001"
-    # What the image holds is complete: the door that needs openenv-core can be made.
+    # What the image holds is complete: the module that needs openenv-core can be imported.
     run("docker", "exec", container, "python3", "-c", "import turnstile_server.control.openenv.server")
     run("docker", "stop", "--time", "30", container)
     assert run("docker", "inspect", "-f", "{{.State.ExitCode}}", container) == "0"
