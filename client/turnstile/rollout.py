@@ -140,7 +140,7 @@ class RolloutArguments(TypedDict, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, Any] | None
     on_progress: OnProgress
-    """Called at every change; it must not block."""
+    """Called at every change. It must not block, nor call a blocking client."""
 
 
 def _ignore(_: RolloutProgress) -> None:

@@ -165,7 +165,8 @@ class Client:
         see RolloutArguments. Only failures of the infrastructure are tried again; a full server is waited for.
         Leaving the loop cancels the episodes that run.
 
-        The work is done by a thread; ``agent`` functions and ``on_progress`` are called in threads of their own.
+        ``agent`` functions are called in threads of their own. ``on_progress`` and a function ``group_id`` are
+        called on the client's loop, in its thread: they must not block, and must not call the client.
 
         Rollouts that ended before an error are yielded before it is raised. Raises InvalidRequest, NotFound and
         the like for a task, agent or option that the server refuses; ServerUnavailable where no server has
