@@ -63,7 +63,7 @@ class Ending(enum.IntEnum):
 
 
 def run_bash(command: str, repo: Path, timeout_s: float, max_chars: int) -> str:
-    """Runs ``command`` and returns what the model is told: the output, cut in the middle, and the status.
+    """Run ``command``. Returns the text for the model: the output, cut in the middle, and the exit status.
 
     The output goes to a file, not to a pipe, so that a process left in the background cannot hold the agent;
     the file cannot outgrow 64 MiB, and the whole process group is killed in the end.

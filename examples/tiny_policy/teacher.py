@@ -21,9 +21,9 @@ class Habits:
     """Chances, each at its own decision."""
 
     stop_at_a_note: float = 0.13
-    """Takes the name in a note for the code, and does not follow it."""
+    """Takes the name in a note for the code and does not follow it."""
     first_line: float = 0.3
-    """Takes the first line of a list, whoever it belongs to."""
+    """Takes the first line of a list instead of the line it was asked for."""
     usual_name: float = 0.18
     """Writes to answer.txt, whatever was asked."""
     only_say: float = 0.13

@@ -132,7 +132,7 @@ def _reply(body: bytes) -> dict[str, Any]:
 
 
 def _error(body: bytes) -> tuple[str, str]:
-    """Code and message of a refusal, whoever it comes from: a proxy answers with text."""
+    """Code and message of a refusal. It may be plain text, from a proxy."""
     try:
         error = json.loads(body)["error"]
         return str(error.get("code")), str(error.get("message", ""))
@@ -167,7 +167,7 @@ class Tools:
         ]
 
     def call(self, function: dict[str, str]) -> tuple[str, bool]:
-        """What the model is told, and whether it did what was asked."""
+        """The result for the model, and whether the call succeeded."""
         try:
             arguments = json.loads(function["arguments"] or "{}")
         except ValueError as error:
