@@ -98,8 +98,9 @@ def _auto(setup: ProviderSetup) -> SandboxProvider:
 
 
 def _none(setup: ProviderSetup) -> SandboxProvider:
-    others = " or ".join(name for name in PROVIDERS if name != "none")
-    return NoSandboxes(f"this server has no sandboxes (sandboxes.kind = none); choose {others}")
+    *others, last = [name for name in PROVIDERS if name != "none"]
+    choice = f"{', '.join(others)} or {last}"
+    return NoSandboxes(f"this server has no sandboxes (sandboxes.kind = none); choose {choice}")
 
 
 PROVIDERS: dict[str, Callable[[ProviderSetup], SandboxProvider]] = {
