@@ -7,9 +7,11 @@ import re
 import subprocess
 
 import pytest
+import typer
 from interruption import leaves_nothing_when_interrupted
 
 from local import ROOT, TURNSTILE
+from turnstile_server.commands import demo
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -51,6 +53,17 @@ def test_what_cannot_work_ends_it_with_a_clear_line() -> None:
     assert "Failed:" in done.stdout
     assert "no-such-folder" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_without_pytorch_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra `server` alone has no engine that samples."""
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    with pytest.raises(typer.Exit) as ended:
+        demo.demo()
+    assert ended.value.exit_code == 2
+    assert "pip install 'turnstile-rl[embedded]'" in capsys.readouterr().err
 
 
 def test_an_interrupted_demo_leaves_nothing_running() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from turnstile_server.demo.local_server import LocalServerError
 from turnstile_server.demo.play import DemoOptions
 from turnstile_server.demo.play import demo as run_demo
 
+USAGE = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 DEFAULTS = DemoOptions()
@@ -39,6 +41,9 @@ def demo(
     ] = DEFAULTS.least,
 ) -> None:
     """Play a tiny policy on small tasks in sandboxes: graded, audited, shown token by token. Takes a minute."""
+    if find_spec("torch") is None:
+        typer.echo("turnstile: `turnstile demo` needs PyTorch: pip install 'turnstile-rl[embedded]'", err=True)
+        raise typer.Exit(USAGE)
     options = DemoOptions(model, sandbox, errands, rollouts, max_concurrent, least)
     console = Console()
     try:
