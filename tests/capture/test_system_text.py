@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +22,26 @@ from turnstile_server.capture.volatile import MAX_PATTERN_CHARS, MAX_PATTERNS, M
 RUN, READ = make_tool("run"), make_tool("read")
 PROMPT = "You are a coding agent. Work in the folder, run the tests, and answer with the tools that you have."
 CLOCK = r"\d{2}:\d{2}"
+
+
+MOST_CALLS_OF_A_MATCH = 100_000
+"""Function calls: the long history below takes a quarter of it; the square of its length is ten times as many."""
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Counts the calls of Python functions in the block: work that is the same on every machine."""
+    counted: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            counted[frame.f_code.co_name] += 1
+
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(None)
 
 
 def clock(time_of_day: str, *rest: Message, role: Any = "system") -> list[Message]:
@@ -211,21 +234,24 @@ def test_an_edited_first_reply_is_no_repetition() -> None:
     assert match.broken.reason == BreakReason.NEW_CONVERSATION
 
 
-def test_a_long_dialogue_with_a_clock_takes_time_in_its_length() -> None:
-    play = Play()
-    history: list[Message] = []
-    for turn in range(150):
-        history.append(Message("user", f"u{turn}"))
-        play.turn([Message("system", f"{PROMPT} {turn}"), *history], f"a{turn}")
-        history.append(reply(f"a{turn}"))
-    begun = time.process_time()
-    match = play.match([Message("system", f"{PROMPT} now"), *history, Message("user", "u")])
-    assert time.process_time() - begun < 0.5
-    assert match.broken is not None
-    assert (match.broken.reason, match.broken.continues) == (BreakReason.SYSTEM_CHANGED, "turn_149")
+def test_a_dialogue_with_a_clock_takes_work_in_its_length_and_not_in_its_square() -> None:
+    def work(turns: int) -> int:
+        play = Play()
+        history: list[Message] = []
+        for turn in range(turns):
+            history.append(Message("user", f"u{turn}"))
+            play.turn([Message("system", f"{PROMPT} {turn}"), *history], f"a{turn}")
+            history.append(reply(f"a{turn}"))
+        with counted_calls() as counted:
+            match = play.match([Message("system", f"{PROMPT} now"), *history, Message("user", "u")])
+        assert match.broken is not None
+        assert (match.broken.reason, match.broken.continues) == (BreakReason.SYSTEM_CHANGED, f"turn_{turns - 1}")
+        return counted.total()
+
+    assert work(120) < 3 * work(60)
 
 
-def test_a_dialogue_that_was_edited_at_its_beginning_is_given_up_in_bounded_time() -> None:
+def test_a_dialogue_that_was_edited_at_its_beginning_is_given_up_after_bounded_work() -> None:
     """Its keys are those of the stored path, because keys lose arguments."""
     play = Play()
     said = reply("a", tool_calls=(ToolCall("run", '{"n": 1}'),))
@@ -234,9 +260,9 @@ def test_a_dialogue_that_was_edited_at_its_beginning_is_given_up_in_bounded_time
         play.turn([Message("system", "s 1"), *history], said, tools=[RUN])
         history += [said, Message("tool", "t")]
     history[1] = reply("a", tool_calls=(ToolCall("run", '{"n": 2}'),))
-    begun = time.process_time()
-    match = play.match([Message("system", "s 2"), *history], [RUN])
-    assert time.process_time() - begun < 2.0
+    with counted_calls() as counted:
+        match = play.match([Message("system", "s 2"), *history], [RUN])
+    assert counted.total() < MOST_CALLS_OF_A_MATCH
     assert match.broken is not None
     assert match.broken.reason == BreakReason.NEW_CONVERSATION
 
@@ -335,11 +361,12 @@ def test_too_many_patterns_are_refused() -> None:
         check_patterns(["x"] * (MAX_PATTERNS + 1))
 
 
-def test_hostile_text_costs_bounded_time_and_masks_nothing() -> None:
+def test_hostile_text_is_searched_a_bounded_number_of_times_and_masks_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The pattern is harmless on the texts that are tried when the spec is loaded."""
     volatile = VolatileText([r"(q|qq)+[yz]"])
     hostile = [[Message("system", f"{number}" + "q" * 50_000)] for number in range(20)]
-    begun = time.process_time()
     for messages in hostile:
         assert volatile.masked(messages) is messages
-    assert time.process_time() - begun < 1.0 * MAX_TIMEOUTS
+    assert caplog.text.count("took too long") == MAX_TIMEOUTS
