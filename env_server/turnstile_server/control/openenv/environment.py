@@ -22,7 +22,7 @@ from openenv.core.env_server.types import EnvironmentMetadata
 
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
-from turnstile_server.control.openenv.loader import OpenEnvParts, metadata
+from turnstile_server.control.openenv.parts import OpenEnvParts, metadata
 from turnstile_server.control.openenv.wire import (
     ResetParameters,
     TurnstileAction,

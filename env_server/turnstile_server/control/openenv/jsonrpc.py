@@ -16,7 +16,7 @@ from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcResponse,
 from pydantic import ValidationError
 
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
-from turnstile_server.control.openenv.loader import metadata
+from turnstile_server.control.openenv.parts import metadata
 from turnstile_server.control.openenv.wire import TurnstileAction
 from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
 

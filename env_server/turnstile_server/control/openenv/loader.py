@@ -2,8 +2,7 @@
 
 The package brings a web user interface along and takes seconds to import. So no module that the server starts with
 imports it, and the event loop keeps running during the import. A server without the package answers 501 and says
-what to install. What the OpenEnv server is built from, and the description of the environment, stand here because
-they must not need the package.
+what to install.
 """
 
 from __future__ import annotations
@@ -12,56 +11,19 @@ import gc
 import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
-from starlette.types import ASGIApp
 
-from turnstile_server.control.protocol import EpisodeService
-from turnstile_server.control.trainer_sampling import TrainerSampling
+from turnstile_server.control.openenv.parts import OpenEnvParts
 from turnstile_server.errors import NotInstalled, TurnstileError
-from turnstile_server.settings import ControlSettings, OpenEnvSettings
-from turnstile_server.tasks.protocol import TaskCatalog
-from turnstile_server.tools.protocol import ToolDirectory
-from turnstile_server.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from turnstile_server.control.openenv.server import OpenEnvServer
 
 SERVER = "turnstile_server.control.openenv.server"
 """The module that needs ``openenv-core``."""
-
-NAME = "turnstile"
-DESCRIPTION = "Token-exact episodes from real language-model agents, for training them by reinforcement learning."
-
-
-def metadata() -> dict[str, str]:
-    """Answer to ``GET /metadata``: name, description and version of the environment."""
-    return {"name": NAME, "description": DESCRIPTION, "version": version("turnstile-rl")}
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEnvParts:
-    """What the OpenEnv server is built from.
-
-    ``gate``: the model API, called in process by ``generate`` as an agent calls it, so that turns are recorded in
-    one way only. ``training``: the calls that wait for the training loop, where it samples. ``tasks``: to look up
-    the instruction of a task named by id. ``closing``: set when the server stops; sockets then close at once and
-    cancel nothing.
-    """
-
-    episodes: EpisodeService
-    directory: ToolDirectory
-    toolbox: Toolbox
-    gate: ASGIApp
-    training: TrainerSampling
-    tasks: TaskCatalog | None
-    control: ControlSettings
-    settings: OpenEnvSettings
-    closing: anyio.Event
 
 
 class OpenEnvLoader:

@@ -21,7 +21,8 @@ from turnstile_server.control.body import (
     while_connected,
 )
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.control.openenv.loader import OpenEnvLoader, metadata
+from turnstile_server.control.openenv.loader import OpenEnvLoader
+from turnstile_server.control.openenv.parts import metadata
 from turnstile_server.errors import InvalidRequest, NotInstalled
 
 PARSE_ERROR = -32700

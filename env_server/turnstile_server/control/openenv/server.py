@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 from turnstile.models.base import MAX_SECONDS
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.jsonrpc import JsonRpc
-from turnstile_server.control.openenv.loader import OpenEnvParts
+from turnstile_server.control.openenv.parts import OpenEnvParts
 from turnstile_server.control.openenv.websocket import OpenEnvSocket, SocketLimits, error_frame
 from turnstile_server.control.openenv.wire import (
     ResetParameters,

@@ -1,0 +1,45 @@
+"""What the OpenEnv server is built from, and how the environment describes itself. Needs no ``openenv-core``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import anyio
+from starlette.types import ASGIApp
+
+from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.trainer_sampling import TrainerSampling
+from turnstile_server.settings import ControlSettings, OpenEnvSettings
+from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tools.protocol import ToolDirectory
+from turnstile_server.tools.toolbox import Toolbox
+
+NAME = "turnstile"
+DESCRIPTION = "Token-exact episodes from real language-model agents, for training them by reinforcement learning."
+
+
+def metadata() -> dict[str, str]:
+    """Answer to ``GET /metadata``: name, description and version of the environment."""
+    return {"name": NAME, "description": DESCRIPTION, "version": version("turnstile-rl")}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnvParts:
+    """What the OpenEnv server is built from.
+
+    ``gate``: the model API, called in process by ``generate`` as an agent calls it, so that turns are recorded in
+    one way only. ``training``: the calls that wait for the training loop, where it samples. ``tasks``: to look up
+    the instruction of a task named by id. ``closing``: set when the server stops; sockets then close at once and
+    cancel nothing.
+    """
+
+    episodes: EpisodeService
+    directory: ToolDirectory
+    toolbox: Toolbox
+    gate: ASGIApp
+    training: TrainerSampling
+    tasks: TaskCatalog | None
+    control: ControlSettings
+    settings: OpenEnvSettings
+    closing: anyio.Event
