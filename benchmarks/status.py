@@ -93,7 +93,7 @@ def archive(count: int) -> Archive:
     for number in range(count):
         made = episode(number)
         kept.created(Stored(made, "nonce", None, "digest"))
-        kept.ended(made)
+        kept.add_ended(made)
     return kept
 
 

@@ -79,7 +79,7 @@ class OneEpisode:
 
     def check_open(self) -> None: ...
 
-    async def ended(self) -> None:
+    async def stop_requested(self) -> None:
         await anyio.sleep_forever()
 
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:

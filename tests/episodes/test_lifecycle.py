@@ -56,7 +56,7 @@ def test_a_status_moves_only_along_the_transitions(before: EpisodeStatus, after:
     life = lifecycle(before if before not in ENDED else S.GRADING)
     if before in ENDED:
         life.request_stop(OUTCOMES[before])
-        life.end(life.ended(150.0))
+        life.end(life.final_record(150.0))
     if after in TRANSITIONS[before]:
         life.move(after, 200.0)
         assert life.episode.status is after
@@ -75,7 +75,7 @@ def test_every_status_but_the_ends_can_end_in_every_way_and_no_end_moves() -> No
 def test_each_step_has_its_seconds_from_the_creation() -> None:
     life = lifecycle(S.GRADING)
     life.request_stop(OUTCOMES[S.COMPLETED])
-    timings = life.ended(110.0).timings
+    timings = life.final_record(110.0).timings
     assert (timings.preparing_s, timings.running_s, timings.grading_s, timings.ended_s) == (1.0, 2.0, 3.0, 10.0)
 
 
@@ -114,7 +114,7 @@ def test_a_grade_is_final(later: EpisodeStatus) -> None:
     life.settle(graded)
     assert not life.request_stop(OUTCOMES[later])
     assert (life.stop, life.decided, life.needs_grade) == (graded, True, False)
-    assert life.ended(110.0).reward == 0.5
+    assert life.final_record(110.0).reward == 0.5
 
 
 def test_nothing_is_decided_before_a_stop_is_requested() -> None:

@@ -95,7 +95,7 @@ def filled(count: int) -> Archive:
     for number in range(count):
         made = episode(number, group_id=f"g{number // 4}")
         archive.created(Stored(made, "nonce", None, "digest"))
-        archive.ended(made)
+        archive.add_ended(made)
     return archive
 
 
@@ -115,7 +115,7 @@ def test_a_filter_reads_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_a_record_that_went_wrong_in_memory_is_shown_as_unreadable_too() -> None:
     archive = filled(1)
-    archive.ended(episode(0).model_copy(update={"attempt": "many"}))
+    archive.add_ended(episode(0).model_copy(update={"attempt": "many"}))
     shown = archive.get("ep_0")
     assert shown is not None
     assert (shown.status, shown.error and shown.error.type) == (EpisodeStatus.FAILED, "record_unreadable")

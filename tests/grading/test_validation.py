@@ -11,7 +11,7 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.sandboxes.registry import NoSandboxes
-from turnstile_server.tasks.archive import pack
+from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio

@@ -47,7 +47,7 @@ class PlayedEpisode:
         if self.over.is_set():
             raise Gone("the episode has ended")
 
-    async def ended(self) -> None:
+    async def stop_requested(self) -> None:
         await self.over.wait()
 
     def end(self) -> None:

@@ -100,9 +100,9 @@ def _nearest_path(
         nearest = _diverge(node, groups, start, schemas)
         end = start + len(node.groups)
         if nearest is None or nearest.at == end - 1:
-            pending.extend((child, end - 1) for child in reversed(node.children) if child.joined)
+            pending.extend((child, end - 1) for child in reversed(node.children) if child.merged_with_parent)
         if nearest is None:
-            after = [child for child in node.children if not child.joined]
+            after = [child for child in node.children if not child.merged_with_parent]
             if after and end < len(groups):
                 pending.extend((child, end) for child in reversed(after))
                 continue
@@ -116,7 +116,7 @@ def _nearest_path(
 def _diverge(node: Node, groups: Sequence[MessageGroup], start: int, schemas: Schemas) -> _NearestPath | None:
     """Where the call leaves this node's part of the path; None when it agrees with all of it."""
     reply_at = len(node.groups) - 1
-    replies = node.depth - node.joined
+    replies = node.depth - node.merged_with_parent
     for offset, stored in enumerate(node.groups):
         index = start + offset
         if index >= len(groups):
@@ -180,10 +180,10 @@ def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> 
 
 
 def _path_groups(node: Node) -> list[MessageGroup]:
-    """The groups of the path to a node. A joined child repeats its parent's last group."""
+    """The groups of the path to a node. A merged child repeats its parent's last group."""
     groups: list[MessageGroup] = []
     for step in node.path():
-        if step.joined:
+        if step.merged_with_parent:
             groups.pop()
         groups += step.groups
     return groups

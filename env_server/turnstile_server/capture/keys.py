@@ -37,19 +37,19 @@ class MessageGroup:
 
 
 def group(messages: Sequence[Message], start: int = 0) -> list[MessageGroup]:
-    """The groups of ``messages[start:]``. Consecutive assistant messages are joined: texts and reasonings
+    """The groups of ``messages[start:]``. Consecutive assistant messages are merged: texts and reasonings
     concatenated, calls in order."""
     groups: list[MessageGroup] = []
     for index, message in enumerate(messages[start:], start):
         if message.role == "assistant" and groups and groups[-1].message.role == "assistant":
             last = groups[-1]
-            groups[-1] = MessageGroup(last.start, index + 1, _join(last.message, message))
+            groups[-1] = MessageGroup(last.start, index + 1, _merged(last.message, message))
         else:
             groups.append(MessageGroup(index, index + 1, message))
     return groups
 
 
-def _join(first: Message, second: Message) -> Message:
+def _merged(first: Message, second: Message) -> Message:
     reasoning = (first.reasoning or "") + (second.reasoning or "")
     return Message(
         role="assistant",

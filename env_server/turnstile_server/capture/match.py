@@ -136,7 +136,7 @@ def _verify_path(
     whole = True
     while at is not None and (at.turn.turn_id, whole) not in checked:
         unchecked.append((at, whole))
-        whole = not at.joined
+        whole = not at.merged_with_parent
         at = at.parent
     echo = EchoMatch(SAME, 0, 0) if at is None else checked[at.turn.turn_id, whole]
     for item, to_its_end in reversed(unchecked):
@@ -149,7 +149,7 @@ def _verify_path(
 def _verify_node(
     node: Node, groups: Sequence[MessageGroup], schemas: Schemas, before: EchoMatch, *, whole: bool
 ) -> EchoMatch | None:
-    """Extends ``before`` by one node. ``whole`` False: without the node's last group, because a joined child holds
+    """Extends ``before`` by one node. ``whole`` False: without the node's last group, because a merged child holds
     it too and compares it."""
     part = groups[node.group_count - len(node.groups) : node.group_count]
     if len(part) != len(node.groups):

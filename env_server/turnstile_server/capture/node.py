@@ -27,9 +27,9 @@ class Node:
     groups: tuple[MessageGroup, ...]
     """New messages and the reply, grouped, without volatile text. The last group holds the reply, and any
     assistant message that the agent put directly before it."""
-    joined: bool
-    """The call ended with the parent's own reply, so both replies come back as one message. ``groups`` begins with
-    the parent's last group; the path does not hold that group twice."""
+    merged_with_parent: bool
+    """The call ended with the parent's own reply, so both replies come back merged into one message. ``groups``
+    begins with the parent's last group; the path does not hold that group twice."""
     head: PathKeys
     """Keys of the path without its last group."""
     end: PathKeys

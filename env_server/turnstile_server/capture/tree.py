@@ -97,8 +97,8 @@ class TokenTree:
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
         messages = (*self._volatile.masked(turn.new_messages), turn.reply)
         above, end = 0, PathKeys(turn.tools_key.encode())
-        joined = parent is not None and messages[0].role == "assistant"
-        if parent is not None and joined:
+        merged = parent is not None and messages[0].role == "assistant"
+        if parent is not None and merged:
             messages = (parent.groups[-1].message, *messages)
             above, end = parent.group_count - 1, parent.head
         elif parent is not None:
@@ -112,7 +112,7 @@ class TokenTree:
             turn=turn,
             parent=parent,
             groups=groups,
-            joined=joined,
+            merged_with_parent=merged,
             head=head,
             end=end,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),

@@ -1,4 +1,7 @@
-"""Every episode's place in the listing, the records of ended ones in memory, and their trees from the journal.
+"""Every episode's place in the listing, running ones included; records and trees of ended ones; idempotency keys.
+
+Running episodes have only their status and their creation here; ``service`` holds their runs. The record of an
+ended episode is kept in memory, its tree is read from the journal and cached.
 
 What must hold: one record that cannot be read spoils nothing. It is listed as a failed episode whose error
 (``record_unreadable``) says what is wrong, its turns are read as far as they can be, and it can be deleted.
@@ -40,7 +43,7 @@ class Archive:
         self._ended: dict[str, bytes] = {}
         """Records as JSON, a fraction of the objects' size."""
         self._creations: dict[str, Stored] = {}
-        """By idempotency key."""
+        """Running and ended episodes by idempotency key, so that a repeated request is recognised."""
         self._idempotency_keys: dict[str, str] = {}
         """By episode id."""
         self._forests: OrderedDict[str, Forest] = OrderedDict()
@@ -59,12 +62,12 @@ class Archive:
                 _LOG.error("the record of episode %s cannot be read: %s", record.episode_id, error)
                 episode = unreadable_episode(record.episode_id, record.meta, error)
                 self._listing.add(record.episode_id, episode.status, episode.group_id)
-                self.ended(episode)
+                self.add_ended(episode)
                 continue
             if not stored.episode.status.ended:
                 stored = await self._restarted(stored, record)
             self.created(stored)
-            self.ended(stored.episode)
+            self.add_ended(stored.episode)
 
     async def _restarted(self, stored: Stored, record: Record) -> Stored:
         """The episode that ran when the server stopped, as failed."""
@@ -91,7 +94,7 @@ class Archive:
         """Record a running episode's new status for the listing."""
         self._listing.move(episode_id, status)
 
-    def ended(self, episode: Episode, forest: Forest | None = None) -> None:
+    def add_ended(self, episode: Episode, forest: Forest | None = None) -> None:
         """Keep the record of an ended episode, and its ``forest`` for the exports that usually follow."""
         episode_id = episode.episode_id
         try:

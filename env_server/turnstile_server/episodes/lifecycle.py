@@ -94,7 +94,7 @@ class Lifecycle:
         self.stop = outcome
         self._to_grade = False
 
-    def ended(self, now: float) -> Episode:
+    def final_record(self, now: float) -> Episode:
         """The record to store. Changes nothing, because the journal may refuse it."""
         assert self.stop is not None
         return self.stop.applied_to(self.episode, now - self._created)

@@ -12,9 +12,9 @@ must hold:
 3. The sandbox is destroyed before the end is stored, and the place among ``episodes.max_running`` is free after
    it. ``run_to_end`` releases both on every path: success, failure, stop, a bug, shutdown.
 4. A reward comes from a grading that was finished; without one it is None.
-5. At shutdown (``interrupt``) an episode that nobody stopped ends nothing and stores nothing: the next start finds
-   it unfinished and records ``server_restarted``. So does one whose grading was under way. A stop that was
-   requested and needs no grade is still stored.
+5. At shutdown (``interrupt``) an episode without a stop request is not ended or stored: the next start finds it
+   unfinished and records ``server_restarted``. The same holds while grading runs. A stop that was requested and
+   needs no grade is still stored.
 """
 
 from __future__ import annotations
@@ -155,10 +155,11 @@ class EpisodeRun:
 
     async def _agent_outcome(self, sandbox: EpisodeSandbox) -> Outcome:
         agent, session = self._plan.agent, self.session
-        if agent is None:
+        if agent is None:  # an external agent: the task is cancelled when a stop is requested elsewhere
             await sandbox.wait_for_death()
-        end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
-        return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
+        else:
+            end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+            return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
@@ -208,7 +209,7 @@ class EpisodeRun:
         """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
         try:
-            ended = self.forest.counted(self._life.ended(time.monotonic()))
+            ended = self.forest.counted(self._life.final_record(time.monotonic()))
             await self._parts.journal.append(replace(self._stored, episode=ended).record())
         except TurnstileError as error:
             _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
@@ -300,7 +301,8 @@ class EpisodeRun:
         if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
             raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
 
-    async def ended(self) -> None:
+    async def stop_requested(self) -> None:
+        """Returns at the first stop request, or when the server stops: from then on no tool is served."""
         await self._stopping.wait()
 
     # What others see

@@ -263,7 +263,7 @@ class Episodes:
         episode = run.episode
         if episode.status.ended:
             del self._running[episode.episode_id]
-            self._archive.ended(episode, run.forest)
+            self._archive.add_ended(episode, run.forest)
             self._count_tokens(episode)
         else:
             self._archive.moved(episode.episode_id, episode.status)

@@ -134,14 +134,14 @@ class ModelCall:
         while not self.engine_spoke and not self.done:
             await self._changed.wait()
 
-    async def ended(self) -> None:
+    async def wait_until_done(self) -> None:
         """Returns when the outcome is there."""
         while not self.done:
             await self._changed.wait()
 
     async def outcome(self) -> CommittedTurn:
         """The committed turn; raises the call's error."""
-        await self.ended()
+        await self.wait_until_done()
         if self.error is not None:
             raise self.error
         assert self.committed is not None

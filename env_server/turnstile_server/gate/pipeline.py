@@ -108,8 +108,8 @@ class CallPipeline:
         with session.counting_refusals():
             session.check_open()  # before the body is read, which would be for nothing
             body = await incoming.read_body()
-            parsed = session.parse_cache(incoming.dialect.name)
-            request = incoming.dialect.parse(body, parsed, incoming.params)
+            parse_cache = session.parse_cache(incoming.dialect.name)
+            request = incoming.dialect.parse(body, parse_cache, incoming.params)
             return request, self._place(session, incoming, request)
 
     async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
@@ -120,8 +120,8 @@ class CallPipeline:
         session.check_open()
         request = incoming.dialect.parse(await incoming.read_body(), None, incoming.params)
         self._renderer.check_tools(request.tools)
-        tools = tools_key(request.tools, self._renderer.template_hash)
-        match = session.tree.match(request.messages, request.tools, tools)
+        tools_hash = tools_key(request.tools, self._renderer.template_hash)
+        match = session.tree.match(request.messages, request.tools, tools_hash)
         prompt = await self._prompter.prompt(match, request.tools, None)
         return len(prompt.input_ids)
 
@@ -139,12 +139,12 @@ class CallPipeline:
         Returns when none is in flight that was before."""
         with anyio.move_on_after(wait_s):
             for call in list(session.in_flight.values()):
-                await call.ended()
+                await call.wait_until_done()
         left = list(session.in_flight.values())
         for call in left:
             self.abandon(call, reason)
         for call in left:
-            await call.ended()
+            await call.wait_until_done()
 
     def delivered(self, session: EpisodeSession, call: ModelCall, *, written: bool) -> None:
         """Records whether a caller received the whole reply. Does nothing for a call without one."""
@@ -163,10 +163,10 @@ class CallPipeline:
         self._renderer.check_tools(request.tools)
         if request.json_schema is not None and not self._engine.capabilities.constrained:
             raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
-        tools = tools_key(request.tools, self._renderer.template_hash)
-        match = session.tree.match(request.messages, request.tools, tools)
+        tools_hash = tools_key(request.tools, self._renderer.template_hash)
+        match = session.tree.match(request.messages, request.tools, tools_hash)
         parent_id = match.parent.turn.turn_id if match.parent is not None else None
-        key = request_key(parent_id, match.request_messages, tools, request.asked)
+        key = request_key(parent_id, match.request_messages, tools_hash, request.asked)
         marked = session.repeats_idempotency_key(incoming.idempotency_key, key) or incoming.retried
         earlier, earlier_call = session.earlier(key)
         action = decide(earlier, marked=marked)
@@ -178,7 +178,7 @@ class CallPipeline:
             self.abandon(earlier_call, "replaced")
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
-        context = CallContext(incoming.dialect.name, request, match, tools, incoming.thread, watch)
+        context = CallContext(incoming.dialect.name, request, match, tools_hash, incoming.thread, watch)
         self._tasks.start_soon(self._generate, session, call, context)
         return call
 
@@ -197,7 +197,7 @@ class CallPipeline:
             call.fail(TurnstileError("the gate failed; the server's log says why"))
         finally:
             if not call.done:
-                call.fail(_ended(call))
+                call.fail(_end_error(call))
             session.release(call)
 
     async def _prepare(
@@ -248,7 +248,7 @@ class CallPipeline:
                 parse_calls=request.parse_calls,
             )
             if call.abandoned is not None:
-                raise _ended(call)
+                raise _end_error(call)
             chunks = self._engine.generate(
                 input_ids, sampling, rid=call.call_id, routing_key=session.episode_id, stream=request.stream
             )
@@ -310,7 +310,7 @@ class CallPipeline:
         with anyio.move_on_after(self._settings.abort_grace_s):
             try:
                 await self._engine.abort(call.call_id)
-                await call.ended()
+                await call.wait_until_done()
             except TurnstileError as error:
                 _LOG.warning("the engine did not take an abort: %s", error.message)
         call.scope.cancel()
@@ -321,13 +321,13 @@ def _finish_of(call: ModelCall, builder: TurnBuilder) -> EngineFinish:
     if builder.finish is None:
         raise EngineProtocolError("the engine's answer ended without a finish")
     if builder.finish.reason == "abort":
-        raise _ended(call)
+        raise _end_error(call)
     if builder.count == 0:
         raise EngineProtocolError("the engine finished the call without a token")
     return builder.finish
 
 
-def _ended(call: ModelCall) -> TurnstileError:
+def _end_error(call: ModelCall) -> TurnstileError:
     if call.abandoned is not None:
         return Gone(f"the call was abandoned ({call.abandoned})")
     return EngineUnavailable("the engine aborted the call; try again", retry_after_s=1.0)

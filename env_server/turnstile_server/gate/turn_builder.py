@@ -119,7 +119,7 @@ class Prompter:
         """``identical``: an earlier turn of the same request; it is fed the same context without rendering."""
         parent = match.parent
         if identical is not None and identical.parent is parent and _same_system(identical, match):
-            return _joined(parent, identical.turn.context_ids, match.broken, 0)
+            return _prompt_of(parent, identical.turn.context_ids, match.broken, 0)
         broken = match.broken
         if parent is not None:
             end = path_end(parent)
@@ -127,11 +127,11 @@ class Prompter:
                 match.new_messages, lambda: self._renderer.bridge(end, match.new_messages, tools)
             )
             if not isinstance(bridge, CannotBridge):
-                return _joined(parent, bridge.context_ids, broken, bridge.tokenized_bytes)
+                return _prompt_of(parent, bridge.context_ids, broken, bridge.tokenized_bytes)
             broken = Break(reason=BreakReason(bridge.reason))
         messages = (*_stored_messages(parent), *match.new_messages)
         rendered = await self._run(messages, lambda: self._renderer.render(messages, tools))
-        return _joined(None, rendered.ids, broken, rendered.tokenized_bytes)
+        return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes)
 
     async def _run(self, messages: Sequence[Message], render: Callable[[], Result]) -> Result:
         chars = sum(
@@ -288,6 +288,6 @@ def _stored_messages(node: Node | None) -> list[Message]:
     return [message for step in node.path() for message in (*step.turn.new_messages, step.turn.reply)]
 
 
-def _joined(parent: Node | None, context_ids: Int32Array, broken: Break | None, tokenized_bytes: int) -> Prompt:
+def _prompt_of(parent: Node | None, context_ids: Int32Array, broken: Break | None, tokenized_bytes: int) -> Prompt:
     input_ids = context_ids if parent is None else np.concatenate([parent.tokens(), context_ids], dtype=np.int32)
     return Prompt(parent, context_ids, input_ids, broken, tokenized_bytes)

@@ -92,8 +92,10 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 class ParsedReply:
     """The reply the agent is shown. Calls have no ids yet (the gate gives them).
 
-    ``stop_string``: the caller's stop string that ended the visible text, if one did.
-    ``parse_status``: one entry per call attempt found; anything but ``ok`` was shown as text.
+    ``parse_status``: one entry per call attempt found; anything but ``ok`` was shown as text. A turn records it.
+    ``message`` and ``stop_string`` (the caller's stop string that ended the visible text, if one did) are the
+    reference of ``ReplyParser``'s law. The gate takes its message from the deltas, and the stop string from the
+    engine; the tests hold both parsers to the reference.
     """
 
     message: Message

@@ -45,8 +45,8 @@ class PooledSandbox(SandboxWrapper):
         await self.begin_destroy().wait()
 
 
-class _Turn:
-    """A call that waits for room. ``woken`` is set when it may look again."""
+class _Ticket:
+    """A ``create`` that waits for room, in the order of arrival. ``woken`` is set when it may look again."""
 
     def __init__(self) -> None:
         self.woken = anyio.Event()
@@ -60,7 +60,7 @@ class SandboxPool(ProviderWrapper):
         self._settings = settings
         self._background: BackgroundTasks | None = None
         self._taken = 0
-        self._waiting: deque[_Turn] = deque()
+        self._waiting: deque[_Ticket] = deque()
         self._warm: OrderedDict[SandboxSpec, deque[Sandbox]] = OrderedDict()
         """The specs that are kept warm, the latest last."""
         self._lent: set[PooledSandbox] = set()
@@ -125,14 +125,14 @@ class SandboxPool(ProviderWrapper):
 
     async def _claim(self, spec: SandboxSpec) -> Sandbox | None:
         """A warm sandbox, or None: there is room to make one. Both count as taken by the caller."""
-        turn = _Turn()
-        self._waiting.append(turn)
+        ticket = _Ticket()
+        self._waiting.append(ticket)
         try:
             with anyio.fail_after(self._settings.wait_s):
                 while True:
                     if self._closed:
                         raise SandboxUnavailable("the server is closing")
-                    if self._waiting[0] is turn:
+                    if self._waiting[0] is ticket:
                         if ready := self._warm.get(spec):
                             return ready.popleft()
                         if self._taken < self._settings.max_open:
@@ -140,15 +140,15 @@ class SandboxPool(ProviderWrapper):
                             return None
                         if not self._ending:
                             self._evict_one()
-                    turn.woken = anyio.Event()
-                    await turn.woken.wait()
+                    ticket.woken = anyio.Event()
+                    await ticket.woken.wait()
         except TimeoutError as error:
             raise SandboxUnavailable(
                 f"all {self._settings.max_open} sandboxes (sandboxes.max_open) were in use for "
                 f"{self._settings.wait_s:g} s (sandboxes.wait_s)"
             ) from error
         finally:
-            self._waiting.remove(turn)
+            self._waiting.remove(ticket)
             self._wake()
 
     def _give_back(self) -> None:

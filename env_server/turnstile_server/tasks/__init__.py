@@ -2,5 +2,5 @@
 
 Read ``model`` first (a task, field by field, and the file format), then ``protocol`` (where tasks come from),
 ``registry`` (the task sources, and loading), ``task_files`` and ``parse`` (YAML and JSONL), ``inline`` (the task
-of a request), ``archive`` (a task's files as a tar) and ``workspace`` (a task's sandbox).
+of a request), ``tarball`` (a task's files as a tar) and ``workspace`` (a task's sandbox).
 """

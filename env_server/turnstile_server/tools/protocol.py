@@ -30,7 +30,7 @@ class EpisodeTools(Protocol):
         """Raises Gone when the episode has ended, Conflict while its sandbox is still being prepared."""
         ...
 
-    async def ended(self) -> None:
+    async def stop_requested(self) -> None:
         """Returns when tools are no longer served.
 
         The endpoint then releases what it holds for the episode and stops running calls.

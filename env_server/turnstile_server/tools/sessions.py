@@ -134,12 +134,12 @@ class EpisodeSessions:
         return len(self._requests)
 
     async def run(self, episode: EpisodeTools) -> None:
-        """Serves until the episode has ended; closes on every path."""
+        """Serves until a stop of the episode is requested; closes on every path."""
         try:
             async with self._manager.run():
                 self._opened.set()
                 try:
-                    await episode.ended()
+                    await episode.stop_requested()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await self._stop_requests()
