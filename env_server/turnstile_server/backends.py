@@ -18,11 +18,11 @@ from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
-from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import host_paths, load_tasks
+from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
 

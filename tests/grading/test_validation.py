@@ -11,8 +11,8 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.sandboxes.registry import NoSandboxes
-from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.tarball import pack
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import pytest
 
 from turnstile_server.errors import NotFound, StartupError
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.tarball import pack
 
 GOOD = """\
 id: one

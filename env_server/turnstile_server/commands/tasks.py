@@ -31,10 +31,10 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings, load_settings
-from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.workspace import sandbox_spec
 
 WHOLE_LINES = 10_000

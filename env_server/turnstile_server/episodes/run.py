@@ -155,11 +155,10 @@ class EpisodeRun:
 
     async def _agent_outcome(self, sandbox: EpisodeSandbox) -> Outcome:
         agent, session = self._plan.agent, self.session
-        if agent is None:  # an external agent: the task is cancelled when a stop is requested elsewhere
-            await sandbox.wait_for_death()
-        else:
-            end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
-            return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
+        if agent is None:  # external: a stop that is requested elsewhere cancels this wait
+            raise await sandbox.death()
+        end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+        return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""

@@ -7,7 +7,6 @@ the middle of ``prepare``. Knows nothing of models, tokens or reward.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
 
 import anyio
 
@@ -86,13 +85,13 @@ class EpisodeSandbox:
         reported = read_ending(agent.end, result.stdout.decode(errors="replace"))
         return AgentEnd(result.exit_code, output, reported)
 
-    async def wait_for_death(self) -> NoReturn:
-        """Waits as long as the sandbox lives, then raises SandboxFailed. For external agents, which end
+    async def death(self) -> SandboxFailed:
+        """Waits as long as the sandbox lives; returns the error to raise. For external agents, which end
         elsewhere."""
         sandbox = self._sandbox
         assert sandbox is not None
         await sandbox.died()
-        raise SandboxFailed("the sandbox died while the agent worked in it")
+        return SandboxFailed("the sandbox died while the agent worked in it")
 
     def _launch(
         self, sandbox: Sandbox, agent: AgentSpec, episode_key: str, max_turns: int, env: Mapping[str, str]

@@ -29,8 +29,8 @@ from turnstile_server.grading.verdict import (
     read_tests,
 )
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
-from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.model import Files, HiddenTests, Task
+from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
 
 INSIDE = Path(__file__).parent / "inside"

@@ -16,10 +16,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.tarball import FilesProblem, check_folder
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.tarball import FilesProblem, check_folder
 
 SHIPPED = Path(__file__).parent / "shipped"
 """The tasks that come with Turnstile."""

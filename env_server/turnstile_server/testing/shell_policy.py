@@ -16,8 +16,8 @@ from typing import Any
 
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings, ToolSettings
-from turnstile_server.tasks.tarball import FilesProblem, read_files
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.tarball import FilesProblem, read_files
 from turnstile_server.testing.policy import PolicyInput, Step
 from turnstile_server.tools.toolbox import Toolbox
 
