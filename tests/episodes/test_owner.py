@@ -13,13 +13,14 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
-from conversation import END
+from conversation import END, body, raw, url
 from fake_backends import fake_backends, result
 from gate_support import Prompted, Said, says, staged
 from test_life import gathered
 from test_played_life import EpisodeServer, call, opened
 
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.run import EpisodeRun
 from turnstile_server.errors import JournalUnavailable, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.grading.protocol import Grade, Work
@@ -435,6 +436,25 @@ async def test_a_bug_fails_its_own_episode_and_releases_its_sandbox(
         assert server.sandboxes == []
         assert (await server.stage.get(other))["status"] == "running"
         await server.place_is_free()
+
+
+async def test_a_bug_before_any_stop_was_requested_closes_the_model_api_before_the_end_is_stored(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(EpisodeRun, "_prepare_and_run", broken)
+    async with recording(tiny_model, tmp_path, monkeypatch) as server:
+        server.refuse = JournalUnavailable("the disk is full")
+        created = await server.play(agent="external")
+        with anyio.fail_after(60):
+            await server.refused.wait()
+        async with raw(created) as client:
+            assert (await client.post(url(created), json=body())).status_code == 410
+        server.refuse = None
+        shown = await server.ended(created)
+        assert (shown["status"], shown["error"]["type"]) == ("failed", "internal_error")
 
 
 async def test_a_bug_in_the_journal_delays_an_end_and_loses_none(

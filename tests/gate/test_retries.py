@@ -55,6 +55,16 @@ async def start_and_leave(stage: Stage, episode: dict[str, Any]) -> Prompted:
     return stage.engine.calls[0]
 
 
+async def engine_times(stage: Stage) -> float:
+    """How many times of the engine the metrics hold."""
+    (line,) = (
+        line
+        for line in (await stage.control.get("/metrics")).text.splitlines()
+        if line.startswith("turnstile_engine_seconds_count ")
+    )
+    return float(line.split()[1])
+
+
 # In flight, caller connected
 
 
@@ -83,6 +93,8 @@ async def test_a_marked_retry_joins_the_call_in_flight(stage: Stage, mark: dict[
     assert answers == ["for both of you"] * 3
     assert len(stage.engine.calls) == 1
     assert len(await turns(stage, episode)) == 1
+    await _in_flight(stage, 0)
+    assert await engine_times(stage) == 1
 
 
 @pytest.mark.parametrize("headers", OTHER, ids=["count 0", "another key", "no mark"])
@@ -183,6 +195,8 @@ async def test_a_marked_retry_of_a_written_reply_gets_the_same_bytes(
     assert again.content == first.content
     assert len(stage.engine.calls) == 1
     assert len(await turns(stage, episode)) == 1
+    await _in_flight(stage, 0)
+    assert await engine_times(stage) == 1
 
 
 @pytest.mark.parametrize("headers", OTHER, ids=["count 0", "another key", "no mark"])

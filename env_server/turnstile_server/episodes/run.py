@@ -114,7 +114,9 @@ class EpisodeRun:
                     await self._grade()
                 except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
                     self._log_bug("an episode failed")
-                    self._life.settle(_bug("the server failed"))
+                    bug = _bug("the server failed")
+                    self.request_stop(bug)  # closes the session, if nothing has requested a stop yet
+                    self._life.settle(bug)  # replaces an outcome that was requested before the bug
                 finally:
                     await self._destroy_sandbox()
                 await self._store()

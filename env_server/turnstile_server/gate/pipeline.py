@@ -1,6 +1,6 @@
 """The path of a model call, in order.
 
-    open:      read the body → parse → match → decide (new, join, replay, replace) → admit
+    open:      read the body → parse → match → decide (generate, join, replay, replace) → admit
     generate:  render or bridge → sample → parse the reply → journal (durable) → tree (visible)
     delivered: the reply was written or lost, after the server sent it (acknowledged)
 
@@ -68,6 +68,15 @@ class IncomingCall:
     thread: Thread | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedCall:
+    """A request and the call that answers it. ``started`` False: the request joined or replays an earlier call."""
+
+    request: ModelRequest
+    call: ModelCall
+    started: bool
+
+
 class CallPipeline:
     """Owns every generation from its start to its commit. Use as an async context manager."""
 
@@ -100,7 +109,7 @@ class CallPipeline:
 
     # What the server asks for
 
-    async def open(self, session: EpisodeSession, incoming: IncomingCall) -> tuple[ModelRequest, ModelCall]:
+    async def open(self, session: EpisodeSession, incoming: IncomingCall) -> OpenedCall:
         """Reads the call and starts, joins or replays it.
 
         Waits for the body only. Raises what refuses the call.
@@ -110,7 +119,7 @@ class CallPipeline:
             body = await incoming.read_body()
             parse_cache = session.parse_cache(incoming.dialect.name)
             request = incoming.dialect.parse(body, parse_cache, incoming.params)
-            return request, self._place(session, incoming, request)
+            return self._place(session, incoming, request)
 
     async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
         """Tokens of the prompt that the call would have.
@@ -156,7 +165,7 @@ class CallPipeline:
 
     # Open: match, decide, admit
 
-    def _place(self, session: EpisodeSession, incoming: IncomingCall, request: ModelRequest) -> ModelCall:
+    def _place(self, session: EpisodeSession, incoming: IncomingCall, request: ModelRequest) -> OpenedCall:
         """Never waits: no other call can change the tree between the match and the admission."""
         watch = Stopwatch()
         session.check_open()
@@ -171,16 +180,16 @@ class CallPipeline:
         earlier, earlier_call = session.earlier(key)
         action = decide(earlier, marked=marked)
         if action is Action.JOIN and earlier_call is not None:
-            return earlier_call
+            return OpenedCall(request, earlier_call, started=False)
         if action is Action.REPLAY and (node := session.tree.identical(key)) is not None:
-            return replayed(node)
+            return OpenedCall(request, replayed(node), started=False)
         if action is Action.REPLACE and earlier_call is not None:
             self.abandon(earlier_call, "replaced")
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
         context = CallContext(incoming.dialect.name, request, match, tools_hash, incoming.thread, watch)
         self._tasks.start_soon(self._generate, session, call, context)
-        return call
+        return OpenedCall(request, call, started=True)
 
     # Generate: render, sample, commit
 

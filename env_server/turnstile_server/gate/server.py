@@ -1,7 +1,8 @@
 """The model API as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
 
-Order: episode and key, endpoint, then the pipeline, which reads the body, then the reply. Every error leaves in
-the caller's dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says so outright).
+Order: the path finds the endpoint and its dialect, then episode and key are checked, then the pipeline reads the
+body, then the reply is written. Only a probe (``Purpose.PROBE``) needs no key. Every error leaves in the caller's
+dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says so outright).
 
 The status of a stream is withheld until the engine has spoken, at most ``gate.status_hold_s``: earlier failures
 are real statuses, later ones the dialect's in-stream error. Terminal bytes leave only after the commit.
@@ -28,7 +29,7 @@ from turnstile_server.errors import (
 from turnstile_server.gate.call import ModelCall, finished_reply
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
 from turnstile_server.gate.dialects.router import DialectRouter, Route
-from turnstile_server.gate.pipeline import CallPipeline, IncomingCall
+from turnstile_server.gate.pipeline import CallPipeline, IncomingCall, OpenedCall
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.http.exchange import (
     AgentExchange,
@@ -142,11 +143,11 @@ class Gate:
         """One model call; the metrics count it whatever its outcome."""
         self._metrics.call_started()
         started = time.perf_counter()
-        call: ModelCall | None = None
+        opened: OpenedCall | None = None
         status = 500
         try:
-            request, call = await self._pipeline.open(session, _incoming(exchange, session, route))
-            error = await self._follow(exchange, session, route.dialect, request, call)
+            opened = await self._pipeline.open(session, _incoming(exchange, session, route))
+            error = await self._follow(exchange, session, route.dialect, opened.request, opened.call)
             if error is not None:
                 raise error
             status = exchange.status or _CALLER_GONE
@@ -157,7 +158,8 @@ class Gate:
             status = _CALLER_GONE
             raise
         finally:
-            committed = call.committed if call is not None else None
+            # A joined or replayed call used no engine time of its own.
+            committed = opened.call.committed if opened is not None and opened.started else None
             engine_s = committed.node.turn.timings.engine_s if committed is not None else None
             self._metrics.call_ended(route.dialect.name, status, time.perf_counter() - started, engine_s)
 

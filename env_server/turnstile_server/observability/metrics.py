@@ -71,7 +71,8 @@ class Metrics:
         self._calls_in_flight.inc()
 
     def call_ended(self, dialect: str, status: int, total_s: float, engine_s: float | None = None) -> None:
-        """One per ``call_started``. ``engine_s`` None: the call never reached the engine."""
+        """One per ``call_started``. ``engine_s`` None: the request had no engine time of its own: it failed, or it
+        joined or replayed an earlier call."""
         self._calls_in_flight.dec()
         self._calls.labels(dialect, str(status)).inc()
         self._call_seconds.labels(dialect).observe(total_s)
