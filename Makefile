@@ -1,4 +1,5 @@
 # make test     lint and the default test suite (what every change must pass)
+# make test-slow  whole programs played and killed, long loops, the package from its built wheel
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
@@ -19,11 +20,15 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test check lint demo bench agents-matrix docs clean
+.PHONY: test test-slow check lint demo bench agents-matrix docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/python scripts/check.py --all
+
+test-slow: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/pytest -n 2 -m "slow and not docker"
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))

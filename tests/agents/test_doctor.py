@@ -108,6 +108,7 @@ def test_the_shipped_tokenizer_and_template_are_those_of_the_tiny_model(tiny_mod
     assert (TOKENIZER_FOLDER / template).read_text() == (tiny_model / template).read_text()
 
 
+@pytest.mark.slow
 def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
     done = doctor(tiny_model, "tool-loop", "--json")
     assert done.returncode == 0, done.stderr
@@ -118,6 +119,7 @@ def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
     assert (told["untrained"], told["breaks"], told["cosmetic"], told["refused"]) == ({}, {}, {}, {})
 
 
+@pytest.mark.slow
 def test_shell_is_checked_with_the_command_that_env_gives(tiny_model: Path) -> None:
     command = f"python3 -c {shlex.quote(CALLS_A_TOOL)}"
     done = doctor(tiny_model, "shell", "--env", f"TURNSTILE_COMMAND={command}")
@@ -279,6 +281,7 @@ def killed_at_work(
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_however_it_is_killed_no_process_of_it_goes_on(
     tiny_model: Path, tmp_path: Path, temporary: Path, number: signal.Signals

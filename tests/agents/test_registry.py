@@ -133,6 +133,7 @@ def _command_lines() -> Iterator[bytes]:
             yield path.read_bytes()
 
 
+@pytest.mark.slow
 def test_agents_are_installed_by_command_before_an_episode_needs_them(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "mine.yaml").write_text(GOOD + "install: {tree: tree}\n")

@@ -13,6 +13,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gate.py"
 SERVERS = ["direct", "relay", "turnstile-process", "turnstile-power"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_quick_run_measures_every_server_at_every_length_streamed_and_not(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--quick", "--no-peer", "--out", str(tmp_path)]

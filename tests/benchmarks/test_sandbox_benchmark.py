@@ -28,6 +28,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_prints_every_row() -> None:
     done = run("--rounds", "2", "--starts", "2")

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_tools_benchmark_puts_every_way_beside_the_sandboxs_own(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "tools.py"), "--calls", "3", "--out", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -17,6 +19,7 @@ def table(text: str) -> list[list[str]]:
     return [row[:-1] for row in rows if len(row) == 7]
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_what_the_benchmark_prints() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "tree.py")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

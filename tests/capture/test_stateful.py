@@ -13,6 +13,16 @@ from turnstile_server.capture.compare import Cosmetic
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+def test_capture_agrees_with_the_oracle_on_some_random_agents() -> None:
+    run_state_machine_as_test(
+        CaptureMachine,
+        settings=settings(
+            max_examples=40, stateful_step_count=40, deadline=None, database=None, suppress_health_check=QUIET
+        ),
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # twenty seconds of CPU, whatever a busy machine makes of them
 def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> None:
     SEEN.clear()

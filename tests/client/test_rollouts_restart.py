@@ -53,6 +53,7 @@ def server(model: Path, data_dir: Path, ports: tuple[int, int]) -> Iterator[subp
             process.kill()
 
 
+@pytest.mark.slow
 async def test_rollouts_go_on_after_kill_9_and_every_acknowledged_turn_is_there(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_private_server_is_started_for_the_run_and_gone_after_it(
     assert descendants(os.getpid()) & running() <= before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_private_server_does_not_outlive_its_command(
     tiny_model: Path, task_file: Path, short_folder: str, number: signal.Signals
@@ -264,6 +265,7 @@ def test_a_private_server_does_not_outlive_its_command(
     until(lambda: not family & running())
 
 
+@pytest.mark.slow
 def test_a_private_server_that_cannot_start_says_why(tmp_path: Path, task_file: Path) -> None:
     done = turnstile("run", "--tasks", task_file)
     assert "no model" in one_sentence(done, USAGE)

@@ -80,6 +80,7 @@ def names(folder: Path) -> list[str]:
     return os.listdir(folder)
 
 
+@pytest.mark.slow
 async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_model: Path) -> None:
     engine = embedded(tiny_model)
     await engine.start()
@@ -100,6 +101,7 @@ async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_m
         await collect(engine, prompt_of(1, 5), SHORT, rid="call-3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Path, how: signal.Signals) -> None:
     parent = await asyncio.create_subprocess_exec(
@@ -115,6 +117,7 @@ async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Pat
     assert Path(folder).name not in names(Path(folder).parent)
 
 
+@pytest.mark.slow
 async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: Path, sockets: Path) -> None:
     engine = embedded(tiny_model)
     await engine.start()
@@ -130,6 +133,7 @@ async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: P
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_child_that_hangs_times_calls_out_and_is_killed_at_close(tiny_model: Path) -> None:
     engine = embedded(tiny_model, first_chunk_timeout_s=0.5, control_timeout_s=0.5)
     await engine.start()
@@ -250,6 +254,7 @@ async def test_a_child_that_cannot_serve_says_why_and_leaves_nothing(
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_child_that_is_not_ready_in_time_is_a_startup_error_and_is_gone(
     tiny_model: Path, sockets: Path
 ) -> None:

@@ -90,6 +90,7 @@ def whole_reply(reply: dict[str, Any]) -> tuple[str, str]:
     return reply["id"], reply["choices"][0]["message"]["content"]
 
 
+@pytest.mark.slow
 async def test_after_a_kill_every_acknowledged_turn_is_there(tiny_model: Path, tmp_path: Path) -> None:
     pick = random.Random(3)
     episodes: list[dict[str, Any]] = []
@@ -152,6 +153,7 @@ async def test_a_restart_keeps_ended_episodes_as_they_were(tiny_model: Path, tmp
         assert taken.status_code == 409
 
 
+@pytest.mark.slow
 async def test_sigterm_during_a_stream_stops_within_the_grace_and_keeps_what_was_shown(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_it_plays_errands_shows_an_episode_and_audits_all() -> None:
     done = run_demo("--sandbox", "local", "--errands", "2", "--rollouts", "3", "--least", "0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,6 +42,7 @@ def test_it_plays_errands_shows_an_episode_and_audits_all() -> None:
     assert "Passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_too_few_solved_is_a_failure_and_said() -> None:
     done = run_demo("--sandbox", "local", "--errands", "1", "--rollouts", "1", "--least", "1.5")
     assert done.returncode == 1
@@ -66,5 +68,6 @@ def test_without_pytorch_it_says_what_to_install(
     assert "pip install 'turnstile-rl[embedded]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_leaves_nothing_running() -> None:
     leaves_nothing_when_interrupted([*DEMO, "--sandbox", "local"], ROOT)

@@ -28,6 +28,7 @@ def run_script(*options: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_it_passes_and_says_what_it_recorded() -> None:
     done = run_script("--episodes", "2", "--turns", "3")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +51,7 @@ def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, ag
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -73,6 +75,7 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_running() -> None:
     # The server, its engine and two agents.
     leaves_nothing_when_interrupted([sys.executable, str(SCRIPT), "--turns", "40"], ROOT, processes=4)

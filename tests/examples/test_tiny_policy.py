@@ -79,6 +79,7 @@ def test_an_errand_is_a_task_that_a_faultless_demonstrator_solves_and_nothing_el
         assert errand.done(world.files)
 
 
+@pytest.mark.slow
 def test_errands_as_a_file_are_sound_tasks(tmp_path: Path) -> None:
     """The hidden tests in real sandboxes: the known solution scores 1, doing nothing does not."""
     file = tmp_path / "errands.jsonl"
@@ -110,6 +111,7 @@ def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer:
 # The policy
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_small_and_solves_some_held_out_errands_but_not_all() -> None:
     assert sum(path.stat().st_size for path in TINY.iterdir()) < MOST_BYTES
     found = score(play(TINY, held_out(160, seed=31), seed=31))
@@ -186,12 +188,14 @@ def same_in_memory(rollout: Rollout, renderer: Renderer) -> int:
     return conversation.turns
 
 
+@pytest.mark.slow
 def test_an_episode_in_memory_is_the_real_one_token_for_token(played: list[Rollout], renderer: Renderer) -> None:
     turns = [same_in_memory(rollout, renderer) for rollout in played]
     assert len(turns) == 8
     assert max(turns) > 2
 
 
+@pytest.mark.slow
 def test_rendering_the_history_again_would_give_other_tokens(played: list[Rollout], renderer: Renderer) -> None:
     """What makes the policy a good example: thinking is dropped from earlier turns, as in templates in use."""
     several = [rollout for rollout in played if len(sample_of(rollout).turn_spans) > 1]

@@ -170,6 +170,7 @@ def test_the_tools_that_trl_finds_are_those_of_the_tool_door() -> None:
     }
 
 
+@pytest.mark.slow
 def test_trls_synchronous_trainer_takes_them(servers: TurnstileServers, tiny_model: Path, tmp_path: Path) -> None:
     with servers.client() as client:
         tasks = [task for task in client.tasks() if task.id == "sum"]

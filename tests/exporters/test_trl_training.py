@@ -42,6 +42,7 @@ def run(tiny_model: Path, tmp_path: Path) -> example.Run:
     return example.Run(tiny_model, tmp_path, tasks, agent, steps=2, n=4, batch=8, max_inflight=16, limits=limits)
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
     server: LocalServer, run: example.Run
 ) -> None:
@@ -86,6 +87,7 @@ class Crash(TrainerCallback):  # type: ignore[misc]
         raise ZeroDivisionError("the trainer's own fault")
 
 
+@pytest.mark.slow
 def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_engine(
     server: LocalServer, run: example.Run
 ) -> None:

@@ -90,6 +90,7 @@ async def kill_often(directory: Path, kills: int, seed: int) -> int:
     return sum(len(found) for found in everything.values())
 
 
+@pytest.mark.slow
 async def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     assert await kill_often(tmp_path, 20, seed=1) > 0
     assert segment_files(tmp_path)

@@ -48,6 +48,7 @@ async def reopened(directory: Path) -> tuple[list[int], JournalStats]:
     return found, journal.stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", ["kept", "lost"])
 async def test_a_write_torn_at_any_byte_of_the_last_two_records_keeps_all_before(
     tmp_path: Path, index: str

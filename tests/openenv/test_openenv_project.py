@@ -60,6 +60,7 @@ def serving(*command: str, env: dict[str, str]) -> Iterator[str]:
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_server_without_a_model_is_healthy_and_tells_what_it_lacks(tmp_path: Path) -> None:
     flags = ["--engine", "none", "--control-port", "0", "--agent-port", "0", "--data-dir", str(tmp_path)]
     with serving(sys.executable, "server/app.py", *flags, env=environment()) as url:
@@ -71,6 +72,7 @@ def test_a_server_without_a_model_is_healthy_and_tells_what_it_lacks(tmp_path: P
         assert httpx.get(f"{url.removesuffix(KEY)}wrong-key-0123456789/episodes").status_code == 401
 
 
+@pytest.mark.slow
 def test_uvicorn_serves_the_application_that_openenv_names(tmp_path: Path, tiny_model: Path) -> None:
     listening = tmp_path / "control.sock"
     env = environment(TURNSTILE_MODEL=str(tiny_model), TURNSTILE_DATA_DIR=str(tmp_path), TURNSTILE_GATE__PORT="0")
@@ -102,6 +104,7 @@ def test_uvicorn_serves_the_application_that_openenv_names(tmp_path: Path, tiny_
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("TURNSTILE_MODEL", "/nowhere"), ("TURNSTILE_ENGINE__KIND", "sglang")]
 )

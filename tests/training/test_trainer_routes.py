@@ -444,6 +444,7 @@ async def kill_while_a_call_waits(model: Path, data_dir: Path) -> tuple[dict[str
     return created, call["call_id"]
 
 
+@pytest.mark.slow
 async def test_a_server_killed_while_a_call_waits_keeps_what_was_acknowledged(
     tiny_model: Path, tmp_path: Path
 ) -> None:
