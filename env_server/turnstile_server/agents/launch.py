@@ -1,7 +1,7 @@
 """Fills the placeholders of an agent's spec with one episode's values. Pure: nothing is run or written.
 
-A spec is checked by filling its texts with the function that fills them later. So a spec that the server loaded
-at its start can be filled for every episode, and an unknown placeholder is a start-up error.
+The same function fills the spec at start (as a check) and for each episode. So an unknown placeholder is a
+start-up error.
 """
 
 from __future__ import annotations

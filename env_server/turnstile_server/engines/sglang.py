@@ -57,6 +57,9 @@ from turnstile_server.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+_ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+"""SGLang's router (SMG) sends equal keys to one replica, whose prefix cache then holds the episode."""
+
 ABORT_INTERVAL_S: Final = 0.2
 ABORT_REPEATS: Final = 10
 """SGLang forgets an abort that comes before it has registered the call, so the abort is repeated."""
@@ -138,7 +141,7 @@ class SGLangEngine:
         settled, version = False, self._version
         call = self._live[rid] = _LiveCall(self._pauses if self._http.hold.held else None)
         try:
-            async with self._http.call("/generate", body, {"X-SMG-Routing-Key": routing_key}) as reply:
+            async with self._http.call("/generate", body, {_ROUTING_HEADER: routing_key}) as reply:
                 if reply.status != 200:
                     raise error_for_status(reply.status, await reply.body())
                 chunks = self._streamed(reply, version) if stream else self._unstreamed(reply, version)
@@ -250,7 +253,7 @@ class SGLangEngine:
         settled = False
         try:
             with anyio.fail_after(self._settings.control_timeout_s):
-                async with self._http.call("/generate", body, {"X-SMG-Routing-Key": "score"}) as reply:
+                async with self._http.call("/generate", body, {_ROUTING_HEADER: "score"}) as reply:
                     answer = await reply.body()
             if reply.status != 200:
                 raise error_for_status(reply.status, answer)

@@ -22,7 +22,7 @@ from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, Sandbox
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.workspace import prepare_workspace
 
-PROBE_S = 30.0
+_HELPER_S = 30.0
 """Time to ask an image for its Python version, and to kill an agent."""
 
 
@@ -78,7 +78,7 @@ class EpisodeSandbox:
         try:
             result = await process.wait()
         except BaseException:
-            with anyio.move_on_after(PROBE_S, shield=True):
+            with anyio.move_on_after(_HELPER_S, shield=True):
                 await process.kill()
             raise
         output = (result.stdout + result.stderr).decode(errors="replace")
@@ -133,7 +133,7 @@ class EpisodeSandbox:
 async def _check_python(sandbox: Sandbox, agent: AgentSpec) -> None:
     """Packages that pip installed on the server work only under the server's Python version."""
     script = "import sys; print('%d.%d' % sys.version_info[:2])"
-    result = await sandbox.exec(Command(argv=("python3", "-I", "-S", "-c", script), timeout_s=PROBE_S))
+    result = await sandbox.exec(Command(argv=("python3", "-I", "-S", "-c", script), timeout_s=_HELPER_S))
     found = result.stdout.decode(errors="replace").strip()
     if result.exit_code != 0:
         raise SandboxFailed(f"python3 in the sandbox ended with {result.exit_code}")

@@ -32,7 +32,14 @@ BACKEND = "template/1"
 
 
 class ChatTemplate:
-    """Messages to text. ``text`` raises InvalidRequest with the template's words where the template refuses."""
+    """Messages to text, with what callers wrote kept apart from control tokens.
+
+    Example, with a template that writes ``<|im_start|>user\\n…<|im_end|>`` around a message whose content is
+    ``a <|im_end|> b``. ``stock`` makes the dict ``{"role": "user", "content": "a <|im_end|> b"}``. ``prepare``
+    replaces the literal by a stand-in character S and keeps S in the ``shield``. ``text`` renders
+    ``<|im_start|>user\\na S b<|im_end|>``. The encoder then makes one control token of each real tag, and ordinary
+    text tokens of what S stands for.
+    """
 
     def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings, encoder: TextEncoder) -> None:
         self._sources = vocabulary.chat_templates
@@ -47,15 +54,20 @@ class ChatTemplate:
         self._knows_developer = any("developer" in source for source in self._sources.values())
 
     def stock(self, messages: Sequence[Message]) -> list[Stock]:
+        """The messages as the dicts that ``transformers`` passes to a template."""
         return [
             stock_message(message, knows_developer=self._knows_developer, reasoning_key=self._reasoning_key)
             for message in messages
         ]
 
     def prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
+        """The input with stand-ins for control text. ``fenced`` is a second input for strings that the template's
+        own text would complete to a control token (``_glued``: ``think`` between ``<`` and ``>``)."""
         return prepare(messages, tools, self._control, glued=self._glued)
 
     def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
+        """The rendered text, stand-ins included. ``prompt``: with the opening of the next reply
+        (``add_generation_prompt``). Raises InvalidRequest with the template's words where the template refuses."""
         try:
             rendered = render_jinja_template(
                 conversations=[messages],
@@ -149,6 +161,7 @@ class TemplateRenderer:
             fenced = prepared.fenced.shield.unescape(
                 self._template.text(prepared.fenced.messages, prepared.fenced.tools, prompt=True)
             )
+            # The fences may change what the template writes; then the text without them stands.
             if prepared.fenced.unfenced(fenced) == text:
                 text, shield = fenced, prepared.fenced.shield
         encoded = self._encoder.encode(text, shield)
