@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,3 +80,16 @@ async def test_a_real_call_runs_through_the_stations_and_through_nothing_that_th
     assert stations - other_engine - seam - way_out_of_a_sandbox <= ran
     named = set(PATH.findall(CALL))
     assert sorted(path for path in ran - SCRIPTED if path not in named and not path.startswith("settings/")) == []
+
+
+def test_the_site_has_every_page_in_its_navigation() -> None:
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())
+    listed = sorted(_pages(config["project"]["nav"]))
+    assert listed == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def _pages(entry: Any) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in _pages(part)]
