@@ -256,13 +256,13 @@ def test_a_connection_that_idled_too_long_for_the_server_is_opened_anew() -> Non
     with _Server() as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        door = program["Door"](f"http://127.0.0.1:{server.server_port}/mcp", "key", 30.0)
+        connection = program["Connection"](f"http://127.0.0.1:{server.server_port}/mcp", "key", 30.0)
         try:
             for _ in range(3):
-                assert door.post({}, {}).read() == b"{}"
+                assert connection.post({}, {}).read() == b"{}"
                 server.closed.get(timeout=30)
         finally:
-            door.close()
+            connection.close()
             server.shutdown()
             serving.join()
 
