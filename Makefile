@@ -55,7 +55,8 @@ agents-matrix: $(INSTALLED)
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
 
 docs: $(INSTALLED)
-	$(BIN)/zensical build --strict --clean
+	rm -rf site
+	$(BIN)/zensical build --strict
 
 # An interrupted installation has no stamp, so the next make completes it.
 $(INSTALLED): pyproject.toml uv.lock scripts/constraints.py
