@@ -1,8 +1,8 @@
 """How an agent's end is told: by rules on its own log, held against the logs that agents wrote in sandboxes.
 
 endings/AGENT.CASE.jsonl is the end of one: of an episode that went well (`ok`), with a prompt that became too
-long (`context_full`), a door that had closed (`gone`), a model that never stopped calling tools (`turns`) or said
-nothing (`empty`) or was cut by its length (`too_long`).
+long (`context_full`), an episode that had ended (`gone`), a model that never stopped calling tools (`turns`) or
+said nothing (`empty`) or was cut by its length (`too_long`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Real agents find the tool door, with their key, and nothing else: what the work folder would have them do is not
-done. Each in a Docker sandbox; a policy writes what a model would sample.
+"""Real agents find the MCP endpoint, with their key, and nothing else: what the work folder would have them do is
+not done. Each in a Docker sandbox; a policy writes what a model would sample.
 """
 
 from __future__ import annotations

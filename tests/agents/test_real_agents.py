@@ -55,7 +55,7 @@ def solving(task: Task, settings: Settings) -> Policy:
 
 
 def answering(task: Task, settings: Settings) -> Policy:
-    """Hands the known answer in through the tool door, however the agent calls its tools."""
+    """Hands the known answer in through the MCP endpoint, however the agent calls its tools."""
     (said,) = (tool.description for tool in Toolbox(settings.tools).all_tools if tool.name == SUBMIT)
     answer = task.gold.answer if task.gold is not None else None
 

@@ -104,7 +104,7 @@ def own_addresses() -> set[str]:
 
 @contextmanager
 def listening() -> Iterator[tuple[int, str]]:
-    """A TCP port on every address of the host, and an abstract Unix socket: a control door, an engine, …"""
+    """A TCP port on every address of the host, and an abstract Unix socket: a control API, an engine, …"""
     abstract = f"@turnstile-test-{os.getpid()}"
     with socket.create_server(("0.0.0.0", 0), backlog=64) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind("\0" + abstract[1:])

@@ -69,7 +69,7 @@ async def test_the_door_serves_the_admitted_episode_and_no_other(
     assert answers[0] == "200 GET /e/one/mcp 0"
     assert [answer[:3] for answer in answers[1:]] == ["404"] * 7
     assert echo_app.paths == ["/e/one/mcp"]
-    # What the door behind reads as the episode is what was compared, however it was written.
+    # What the app behind reads as the episode is what was compared, however it was written.
     await get(sandbox, "/e/one/../two/mcp", "/e/%6fne/mcp", "/e/one/%2e%2e/two")
     assert {path.split("/")[2] for path in echo_app.paths} == {"one"}
     sandbox.admit(None)
@@ -186,7 +186,7 @@ async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelperSandbox) -> Non
         assert (await python(sandbox, script)).exit_code != 0
     find = "find / -xdev -type s 2>/dev/null; find /run /tmp /var -type s 2>/dev/null"
     found = await sandbox.exec(Command(("sh", "-c", find)))
-    # The door's; the helper's is gone since it was used.
+    # The endpoint's; the helper's is gone since it was used.
     assert set(found.stdout.split()) <= {b"/run/turnstile/gate.sock"}
     assert (await sandbox.exec(Command(("ls", "/run/turnstile/helper.sock")))).exit_code != 0
 
