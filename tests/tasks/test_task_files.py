@@ -115,7 +115,7 @@ def test_every_problem_is_told_with_line_and_field(tmp_path: Path) -> None:
         ("id: !!python/object:os.system x\n", 1, "tag"),
         ("? [a]\n: b\n", 1, "key must be text"),
         ("- 3\n", 1, "mapping"),
-        ("[" * 5000, None, "nested too deep"),
+        ("[" * 5000, 1, "nested too deep"),
     ],
 )
 def test_yaml_that_is_no_task_is_told_with_its_line(
