@@ -29,6 +29,7 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/pytest -n 2 -m "slow and not docker"
+	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "hypothesis and not slow and not docker and not sglang"
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +20,19 @@ pytest_plugins = ["quick"]
 
 # A busy machine is no failure: time is asserted nowhere, by hypothesis neither. In CI the examples are the same in
 # every run, so that a change is judged by what it changes; elsewhere they are new each time.
-settings.register_profile(
-    "turnstile",
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# `make test` takes fewer examples of each property than `make test-slow`, which CI runs too.
+for profile, examples in (("turnstile", 30), ("thorough", 100)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        derandomize=bool(os.environ.get("CI")),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("turnstile")
+
+# Clients of plain HTTP read the machine's certificates too, a tenth of a second each time; once is enough.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # Before torch is imported by anything: suites run side by side, and threads that wait for a core others hold
 # make small models many times slower. Processes that tests start inherit it.

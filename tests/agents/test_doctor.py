@@ -91,6 +91,7 @@ def test_an_agent_that_works_is_told_to_work_line_by_line(tiny_model: Path) -> N
     assert "exit code 0" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_needs_no_model(tmp_path: Path) -> None:
     """In an empty folder, with nothing but the installed package; the model of a server does not matter."""
     command = [TURNSTILE, "agents", "doctor", "plain-loop", "--sandbox", "local"]
@@ -138,6 +139,7 @@ async def test_a_tasks_known_solution_is_played_by_shell_commands(tiny_model: Pa
     assert (report.tool_calls, report.calls) == (2, {"chat": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path) -> None:
     folder = specs(
@@ -159,6 +161,7 @@ async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path
     assert "ended" in findings(sleeper, False)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_an_agent_without_tools_is_judged_by_the_rest_if_its_spec_says_that_it_has_none(
     tiny_model: Path, tmp_path: Path
@@ -175,6 +178,7 @@ async def test_an_agent_without_tools_is_judged_by_the_rest_if_its_spec_says_tha
         assert {"tool calls", "work"} <= findings(report, None)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_path: Path) -> None:
     program = CALLS_A_TOOL.replace('"model": "m"', '"model": "m", "max_tokens": 5').replace(
@@ -191,6 +195,7 @@ async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_
             assert "1 of 1 replies were cut at their length, at 5 tokens" in finding.text
 
 
+@pytest.mark.slow
 def test_what_a_failed_agent_printed_is_cut_to_a_few_lines(tiny_model: Path, tmp_path: Path) -> None:
     noisy = "import sys\nfor i in range(99): print(i, 'x' * 9000)\nsys.exit(3)"
     folder = specs(tmp_path, noisy=["python3", "-c", noisy])

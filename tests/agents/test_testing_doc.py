@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from local import ROOT
@@ -42,6 +43,7 @@ def test_the_table_is_the_one_that_the_agents_are_held_to() -> None:
     assert not [name for name, expected in EXPECTED.items() if unsaid & expected.keys()]
 
 
+@pytest.mark.slow
 def test_its_program_runs() -> None:
     program = DOC.partition("```python\n")[2].partition("```")[0]
     env = {**os.environ, "TURNSTILE_SANDBOXES__KIND": "local"}

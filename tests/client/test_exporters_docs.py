@@ -39,10 +39,12 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, home.__name__, home)
 
 
+@pytest.mark.slow
 def test_the_generate_of_the_page_is_one(launching_door: Door) -> None:
     assert isinstance(ran(examples("slime and miles")[0], launching_door)["generate"], Generate)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainer")
 def test_rollouts_become_rows_of_slime(launching_door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     groups = ran(examples("slime and miles")[1], launching_door)["groups"]
@@ -50,6 +52,7 @@ def test_rollouts_become_rows_of_slime(launching_door: Door, capsys: pytest.Capt
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_rollouts_become_a_file_and_a_data_set(
     launching_door: Door, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +63,7 @@ def test_rollouts_become_a_file_and_a_data_set(
     assert rows == graded >= 4
 
 
+@pytest.mark.slow
 def test_a_tree_comes_with_all_that_tree_attention_needs(
     launching_door: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +73,7 @@ def test_a_tree_comes_with_all_that_tree_attention_needs(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_the_exporter_of_the_page_gives_rows(launching_door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = examples("A further trainer is one file")
     ran(code, launching_door)
@@ -77,6 +82,7 @@ def test_the_exporter_of_the_page_gives_rows(launching_door: Door, capsys: pytes
     assert all(int(line.split()[1]) > 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_the_format_of_the_page_writes_a_line_per_sample() -> None:
     (code,) = examples("A further file format is one module and one line")
     names: dict[str, Any] = {}

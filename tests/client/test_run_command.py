@@ -228,6 +228,7 @@ PRIVATE = (
 )
 
 
+@pytest.mark.slow
 def test_a_private_server_is_started_for_the_run_and_gone_after_it(
     tiny_model: Path, task_file: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def client_threads() -> list[threading.Thread]:
 # Threads
 
 
+@pytest.mark.slow
 def test_many_threads_share_one_client_and_one_loop(stub: StubServer) -> None:
     made: list[str] = []
     with Client(stub.url, settings=QUICK) as client:
@@ -103,6 +104,7 @@ def test_many_threads_share_one_client_and_one_loop(stub: StubServer) -> None:
     assert client_threads() == []
 
 
+@pytest.mark.slow
 def test_several_loops_over_rollouts_share_one_client(stub: StubServer) -> None:
     counts: list[int] = []
     with Client(stub.url, settings=QUICK) as client:
@@ -118,6 +120,7 @@ def test_several_loops_over_rollouts_share_one_client(stub: StubServer) -> None:
     assert counts == [12] * 6
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     client = Client(stub.url, settings=QUICK)
@@ -142,17 +145,20 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: Stub
     client.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_is_dropped_ends_its_thread(stub: StubServer) -> None:
     Client(stub.url, settings=QUICK).health()
     gc.collect()
     until(lambda: client_threads() == [])
 
 
+@pytest.mark.slow
 def test_a_callback_on_the_loop_that_calls_the_client_is_told_so(stub: StubServer) -> None:
     with Client(stub.url, settings=QUICK) as client, pytest.raises(InvalidRequest, match="on_progress"):
         list(client.rollouts(["a"], agent="tool-loop", on_progress=lambda _: client.health()))
 
 
+@pytest.mark.slow
 def test_a_client_may_be_called_where_an_event_loop_runs(stub: StubServer) -> None:
     """As in Jupyter, whose cells run on a loop."""
 
@@ -166,6 +172,7 @@ def test_a_client_may_be_called_where_an_event_loop_runs(stub: StubServer) -> No
 # Forks
 
 
+@pytest.mark.slow
 def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(stub: StubServer) -> None:
     script = """
     first = made()
@@ -185,6 +192,7 @@ def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(
     assert len(stub.created) == 6
 
 
+@pytest.mark.slow
 def test_a_made_client_imports_nothing_more(stub: StubServer) -> None:
     """Else a fork in the middle of a first call finds the lock of an import held, and hangs at that import."""
     script = """
@@ -198,6 +206,7 @@ def test_a_made_client_imports_nothing_more(stub: StubServer) -> None:
     assert run(stub, script) == ["[]"]
 
 
+@pytest.mark.slow
 def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     """Forked in the middle of other threads' calls: a lock that they hold is never released in the child."""
     script = """
@@ -227,6 +236,7 @@ def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     assert len(stub.created) == 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, method: str, tmp_path: object) -> None:
     """A fork inherits the client; other methods pickle it, and a handle that has it."""
@@ -246,6 +256,7 @@ def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, meth
     assert run(stub, script) == ["{'completed'} 1"]
 
 
+@pytest.mark.slow
 def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubServer) -> None:
     script = """
     from torch.utils.data import DataLoader, IterableDataset
@@ -263,6 +274,7 @@ def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubServer) -> Non
     assert stub.open == []
 
 
+@pytest.mark.slow
 def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else 1.0)
     script = """
@@ -285,6 +297,7 @@ def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubServer) 
 # Interrupts, and the end of the interpreter
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
@@ -303,6 +316,7 @@ def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> 
     assert output_of(process) == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: StubServer) -> None:
     script = """
     import signal
@@ -320,6 +334,7 @@ def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: Stub
     assert run(stub, script) == ["True"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
@@ -336,6 +351,7 @@ def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer
     assert stub.open == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end", ["", "sys.exit()", "gc.collect(); del client", "import asyncio; asyncio.run(nap())"]
 )
@@ -352,6 +368,7 @@ def test_a_script_that_never_closes_its_client_ends_at_once_and_quietly(stub: St
     assert time.monotonic() - began < QUICK.cancel_s + 10
 
 
+@pytest.mark.slow
 def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     script = """
@@ -362,6 +379,7 @@ def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubServer)
     until(lambda: stub.open == [])
 
 
+@pytest.mark.slow
 def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)
     script = """
@@ -377,6 +395,7 @@ def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubServer) ->
     run(stub, script)
 
 
+@pytest.mark.slow
 def test_calls_in_exit_handlers_and_finalizers_do_not_hang(stub: StubServer) -> None:
     """By name, so that asyncio would need a thread to resolve it: there is none any more."""
     script = """

@@ -80,6 +80,7 @@ def test_a_config_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> Non
     assert "not TOML" in refused_in_process("--config", tmp_path / "bad.toml")
 
 
+@pytest.mark.slow
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     assert "--model" in refused("--data-dir", tmp_path)
     ports = ("--control-port", "0", "--agent-port", "0")
@@ -103,6 +104,7 @@ def test_an_unknown_choice_is_refused_in_process(option: str) -> None:
 PUBLIC = "http://agents.example:8001"
 
 
+@pytest.mark.slow
 def test_flags_beat_the_file_and_a_started_server_stops_when_asked(tmp_path: Path, tiny_model: Path) -> None:
     config = tmp_path / "turnstile.toml"
     config.write_text(

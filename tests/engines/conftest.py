@@ -17,7 +17,12 @@ from turnstile_server.settings import EngineSettings
 
 @pytest.fixture(
     scope="session",
-    params=["embedded", "embedded-cumulative", "scripted", pytest.param("sglang", marks=pytest.mark.sglang)],
+    params=[
+        "embedded",
+        pytest.param("embedded-cumulative", marks=pytest.mark.slow),
+        "scripted",
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ],
 )
 def target(request: pytest.FixtureRequest, tiny_model: Path) -> Target:
     if request.param == "sglang":

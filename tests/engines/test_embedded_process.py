@@ -239,6 +239,7 @@ def test_a_folder_that_cannot_be_served_is_refused_with_its_reason(
         load_tokenizer(folder)
 
 
+@pytest.mark.slow
 async def test_a_child_that_cannot_serve_says_why_and_leaves_nothing(
     tiny_model: Path, tmp_path: Path, sockets: Path
 ) -> None:

@@ -71,17 +71,20 @@ def test_an_engine_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
     assert engine in line
 
 
+@pytest.mark.slow
 def test_a_data_directory_that_cannot_be_made(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert str(file) in refusal("--model", tiny_model, "--data-dir", file / "data")
 
 
+@pytest.mark.slow
 def test_an_engine_url_that_is_none(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "foo")
     assert "http://" in refusal(*arguments, "--engine", "sglang")
 
 
+@pytest.mark.slow
 def test_an_engine_url_for_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "http://127.0.0.1:9")
     assert "--engine sglang" in refusal(*arguments)

@@ -31,6 +31,7 @@ def run_agent(server: ChatServer, repo: Path, *options: str) -> tuple[int, list[
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
 def test_a_command_of_the_model_runs_in_the_repository_and_its_output_goes_back(
     tmp_path: Path, stream: tuple[str, ...]
@@ -51,6 +52,7 @@ def test_a_command_of_the_model_runs_in_the_repository_and_its_output_goes_back(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
 def test_a_model_that_never_calls_is_shown_real_output_until_min_turns(
     tmp_path: Path, stream: tuple[str, ...]
@@ -65,12 +67,14 @@ def test_a_model_that_never_calls_is_shown_real_output_until_min_turns(
     assert "I ran `cat README.md`:\nread me\n[exit status 0]" in last[-1]["content"]
 
 
+@pytest.mark.slow
 def test_it_stops_at_max_turns(tmp_path: Path) -> None:
     with ChatServer([Say(command="true")] * 2) as server:
         code, turns = run_agent(server, tmp_path, "--max-turns", "2")
     assert (code, len(turns)) == (Ending.MAX_TURNS, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure", [Fail(400, "context_length_exceeded"), Fail(400, "budget_exhausted"), Fail(410)]
 )
@@ -83,6 +87,7 @@ def test_a_refusal_ends_it_without_a_retry(tmp_path: Path, failure: Fail) -> Non
     assert len(server.calls) == 2
 
 
+@pytest.mark.slow
 def test_a_passing_failure_is_retried_and_a_lasting_one_ends_it(tmp_path: Path) -> None:
     with ChatServer([Fail(503), Say("Done.")]) as server:
         assert run_agent(server, tmp_path)[0] == Ending.FINISHED
@@ -90,6 +95,7 @@ def test_a_passing_failure_is_retried_and_a_lasting_one_ends_it(tmp_path: Path) 
         assert run_agent(server, tmp_path)[0] == Ending.API_FAILED
 
 
+@pytest.mark.slow
 def test_a_cut_stream_is_asked_again_with_the_same_history(tmp_path: Path) -> None:
     with ChatServer([Say("half", cut=True), Say("Done.")]) as server:
         code, turns = run_agent(server, tmp_path, "--stream")
@@ -97,11 +103,13 @@ def test_a_cut_stream_is_asked_again_with_the_same_history(tmp_path: Path) -> No
     assert server.calls[0] == server.calls[1]
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_cut_each_time_ends_it(tmp_path: Path) -> None:
     with ChatServer([Say("half", cut=True)] * 3) as server:
         assert run_agent(server, tmp_path, "--stream")[0] == Ending.API_FAILED
 
 
+@pytest.mark.slow
 def test_a_command_over_its_time_is_killed_with_its_children(tmp_path: Path) -> None:
     output = run_bash("sleep 1000 & echo $!; wait", tmp_path, timeout_s=0.5, max_chars=1000)
     child, status = output.split("\n")
@@ -109,6 +117,7 @@ def test_a_command_over_its_time_is_killed_with_its_children(tmp_path: Path) -> 
     assert not alive(int(child))
 
 
+@pytest.mark.slow
 def test_a_background_process_neither_holds_the_agent_nor_outlives_the_command(tmp_path: Path) -> None:
     output = run_bash("sleep 1000 & echo $!", tmp_path, timeout_s=30, max_chars=1000)
     child, status = output.split("\n")
@@ -116,6 +125,7 @@ def test_a_background_process_neither_holds_the_agent_nor_outlives_the_command(t
     assert not alive(int(child))
 
 
+@pytest.mark.slow
 def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
     output = run_bash("seq 1 10000", tmp_path, timeout_s=30, max_chars=100)
     assert output.startswith("1\n2\n")
@@ -124,6 +134,7 @@ def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
     assert len(output) < 200
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_run_is_answered_with_what_is_wrong(tmp_path: Path) -> None:
     with ChatServer([BadCall(), Say("Done.")]) as server:
         assert run_agent(server, tmp_path)[0] == Ending.FINISHED

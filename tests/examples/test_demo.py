@@ -49,6 +49,7 @@ def test_too_few_solved_is_a_failure_and_said() -> None:
     assert "of 1 episodes were solved" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_work_ends_it_with_a_clear_line() -> None:
     done = run_demo("--model", "no-such-folder")
     assert done.returncode == 1

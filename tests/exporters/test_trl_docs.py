@@ -58,6 +58,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_both_examples_fit_trl_and_turnstile(door: Door, tiny_model: Path, made: list[dict[str, Any]]) -> None:
     first, second = examples()
     names: dict[str, Any] = {"URL": door.url, "KEY": door.key, "MODEL": str(tiny_model), "__name__": "__main__"}

@@ -105,6 +105,7 @@ def test_equal_settings_give_equal_hashes(tiny_model: Path, tmp_path: Path) -> N
     assert len({digest(tiny_model), *other}) == 5
 
 
+@pytest.mark.slow
 def test_neither_backend_loads_torch(tiny_model: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"

@@ -134,6 +134,7 @@ for size in (100, 70_000, 5_000_000):
     assert [result.stdout for result in results] == [b"POST /e/one/early 0\n" * 3] * 4
 
 
+@pytest.mark.slow
 async def test_connections_without_end_take_nothing_from_commands(sandbox: HelperSandbox) -> None:
     script = """
 import socket, sys, time, urllib.parse

@@ -58,6 +58,7 @@ def written(folder: Path, **changes: object) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_the_shipped_tasks_are_sound(sandbox: list[str]) -> None:

@@ -27,6 +27,7 @@ def printed() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_every_page_prints_the_same_short_loop() -> None:
     blocks = printed()
     assert 1 <= len(blocks) <= 2
@@ -34,6 +35,7 @@ def test_every_page_prints_the_same_short_loop() -> None:
     assert len([line for line in blocks[0].splitlines() if line.strip()]) <= LINES
 
 
+@pytest.mark.slow
 def test_the_loop_runs_as_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
