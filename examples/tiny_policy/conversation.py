@@ -37,6 +37,11 @@ class Conversation:
     def reward(self) -> float:
         return float(self.errand.done(self._world.files))
 
+    @property
+    def exact(self) -> bool:
+        """Whether every tool result so far has the text that the real endpoint gives."""
+        return self._world.refused == 0
+
     def reply(self, completion: Sequence[int], finish: Literal["stop", "length"] = "stop") -> bool:
         """Append the reply, run its tool calls and append their results. Whether the episode continues."""
         prompt_tail = np.asarray(self.ids[-_TAIL:], np.int32)
