@@ -293,7 +293,7 @@ async def start_server(run_dir: Path, kind: str) -> tuple[asyncio.subprocess.Pro
 async def test_a_killed_server_leaves_no_sandbox_running(run_dir: Path, kind: str) -> None:
     server, sandbox_id = await start_server(run_dir, kind)
     assert sandbox_id.startswith("sb-")
-    assert len(marked(run_dir)) >= 2
+    await eventually(lambda: len(marked(run_dir)) >= 2)  # a process bears its mark only once it has been executed
     server.kill()
     await server.wait()
     await eventually(lambda: marked(run_dir) == [])
