@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sniffio import current_async_library_cvar
 
 from local import ROOT
 from local import tiny_model as make_tiny_model
@@ -37,6 +39,19 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 # Before torch is imported by anything: suites run side by side, and threads that wait for a core others hold
 # make small models many times slower. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """While a fixture of the session is async, anyio's plug-in marks this thread as one that runs an event loop.
+    Tests that are not async may start a loop of their own all the same."""
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        return (yield)
+    token = current_async_library_cvar.set(None)
+    try:
+        return (yield)
+    finally:
+        current_async_library_cvar.reset(token)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 import os
 import shutil
@@ -42,15 +41,10 @@ class Done:
 
 
 def turnstile(*arguments: str | Path, **environment: str) -> Done:
-    """Runs the command in this process, with no TURNSTILE_* variables but those given.
-
-    It runs in a context of its own: while a fixture of the session is async, anyio's plug-in marks this thread as
-    one that runs an event loop, and the command starts one itself.
-    """
+    """Runs the command in this process, with no TURNSTILE_* variables but those given."""
     cleared = {name: None for name in os.environ if name.startswith("TURNSTILE_")}
-    words = [str(argument) for argument in arguments]
-    result = contextvars.Context().run(
-        CliRunner().invoke, app, words, env={**cleared, "COLUMNS": "200", **environment}
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={**cleared, "COLUMNS": "200", **environment}
     )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
