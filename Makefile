@@ -43,6 +43,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/settings_doc.py --check
+	$(BIN)/python scripts/seccomp_profile.py --check
 
 demo: $(INSTALLED)
 	scripts/bubblewrap.sh
