@@ -176,6 +176,7 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
         ({"id": 1, "ev": "ack", "n": float("inf")}, b""),
         ({"ev": "end"}, b""),
         ({"id": [1], "ev": "end"}, b""),
+        ({"id": 1, "ev": "line"}, b"nobody asked"),
     ],
     ids=[
         "unknown request",
@@ -186,6 +187,7 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
         "no finite number",
         "no id",
         "odd id",
+        "unasked line",
     ],
 )
 async def test_a_helper_that_breaks_the_protocol_is_given_up(
@@ -198,6 +200,17 @@ async def test_a_helper_that_breaks_the_protocol_is_given_up(
         await request.finish()
     with pytest.raises(SandboxFailed):
         client.begin({"op": "run"})
+
+
+async def test_a_latest_line_that_is_too_long_is_a_break(linked: tuple[Caller, HelperClient]) -> None:
+    caller, client = linked
+    lines: list[bytes] = []
+    request = client.begin({"op": "run", "line_s": 1}, on_line=lines.append)
+    caller.says({"id": 1, "ev": "line"}, b"x" * frames.MAX_LINE)
+    caller.says({"id": 1, "ev": "line"}, b"x" * (frames.MAX_LINE + 1))
+    with pytest.raises(SandboxFailed, match="protocol"):
+        await request.finish()
+    assert lines == [b"x" * frames.MAX_LINE]
 
 
 @pytest.mark.parametrize("fields", [{}, {"exit_code": None}, {"exit_code": float("inf")}])

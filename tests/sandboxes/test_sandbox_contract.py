@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 from sandbox_providers import LIMITS, SPEC, Backend, eventually
 
@@ -232,6 +233,36 @@ async def test_output_without_end_stays_within_the_helpers_memory(
     status = (await sh(sandbox, "cat /proc/1/status")).stdout.decode()
     (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
     assert peak < 48 << 10  # KiB
+
+
+async def test_the_latest_line_of_output_is_told_while_the_command_runs(sandbox: HelperSandbox) -> None:
+    lines: list[bytes] = []
+    script = "echo one; printf 'x%.0s' $(seq 2000); printf '\\rlast\\n\\n' >&2; while [ ! -e go ]; do sleep 0.01; done"
+
+    def keep(line: bytes) -> None:
+        lines.append(line)
+        told.set()
+
+    told = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sandbox.exec, Command(("sh", "-c", script), on_line=keep, line_s=0.02))
+        while lines[-1:] != [b"last"]:
+            await told.wait()
+            told = anyio.Event()
+        said = len(lines)
+        await anyio.sleep(0.1)
+        assert len(lines) == said  # what is not new is not told again
+        await sandbox.write(f"{sandbox.workdir}/go", b"")
+    assert all(0 < len(line) <= 512 for line in lines)
+
+
+async def test_a_started_command_tells_its_latest_line_too(sandbox: HelperSandbox) -> None:
+    told = anyio.Event()
+    command = Command(("sh", "-c", "echo on; exec sleep 100"), on_line=lambda line: told.set(), line_s=0.02)
+    process = await sandbox.start(command)
+    await told.wait()
+    await process.kill()
+    assert (await process.wait()).stdout == b"on\n"
 
 
 async def test_cancelling_a_command_kills_it(sandbox: HelperSandbox) -> None:

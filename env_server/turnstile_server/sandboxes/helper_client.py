@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,11 +38,14 @@ class HelperReply:
 class HelperRequest:
     """One open request. It ends exactly once: with its reply, or with SandboxFailed."""
 
-    def __init__(self, client: HelperClient, number: int, max_output: int) -> None:
+    def __init__(
+        self, client: HelperClient, number: int, max_output: int, on_line: Callable[[bytes], None] | None
+    ) -> None:
         self.number = number
         self.ended = anyio.Event()
         self._client = client
         self._max_output = max_output
+        self._on_line = on_line
         self._streams = {1: bytearray(), 2: bytearray()}
         self._window = anyio.Event()
         self._unacknowledged = 0
@@ -94,6 +97,10 @@ class HelperRequest:
             stream += payload
             if len(stream) > self._max_output:
                 raise frames.FrameError("a request's output is larger than was asked for")
+        elif event == "line" and self._on_line is not None:
+            if len(payload) > frames.MAX_LINE:
+                raise frames.FrameError("the latest line is longer than it may be")
+            self._on_line(payload)
         elif event == "end":
             self.end(HelperReply(header, bytes(self._streams[1]), bytes(self._streams[2])))
             return True
@@ -125,13 +132,20 @@ class HelperClient:
         self._queue, self._queued = anyio.create_memory_object_stream[bytes](math.inf)
         self._connection = tasks.start(self._serve, name=f"helper client {name}")
 
-    def begin(self, header: Mapping[str, Any], *, max_output: int = 0) -> HelperRequest:
-        """Sends a request. ``max_output``: most bytes that each of its streams may bring.
+    def begin(
+        self,
+        header: Mapping[str, Any],
+        *,
+        max_output: int = 0,
+        on_line: Callable[[bytes], None] | None = None,
+    ) -> HelperRequest:
+        """Sends a request. ``max_output``: most bytes that each of its streams may bring. ``on_line`` gets the
+        latest line of its output, where the header asks for it.
 
         Raises SandboxFailed, and FrameError for a header that is too long.
         """
         self._check()
-        request = HelperRequest(self, self._next, max_output)
+        request = HelperRequest(self, self._next, max_output, on_line)
         self._next += 1
         self._requests[request.number] = request
         try:
@@ -142,10 +156,16 @@ class HelperClient:
         return request
 
     def begin_detached(
-        self, header: Mapping[str, Any], *, data: bytes, max_output: int, timeout_s: float | None
+        self,
+        header: Mapping[str, Any],
+        *,
+        data: bytes,
+        max_output: int,
+        timeout_s: float | None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> HelperRequest:
         """Like ``call``, but returns at once: standard input and time-out are seen to in the background."""
-        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output)
+        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output, on_line=on_line)
         if data or timeout_s is not None:
             attend = partial(self._attend, request, data, timeout_s)
             self._tasks.start(attend, name=f"request {request.number} of {self._name}")
@@ -158,10 +178,11 @@ class HelperClient:
         data: bytes = b"",
         max_output: int = 0,
         timeout_s: float | None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> HelperReply:
         """One request to its end, with ``data`` as its standard input. Raises SandboxFailed. Cancelling it kills
         the command. Without a reply after ``timeout_s`` the connection is given up."""
-        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output)
+        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output, on_line=on_line)
         try:
             await self._attend(request, data, timeout_s)
         except anyio.get_cancelled_exc_class():

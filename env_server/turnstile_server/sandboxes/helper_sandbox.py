@@ -147,6 +147,7 @@ class HelperSandbox:
                 data=command.stdin,
                 max_output=command.max_output_bytes,
                 timeout_s=self._reply_timeout(command.timeout_s),
+                on_line=command.on_line,
             )
         except frames.FrameError:
             return _too_long(command)
@@ -159,6 +160,7 @@ class HelperSandbox:
                 data=command.stdin,
                 max_output=command.max_output_bytes,
                 timeout_s=self._reply_timeout(command.timeout_s),
+                on_line=command.on_line,
             )
         except frames.FrameError:
             return _FailedStart(_too_long(command))
@@ -281,7 +283,7 @@ class _FailedStart:
 
 
 def _run(command: Command) -> dict[str, Any]:
-    return {
+    header = {
         "op": "run",
         "argv": list(command.argv),
         "cwd": command.cwd,
@@ -290,6 +292,7 @@ def _run(command: Command) -> dict[str, Any]:
         "timeout_s": command.timeout_s,
         "max_output": command.max_output_bytes,
     }
+    return header if command.on_line is None else {**header, "line_s": command.line_s}
 
 
 def _result(reply: HelperReply) -> ExecResult:

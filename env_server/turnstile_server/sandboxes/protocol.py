@@ -8,7 +8,7 @@ state, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -79,6 +79,11 @@ class Command:
     max_output_bytes: int = 1 << 20
     """Per stream. Of more, the first and the last half are kept."""
     stdin: bytes = b""
+    on_line: Callable[[bytes], None] | None = None
+    """Called with the latest line of output while the command runs, when there is a new one: at most once in
+    ``line_s`` seconds, with at most 512 bytes, from the task that reads the sandbox's connection, so it may not
+    wait. A backend that sees output only at the end (Docker without the helper) never calls it."""
+    line_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ both lengths big-endian, bounded by ``MAX_HEADER`` and ``MAX_PAYLOAD``; a frame 
 First frame, helper to server: ``{"hello": VERSION, "token"}``. Then the server asks, ``id`` being its own number::
 
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
-    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size}
+    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?}
     {"id", "op": "file", action: read|write|unpack|pack, path, user, max_bytes, mode, timeout_s, stdin_size}
     {"id", "op": "stop_all"}
     {"op": "data", "id"} + payload       a part of that request's standard input (file contents, a tar)
@@ -19,6 +19,7 @@ and the helper answers, parts of different requests in any order::
 
     {"id", "ev": "ack", "n"}             n bytes of standard input were taken; at most ``WINDOW`` are under way
     {"id", "ev": "out", "stream"} + payload     a part of stdout (1) or stderr (2)
+    {"id", "ev": "line"} + payload       the latest line of a "run" with "line_s", at most once in so many seconds
     {"id", "ev": "end", …}               the last frame of a request: exit_code, timed_out, dropped, duration_s for
                                          "run" and "file"; the request's own fields, or "error", for the others
 """
@@ -36,6 +37,8 @@ CHUNK = 256 << 10
 """Size of the parts that long payloads are sent in, so that requests share the connection."""
 WINDOW = 1 << 20
 """Bytes of standard input of one request that are sent and not yet taken."""
+MAX_LINE = 512
+"""Bytes of the latest line of output; of a longer line, its end."""
 FILE_PROBLEM = 3
 """Exit code of a file operation that was refused; its stderr is the sentence why."""
 

@@ -55,7 +55,7 @@ class Pipes:
 
 
 class Job:
-    """``on_end`` is called after the end was sent."""
+    """``on_end`` is called after the end was sent. ``line_s``: how often to send the latest line of output."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Job:
         timeout_s: float | None,
         grace_s: float,
         on_end: Callable[[], None],
+        line_s: float | None = None,
     ) -> None:
         self.pid = pid
         self._loop = loop
@@ -84,11 +85,15 @@ class Job:
         self._timer = None if timeout_s is None else loop.call_later(timeout_s, self._overdue)
         self._outputs: dict[int, Output] = {pipes.stdout: outputs[0], pipes.stderr: outputs[1]}
         self._all_outputs = outputs
+        self._line_s = line_s
+        self._line_timer: Timer | None = None
+        self._latest: Output | None = None
         self._stdin = pipes.stdin
         self._stdin_left = stdin_size
         self._stdin_buffer = bytearray()
         for fd in self._outputs:
             self._listen(fd)
+        self._send_line()
 
     def feed(self, data: bytes) -> None:
         """A part of the child's standard input."""
@@ -129,6 +134,7 @@ class Job:
             return
         if data:
             output.take(data)
+            self._latest = output
             if output.full:
                 self._loop.watch(fd)
                 self._outbox.when_room(lambda: self._listen(fd))
@@ -136,6 +142,16 @@ class Job:
         self._drop_output(fd)
         if self._exit is not None and not self._outputs:
             self._finish()
+
+    def _send_line(self) -> None:
+        """Sends the latest line if there is a new one, and comes back after ``line_s``."""
+        if self._line_s is None or self._ended:
+            return
+        latest, self._latest = self._latest, None
+        line = latest.latest_line() if latest is not None and not self._outbox.full else b""
+        if line:
+            self._outbox.send({"id": self._request, "ev": "line"}, line)
+        self._line_timer = self._loop.call_later(self._line_s, self._send_line)
 
     def _drop_output(self, fd: int) -> None:
         del self._outputs[fd]
@@ -174,6 +190,8 @@ class Job:
         self._ended = True
         if self._grace is not None:
             self._grace.cancel()
+        if self._line_timer is not None:
+            self._line_timer.cancel()
         if self._outputs or self._timed_out:
             processes.kill_group(self.pid)
         for fd in list(self._outputs):

@@ -192,6 +192,7 @@ class Helper:
             header["timeout_s"],
             self._config["grace_s"],
             ended,
+            header.get("line_s"),
         )
         self._jobs[request] = self._by_pid[pid] = job
 

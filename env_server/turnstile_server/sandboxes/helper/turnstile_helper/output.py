@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 from . import frames
 from .outbox import Outbox
+
+_LINE_ENDS = re.compile(rb"[\r\n]+")
+"""A progress bar overwrites its line with carriage returns."""
 
 
 class Output(Protocol):
@@ -14,6 +18,10 @@ class Output(Protocol):
     @property
     def full(self) -> bool:
         """Whether reading has to pause."""
+        ...
+
+    def latest_line(self) -> bytes:
+        """The last line that is not blank, whole or not; of a long one the last ``MAX_LINE`` bytes."""
         ...
 
     def finish(self) -> int:
@@ -51,6 +59,12 @@ class CutOutput:
             self._dropped += excess
             del self._tail[:excess]
 
+    def latest_line(self) -> bytes:
+        most = frames.MAX_LINE
+        recent = bytes((self._head[-2 * most :] + self._tail[-2 * most :])[-2 * most :])
+        lines = [line for line in map(bytes.strip, _LINE_ENDS.split(recent)) if line]
+        return lines[-1][-most:] if lines else b""
+
     def finish(self) -> int:
         self._cut()
         self._outbox.send_long(self._header, self._head + self._tail)
@@ -70,6 +84,9 @@ class Passed:
 
     def take(self, data: bytes) -> None:
         self._outbox.send(self._header, data)
+
+    def latest_line(self) -> bytes:
+        return b""
 
     def finish(self) -> int:
         return 0
