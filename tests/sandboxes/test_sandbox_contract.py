@@ -237,7 +237,9 @@ async def test_output_without_end_stays_within_the_helpers_memory(
 
 async def test_the_latest_line_of_output_is_told_while_the_command_runs(sandbox: HelperSandbox) -> None:
     lines: list[bytes] = []
-    script = "echo one; printf 'x%.0s' $(seq 2000); printf '\\rlast\\n\\n' >&2; while [ ! -e go ]; do sleep 0.01; done"
+    script = (
+        "echo one; printf 'x%.0s' $(seq 2000); printf '\\rlast\\n\\n' >&2; while [ ! -e go ]; do sleep 0.01; done"
+    )
 
     def keep(line: bytes) -> None:
         lines.append(line)
