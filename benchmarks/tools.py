@@ -40,7 +40,7 @@ from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
 from turnstile_server.settings import SandboxSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
-from turnstile_server.tools.protocol import EpisodeTools
+from turnstile_server.tools.protocol import EpisodeTools, ServedTool
 from turnstile_server.tools.toolbox import Toolbox
 
 HERE = Path(__file__).resolve().parent
@@ -71,6 +71,7 @@ class OneEpisode:
     """Implements EpisodeTools and ToolDirectory, for one episode that never ends."""
 
     episode_id = "benchmark"
+    own_tools: Sequence[ServedTool] = ()
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox: Sandbox | None = sandbox

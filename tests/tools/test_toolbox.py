@@ -13,7 +13,8 @@ from tools_support import PlayedEpisode, alive, wait_until
 
 from turnstile_server.errors import Gone
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.functions import ToolResult, cut_middle, numbered
+from turnstile_server.tools.functions import cut_middle, numbered
+from turnstile_server.tools.protocol import ToolResult
 from turnstile_server.tools.toolbox import Toolbox
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings, ToolSettings
-from turnstile_server.tools.functions import ToolResult
+from turnstile_server.tools.protocol import ToolResult
 from turnstile_server.tools.toolbox import Toolbox
 
 pytestmark = pytest.mark.anyio

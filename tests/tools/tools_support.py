@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
+from turnstile_server.tools.protocol import ServedTool
 from turnstile_server.tools.toolbox import Toolbox
 
 KEYS = EpisodeKeys(b"k" * 32)
@@ -35,6 +36,7 @@ class PlayedEpisode:
     key: str = ""
     answers: list[str] = field(default_factory=list)
     over: anyio.Event = field(default_factory=anyio.Event)
+    own_tools: Sequence[ServedTool] = ()
 
     def __post_init__(self) -> None:
         self.key = KEYS.key(self.episode_id, new_nonce())

@@ -29,6 +29,7 @@ from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, SandboxSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
+from turnstile_server.tools.protocol import OwnTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,13 @@ class Plan:
     """The request's, else the task's; a limit that neither names is None."""
     image: str
     """The task's image, else the default one. For error texts; only containers have one."""
+    own_tools: tuple[OwnTools, ...] = ()
+    """Where the tools beside the built-in ones come from."""
+
+    @property
+    def prepared(self) -> bool:
+        """The episode needs something before it runs: it waits for a place, then is prepared."""
+        return self.sandbox is not None or bool(self.own_tools)
 
 
 def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxSettings) -> Plan:
@@ -69,12 +77,12 @@ def _merged(first: Limits, then: Limits) -> Limits:
 
 
 def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings) -> Episode:
-    """Builds the first record: queued where the episode needs a sandbox, else running at once.
+    """Builds the first record: queued where the episode must be prepared, else running at once.
 
     ``sampling``: the server's, where the request has none. Raises Unprocessable, naming the field.
     """
     episode_id = request.episode_id or new_id("ep")
-    queued = plan.sandbox is not None
+    queued = plan.prepared
     return Episode(
         episode_id=episode_id,
         status=EpisodeStatus.QUEUED if queued else EpisodeStatus.RUNNING,

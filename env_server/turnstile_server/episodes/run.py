@@ -9,8 +9,9 @@ must hold:
 2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
-3. The sandbox is destroyed before the end is stored, and the place among ``episodes.max_running`` is free after
-   it. ``run_to_end`` releases both on every path: success, failure, stop, a bug, shutdown.
+3. Own tools are released and the sandbox is destroyed before the end is stored, and the place among
+   ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path: success, failure,
+   stop, a bug, shutdown.
 4. A reward comes from a grading that was finished; without one it is None.
 5. At shutdown (``interrupt``) an episode without a stop request is not ended or stored: the next start finds it
    unfinished and records ``server_restarted``. The same holds while grading runs. A stop that was requested and
@@ -25,11 +26,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import anyio
+from anyio.abc import TaskGroup
 
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import AgentEnd, Outcome, outcome_of_exit
+from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.store import Forest, Stored
@@ -46,6 +49,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
+from turnstile_server.tools.protocol import ServedTool
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,6 +94,7 @@ class EpisodeRun:
             if plan.sandbox is not None
             else None
         )
+        self._own_tools = EpisodeOwnTools(plan.own_tools)
         self._answer: str | None = None
         self._stopping = anyio.Event()
         self._grading = anyio.CancelScope()
@@ -109,16 +114,18 @@ class EpisodeRun:
         """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
         with anyio.CancelScope(shield=True):
             try:
-                try:
-                    await self._prepare_run_and_drain()
-                    await self._grade()
-                except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
-                    self._log_bug("an episode failed")
-                    bug = _bug("the server failed")
-                    self.request_stop(bug)  # closes the session, if nothing has requested a stop yet
-                    self._life.settle(bug)  # replaces an outcome that was requested before the bug
-                finally:
-                    await self._destroy_sandbox()
+                async with anyio.create_task_group() as tasks:
+                    try:
+                        await self._prepare_run_and_drain(tasks)
+                        await self._grade()
+                    except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
+                        self._log_bug("an episode failed")
+                        bug = _bug("the server failed")
+                        self.request_stop(bug)  # closes the session, if nothing has requested a stop yet
+                        self._life.settle(bug)  # replaces an outcome that was requested before the bug
+                    finally:
+                        await self._own_tools.close()
+                        await self._destroy_sandbox()
                 await self._store()
             except Exception:  # noqa: BLE001 - the same boundary: the next start finds the episode unfinished
                 self._log_bug("the owner task of an episode failed")
@@ -129,25 +136,28 @@ class EpisodeRun:
                     self._store_error = SandboxUnavailable("the server is stopping")
                 self._attempted.set()
 
-    async def _prepare_run_and_drain(self) -> None:
+    async def _prepare_run_and_drain(self, tasks: TaskGroup) -> None:
         """Lasts until a stop is requested. The agent lives until its calls in flight are drained, to receive the
-        replies."""
+        replies. ``tasks`` holds the own tools, which outlive the agent."""
         async with anyio.create_task_group() as active:
-            if self._sandbox is not None:
-                active.start_soon(self._prepare_and_run, self._sandbox)
+            if self._plan.prepared:
+                active.start_soon(self._prepare_and_run, tasks)
             await self._stopping.wait()
+            await self._own_tools.stop_calls()
             await self._drain()
             active.cancel_scope.cancel()
 
-    async def _prepare_and_run(self, sandbox: EpisodeSandbox) -> None:
+    async def _prepare_and_run(self, tasks: TaskGroup) -> None:
         """Requests the stop itself: with the agent's exit, or with what failed."""
         try:
             await self._parts.places.acquire()
             self._has_place = True
             self._move(EpisodeStatus.PREPARING)
-            await sandbox.prepare()
+            if self._sandbox is not None:
+                await self._sandbox.prepare()
+            await self._own_tools.open(self, tasks)
             self._move(EpisodeStatus.RUNNING)
-            outcome = await self._agent_outcome(sandbox)
+            outcome = await self._agent_outcome()
         except TurnstileError as error:
             outcome = Outcome(EpisodeStatus.FAILED, error)
         except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
@@ -155,10 +165,15 @@ class EpisodeRun:
             outcome = _bug("the server failed")
         self.request_stop(outcome)
 
-    async def _agent_outcome(self, sandbox: EpisodeSandbox) -> Outcome:
-        agent, session = self._plan.agent, self.session
+    async def _agent_outcome(self) -> Outcome:
+        agent, session, sandbox = self._plan.agent, self.session, self._sandbox
         if agent is None:  # external: a stop that is requested elsewhere cancels this wait
-            raise await sandbox.death()
+            if sandbox is None:
+                await anyio.sleep_forever()
+            else:
+                raise await sandbox.death()
+        assert agent is not None
+        assert sandbox is not None  # a launched agent always has one
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
         return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
@@ -291,6 +306,10 @@ class EpisodeRun:
     def sandbox(self) -> Sandbox | None:
         return self._sandbox.for_tools if self._sandbox is not None else None
 
+    @property
+    def own_tools(self) -> tuple[ServedTool, ...]:
+        return self._own_tools.tools
+
     async def submit(self, answer: str) -> None:
         self.check_open()
         self._answer = answer
@@ -300,7 +319,7 @@ class EpisodeRun:
     def check_open(self) -> None:
         self.session.check_open()
         if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
-            raise Conflict("the episode's sandbox is still being prepared; wait until the episode is running")
+            raise Conflict("the episode is still being prepared; wait until the episode is running")
 
     async def stop_requested(self) -> None:
         """Returns at the first stop request, or when the server stops: from then on no tool is served."""

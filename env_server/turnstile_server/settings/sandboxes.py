@@ -100,6 +100,21 @@ class ToolSettings(Section):
         4 << 20, ge=1024, description="Largest file that `read_file`, `write_file` and `edit_file` accept."
     )
     max_answer_chars: int = Field(16_000, ge=16, description="Longest answer that `submit` accepts.")
+    own_timeout_s: float = Field(
+        60.0, gt=0, description="Time for one call of an own tool that names no time-out; then it is stopped."
+    )
+    own_max_arguments_bytes: int = Field(
+        1 << 20, ge=1024, description="Largest arguments (as JSON) that an own tool is called with."
+    )
+    own_max_text_chars: int = Field(
+        64_000, ge=256, description="Longest text in the result of an own tool; a longer one is cut in the middle."
+    )
+    own_max_result_bytes: int = Field(
+        8 << 20,
+        ge=1024,
+        description="Largest structured result of an own tool, images and other content included; a larger one is "
+        "an error.",
+    )
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
     max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
     session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")

@@ -7,9 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-
-class WrongArguments(Exception):
-    """The model called a tool with wrong arguments; the text tells it how to call the tool."""
+from turnstile_server.tools.protocol import WrongArguments
 
 
 def _no_nul(text: str) -> str:

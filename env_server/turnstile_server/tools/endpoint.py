@@ -27,8 +27,7 @@ from turnstile_server.errors import NotFound, TurnstileError
 from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.functions import ToolResult
-from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory
+from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory, ToolResult
 from turnstile_server.tools.sessions import EpisodeSessions, McpRequest, request_of
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -117,7 +116,14 @@ class McpEndpoint:
         tools = self._toolbox.tools_of(_request(context).episode)
         return mcp.ListToolsResult(
             tools=[
-                mcp.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema)
+                mcp.Tool(
+                    name=tool.name,
+                    title=tool.title,
+                    description=tool.description,
+                    input_schema=tool.input_schema,
+                    output_schema=tool.output_schema,
+                    annotations=tool.annotations,
+                )
                 for tool in tools
             ]
         )
@@ -129,7 +135,11 @@ class McpEndpoint:
         result = ToolResult("the call was stopped", is_error=True)
         with request.running_call():
             result = await self._run_tool(request.episode, params)
-        return mcp.CallToolResult(content=[mcp.TextContent(text=result.text)], is_error=result.is_error)
+        return mcp.CallToolResult(
+            content=list(result.content) or [mcp.TextContent(text=result.text)],
+            structured_content=None if result.structured is None else dict(result.structured),
+            is_error=result.is_error,
+        )
 
     async def _run_tool(self, episode: EpisodeTools, params: mcp.CallToolRequestParams) -> ToolResult:
         try:

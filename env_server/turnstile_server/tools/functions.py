@@ -1,15 +1,14 @@
-"""The tools themselves, and what they give back.
+"""The built-in tools themselves.
 
 Each function runs one tool in a sandbox. It raises WrongArguments and FileProblem, which the model gets as
-results, and SandboxFailed, which is no fault of the model. ``ToolResult`` and the functions below it keep a
-result within its bounds: pure functions of text.
+results, and SandboxFailed, which is no fault of the model. The first functions keep a result within its bounds:
+pure functions of text.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 from turnstile_server.settings import ToolSettings
@@ -18,25 +17,14 @@ from turnstile_server.tools.arguments import (
     EditFileArguments,
     ReadFileArguments,
     WriteFileArguments,
-    WrongArguments,
 )
+from turnstile_server.tools.protocol import ToolResult, WrongArguments
 
 _UTF8_BYTES = 4
 """The most bytes that one character takes."""
 _OUTPUTS_JOINED = "exec 2>&1; "
 """Joins standard error to standard output. It stands on the command's first line, so that the line numbers in
 bash's messages are those that the model knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What the model gets.
-
-    ``is_error``: the tool could not do what was asked. A command that ran and failed is no error of the tool.
-    """
-
-    text: str
-    is_error: bool = False
 
 
 def decoded(data: bytes) -> str:

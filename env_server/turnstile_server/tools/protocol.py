@@ -1,10 +1,88 @@
-"""What the MCP endpoint needs of the owner of the episodes."""
+"""The seams of the tools: what a tool is, what it gives back, and what it needs of its episode.
+
+Built-in tools and a user's own tools are all ``ServedTool``s. Adding own tools to an episode is one ``OwnTools``;
+the owner task of the episode opens it when the episode is prepared and releases it at the end, on every path.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mcp_types as mcp
 
 from turnstile_server.sandboxes.protocol import Sandbox
+
+
+class WrongArguments(Exception):
+    """The model called a tool with wrong arguments; the text tells it how to call the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model sees it.
+
+    ``input_schema`` and ``output_schema`` are JSON Schemas of objects. ``timeout_s``: seconds that a call of an
+    own tool may take; None is ``tools.own_timeout_s``. Built-in tools keep time themselves.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    title: str | None = None
+    output_schema: dict[str, Any] | None = None
+    annotations: mcp.ToolAnnotations | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model gets.
+
+    ``text`` is always the plain-text form (OpenEnv, logs). ``is_error``: the tool could not do what was asked; a
+    command that ran and failed is no error of the tool. ``structured``: the result as ``output_schema`` describes
+    it. ``content``: replaces the one text block over MCP (images, audio, resources).
+    """
+
+    text: str
+    is_error: bool = False
+    structured: Mapping[str, Any] | None = None
+    content: tuple[mcp.ContentBlock, ...] = ()
+
+
+class Progress(Protocol):
+    """Where a running call says how far it is."""
+
+    async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """``progress`` grows from call to call. Never raises: a caller that left needs no news."""
+        ...
+
+
+class NoProgress:
+    """For callers that take no progress."""
+
+    async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        return
+
+
+NO_PROGRESS = NoProgress()
+
+
+class ServedTool(Protocol):
+    """A tool of an episode."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def call(self, episode: EpisodeTools, arguments: Mapping[str, Any], progress: Progress) -> ToolResult:
+        """Runs the tool. Cancelling the call stops what it runs.
+
+        Raises WrongArguments and FileProblem, which the model gets as results, and SandboxFailed, which is no
+        fault of the model. Any other exception of an own tool is logged, and is a result with ``is_error``.
+        """
+        ...
 
 
 class EpisodeTools(Protocol):
@@ -15,7 +93,12 @@ class EpisodeTools(Protocol):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """None where the episode has no sandbox: then ``submit`` is the only tool."""
+        """None where the episode has no sandbox: then ``submit`` is the only built-in tool."""
+        ...
+
+    @property
+    def own_tools(self) -> Sequence[ServedTool]:
+        """The tools beside the built-in ones: the same from the start of the episode to its end."""
         ...
 
     async def submit(self, answer: str) -> None:
@@ -27,13 +110,25 @@ class EpisodeTools(Protocol):
         ...
 
     def check_open(self) -> None:
-        """Raises Gone when the episode has ended, Conflict while its sandbox is still being prepared."""
+        """Raises Gone when the episode has ended, Conflict while it is still being prepared."""
         ...
 
     async def stop_requested(self) -> None:
         """Returns when tools are no longer served.
 
         The endpoint then releases what it holds for the episode and stops running calls.
+        """
+        ...
+
+
+class OwnTools(Protocol):
+    """Some of an episode's own tools: of the server, of the task, of a world."""
+
+    def open(self, episode: EpisodeTools) -> AbstractAsyncContextManager[Sequence[ServedTool]]:
+        """The tools of one episode, and what they hold until it ends.
+
+        Entered and left in one task, after the sandbox is prepared. It is left after the grading, when no call
+        runs any more. Entering may raise a TurnstileError, which then fails the episode with its fault.
         """
         ...
 

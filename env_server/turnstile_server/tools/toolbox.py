@@ -1,6 +1,6 @@
-"""The five tools as models see them, and the path of one tool call.
+"""The built-in tools as models see them, and the path of one tool call, built-in or own.
 
-Agents call them over MCP, trainers over OpenEnv. Holds: whatever a model sends gets a result that it can read;
+Agents call tools over MCP, trainers over OpenEnv. Holds: whatever a model sends gets a result that it can read;
 results and running calls are bounded; cancelling a call stops its command; writes to files of one episode run one
 after another, so that no edit is lost. Nothing here knows of reward.
 """
@@ -24,48 +24,22 @@ from turnstile_server.tools.arguments import (
     ReadFileArguments,
     SubmitArguments,
     WriteFileArguments,
-    WrongArguments,
     parsed,
     schema,
 )
-from turnstile_server.tools.functions import ToolResult, bash, edit_file, read_file, write_file
-from turnstile_server.tools.protocol import EpisodeTools
+from turnstile_server.tools.functions import bash, edit_file, read_file, write_file
+from turnstile_server.tools.guard import guarded_call
+from turnstile_server.tools.protocol import (
+    NO_PROGRESS,
+    EpisodeTools,
+    Progress,
+    ServedTool,
+    ToolResult,
+    ToolSpec,
+    WrongArguments,
+)
 
 SUBMIT = "submit"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool as a model sees it; ``input_schema`` is a JSON Schema of an object."""
-
-    name: str
-    description: str
-    input_schema: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _SandboxTool(Generic[ArgumentsT]):
-    name: str
-    arguments: type[ArgumentsT]
-    run: Callable[[Sandbox, ArgumentsT, ToolSettings], Awaitable[ToolResult]]
-    writes: bool = False
-
-    async def __call__(
-        self, sandbox: Sandbox, arguments: Mapping[str, Any], settings: ToolSettings, writing: anyio.Lock
-    ) -> ToolResult:
-        checked = parsed(self.name, self.arguments, arguments)
-        if not self.writes:
-            return await self.run(sandbox, checked, settings)
-        async with writing:
-            return await self.run(sandbox, checked, settings)
-
-
-_TOOLS: tuple[_SandboxTool[Any], ...] = (
-    _SandboxTool("bash", BashArguments, bash),
-    _SandboxTool("read_file", ReadFileArguments, read_file),
-    _SandboxTool("write_file", WriteFileArguments, write_file, writes=True),
-    _SandboxTool("edit_file", EditFileArguments, edit_file, writes=True),
-)
 
 
 @dataclass(slots=True)
@@ -76,30 +50,83 @@ class _RunningCalls:
     writing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
+@dataclass(frozen=True, slots=True)
+class _SandboxTool(Generic[ArgumentsT]):
+    spec: ToolSpec
+    arguments: type[ArgumentsT]
+    run: Callable[[Sandbox, ArgumentsT, ToolSettings], Awaitable[ToolResult]]
+    settings: ToolSettings
+
+    async def call(self, episode: EpisodeTools, arguments: Mapping[str, Any], progress: Progress) -> ToolResult:
+        assert episode.sandbox is not None  # without one, `_tools_of` has no such tool
+        return await self.run(episode.sandbox, parsed(self.spec.name, self.arguments, arguments), self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    spec: ToolSpec
+    settings: ToolSettings
+
+    async def call(self, episode: EpisodeTools, arguments: Mapping[str, Any], progress: Progress) -> ToolResult:
+        answer = parsed(SUBMIT, SubmitArguments, arguments).answer
+        most = self.settings.max_answer_chars
+        if len(answer) > most:
+            raise WrongArguments(f"the answer has {len(answer)} characters; the most is {most}")
+        await episode.submit(answer)
+        return ToolResult("Your answer was received.")
+
+
+_WRITERS = frozenset({"write_file", "edit_file"})
+"""Tools that change files: one after another in an episode."""
+
+
 class Toolbox:
     """The tools of every episode. Keeps only what running calls of one episode share."""
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
         self._in_use: dict[str, _RunningCalls] = {}
-        self._tools = {tool.name: tool for tool in _TOOLS}
-        self._submit = _spec(SUBMIT, SubmitArguments, settings)
-        self._all = (*(_spec(tool.name, tool.arguments, settings) for tool in _TOOLS), self._submit)
+
+        def tool(
+            name: str,
+            arguments: type[ArgumentsT],
+            run: Callable[[Sandbox, ArgumentsT, ToolSettings], Awaitable[ToolResult]],
+        ) -> _SandboxTool[ArgumentsT]:
+            return _SandboxTool(_spec(name, arguments, settings), arguments, run, settings)
+
+        self._submit: ServedTool = _Submit(_spec(SUBMIT, SubmitArguments, settings), settings)
+        self._builtin: tuple[ServedTool, ...] = (
+            tool("bash", BashArguments, bash),
+            tool("read_file", ReadFileArguments, read_file),
+            tool("write_file", WriteFileArguments, write_file),
+            tool("edit_file", EditFileArguments, edit_file),
+            self._submit,
+        )
 
     @property
     def all_tools(self) -> tuple[ToolSpec, ...]:
-        """All five tools; an episode may have fewer."""
-        return self._all
+        """The five built-in tools; an episode may have fewer, and own tools beside them."""
+        return tuple(tool.spec for tool in self._builtin)
 
     def tools_of(self, episode: EpisodeTools) -> tuple[ToolSpec, ...]:
-        """The tools of an episode; ``submit`` alone where it has no sandbox."""
-        return (self._submit,) if episode.sandbox is None else self._all
+        """The tools of an episode: the built-in ones (``submit`` alone where it has no sandbox), then its own."""
+        return tuple(tool.spec for tool in self._tools_of(episode))
 
-    async def call(self, episode: EpisodeTools, name: str, arguments: Mapping[str, Any] | None) -> ToolResult:
+    def _tools_of(self, episode: EpisodeTools) -> tuple[ServedTool, ...]:
+        builtin = (self._submit,) if episode.sandbox is None else self._builtin
+        return (*builtin, *episode.own_tools)
+
+    async def call(
+        self,
+        episode: EpisodeTools,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        progress: Progress = NO_PROGRESS,
+    ) -> ToolResult:
         """Runs a tool. Cancelling the call stops its command.
 
         A mistake of the model, and a file or a command that did not let it do what it wanted, is a result with
-        ``is_error``. Raises Gone when the episode has ended, Conflict while its sandbox is still being prepared,
+        ``is_error``. Raises Gone when the episode has ended, Conflict while it is still being prepared,
         SandboxFailed when its sandbox died.
         """
         episode.check_open()
@@ -109,7 +136,7 @@ class Toolbox:
             return _error(f"{most} tool calls are running, which is the limit; wait for one to end")
         in_use.calls += 1
         try:
-            return await self._run(episode, name, arguments or {}, in_use.writing)
+            return await self._run(episode, name, arguments or {}, progress, in_use.writing)
         except WrongArguments as error:
             return _error(str(error))
         except FileProblem as error:
@@ -120,24 +147,23 @@ class Toolbox:
                 del self._in_use[episode.episode_id]
 
     async def _run(
-        self, episode: EpisodeTools, name: str, arguments: Mapping[str, Any], writing: anyio.Lock
+        self,
+        episode: EpisodeTools,
+        name: str,
+        arguments: Mapping[str, Any],
+        progress: Progress,
+        writing: anyio.Lock,
     ) -> ToolResult:
-        if name == SUBMIT:
-            return await self._submit_answer(episode, parsed(name, SubmitArguments, arguments).answer)
-        tool = self._tools.get(name)
-        if tool is None or episode.sandbox is None:
-            raise WrongArguments(
-                f"there is no tool {name!r}; the tools are "
-                + ", ".join(known.name for known in self.tools_of(episode))
-            )
-        return await tool(episode.sandbox, arguments, self._settings, writing)
-
-    async def _submit_answer(self, episode: EpisodeTools, answer: str) -> ToolResult:
-        most = self._settings.max_answer_chars
-        if len(answer) > most:
-            raise WrongArguments(f"the answer has {len(answer)} characters; the most is {most}")
-        await episode.submit(answer)
-        return ToolResult("Your answer was received.")
+        tools = {tool.spec.name: tool for tool in self._tools_of(episode)}
+        if name not in tools:
+            raise WrongArguments(f"there is no tool {name!r}; the tools are {', '.join(tools)}")
+        tool = tools[name]
+        if tool in episode.own_tools:
+            return await guarded_call(tool, episode, arguments, progress, self._settings)
+        if name not in _WRITERS:
+            return await tool.call(episode, arguments, progress)
+        async with writing:
+            return await tool.call(episode, arguments, progress)
 
 
 def _error(text: str) -> ToolResult:

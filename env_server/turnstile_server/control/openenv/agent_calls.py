@@ -11,8 +11,8 @@ from starlette.types import ASGIApp
 
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.errors import SandboxFailed, TurnstileError, error_of_type
-from turnstile_server.tools.protocol import ToolDirectory
-from turnstile_server.tools.toolbox import Toolbox, ToolSpec
+from turnstile_server.tools.protocol import ToolDirectory, ToolSpec
+from turnstile_server.tools.toolbox import Toolbox
 
 
 class ModelCalls:
@@ -56,7 +56,7 @@ class EpisodeToolCalls:
         self._toolbox = toolbox
 
     def known(self) -> list[Tool]:
-        """All tools of the server; an episode may have fewer."""
+        """The built-in tools; an episode may have fewer, and own tools beside them."""
         return [_as_tool(spec) for spec in self._toolbox.all_tools]
 
     def of(self, episode_id: str, key: str) -> list[Tool]:
