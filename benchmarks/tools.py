@@ -34,11 +34,12 @@ from mcp.client.streamable_http import streamable_http_client
 from turnstile_server.errors import NotFound
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.http.origins import OriginRules
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
-from turnstile_server.settings import SandboxSettings, ToolSettings
+from turnstile_server.settings import GateSettings, SandboxSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import EpisodeTools, ServedTool
 from turnstile_server.tools.toolbox import Toolbox
@@ -92,8 +93,9 @@ class OneEpisode:
 @asynccontextmanager
 async def door_url(sandbox: Sandbox) -> AsyncIterator[str]:
     episode, settings = OneEpisode(sandbox), ToolSettings()
+    toolbox, origins = Toolbox(settings), OriginRules.of("gate", GateSettings())
     bound = bind("agent", "127.0.0.1", 0)
-    async with McpEndpoint(episode, Toolbox(settings), settings) as endpoint, anyio.create_task_group() as tasks:
+    async with McpEndpoint(episode, toolbox, settings, origins) as endpoint, anyio.create_task_group() as tasks:
         listener = Listener(endpoint, bound, idle_s=60, grace_s=1, access_log=False)
         tasks.start_soon(listener.serve)
         try:

@@ -39,6 +39,7 @@ from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.http.origins import OriginRules
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.factory import create_renderer
@@ -152,7 +153,8 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         metrics=metrics,
     )
     toolbox = Toolbox(settings.tools)
-    endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools))
+    origins = OriginRules.of("gate", settings.gate, settings.gate.public_url)
+    endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools, origins))
     agent = AgentApp(gate, endpoint)
     sandbox_endpoint = HttpAgentEndpoint(
         agent if parts.observe is None else parts.observe(agent),

@@ -46,6 +46,20 @@ class Unauthorized(TurnstileError):
     type = "unauthorized"
 
 
+class ForeignOrigin(TurnstileError):
+    """A web page of a site that is not allowed sent the request."""
+
+    status = 403
+    type = "origin_not_allowed"
+
+
+class ForeignHost(TurnstileError):
+    """The request names a host that this listener is not known by."""
+
+    status = 421
+    type = "host_not_allowed"
+
+
 class NotFound(TurnstileError):
     """There is no such route, episode, task or waiting model call."""
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from turnstile_server.app import model_folder, open_apps
 from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of
-from turnstile_server.settings import load_settings
+from turnstile_server.settings import Settings, load_settings
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class HostedServer:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        settings = load_settings({})
+        settings = _hosted(load_settings({}))
         bound = bind("agent", settings.gate.host, settings.gate.port)
         stack.callback(bound.close)
         agent_url = settings.gate.public_url or url_of(bound)
@@ -62,6 +62,13 @@ class HostedServer:
         stack.callback(apps.closing.set)
         self._control = apps.control
         _LOG.info("agent listener: %s", agent_url)
+
+
+def _hosted(settings: Settings) -> Settings:
+    """Serves every Host unless the settings name some: the address of the host's listener is not known here."""
+    if settings.control.allowed_hosts is not None:
+        return settings
+    return settings.model_copy(update={"control": settings.control.model_copy(update={"allowed_hosts": ("*",)})})
 
 
 app = HostedServer()

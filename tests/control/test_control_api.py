@@ -295,7 +295,7 @@ async def test_without_the_key_everything_else_is_401_and_says_where_the_key_is(
     assert "control.key" in error["message"]
     assert "TURNSTILE_CONTROL_KEY" in error["message"]
     assert ("not this server's" if headers else "has no control key") in error["message"]
-    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.headers["www-authenticate"] == 'Bearer realm="turnstile control"'
 
 
 async def test_the_key_may_be_in_the_path(stranger: httpx.AsyncClient, door: Door) -> None:

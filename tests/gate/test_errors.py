@@ -260,6 +260,7 @@ async def test_only_the_episodes_own_key_opens_it(stage: Stage) -> None:
         async with httpx.AsyncClient(headers=headers) as client:
             response = await client.post(url(episode), json=body())
         refused(response, 401, "unauthorized", retry=False, type_="authentication_error")
+        assert response.headers["www-authenticate"] == 'Bearer realm="turnstile episode"'
     await still_works(stage, episode)
 
 

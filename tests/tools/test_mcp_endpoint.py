@@ -19,7 +19,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
+from tools_support import LOCAL, Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
 
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
@@ -453,7 +453,7 @@ async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(tmp_path: Path
         at = urlsplit(stage.tool_url(stage.episodes.begin("e1", None)))
         async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
             await connection.send(
-                f"POST {at.path} HTTP/1.1\r\nhost: tools\r\ncontent-length: 9\r\n\r\n{{".encode()
+                f"POST {at.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode()
             )
             assert (await connection.receive()).startswith(b"HTTP/1.1 401 ")
 
@@ -550,7 +550,7 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
             )
 
     async with anyio.create_task_group() as tasks:
-        async with McpEndpoint(episodes, Toolbox(limits), limits) as endpoint:
+        async with McpEndpoint(episodes, Toolbox(limits), limits, LOCAL) as endpoint:
             tasks.start_soon(call, endpoint)
             pid = await pid_of(sandbox)
         await wait_until(lambda: not alive(pid))

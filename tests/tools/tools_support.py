@@ -18,13 +18,16 @@ from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.errors import Gone, NotFound, Unauthorized
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.http.origins import OriginRules
 from turnstile_server.sandboxes.protocol import Sandbox
-from turnstile_server.settings import ToolSettings
+from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ServedTool
 from turnstile_server.tools.toolbox import Toolbox
 
 KEYS = EpisodeKeys(b"k" * 32)
+LOCAL = OriginRules.of("gate", GateSettings())
+"""The rules of a listener on a loopback address, where the settings say nothing."""
 
 
 @dataclass
@@ -109,7 +112,7 @@ class _NoGate:
 
 
 @asynccontextmanager
-async def mcp_stage(folder: Path, **settings: Any) -> AsyncIterator[McpStage]:
+async def mcp_stage(folder: Path, *, origins: OriginRules = LOCAL, **settings: Any) -> AsyncIterator[McpStage]:
     episodes = Episodes()
     limits = ToolSettings(**settings)
     toolbox = Toolbox(limits)
@@ -119,7 +122,7 @@ async def mcp_stage(folder: Path, **settings: Any) -> AsyncIterator[McpStage]:
     unix.bind(str(path))
     unix.listen(64)
     unix.setblocking(False)
-    async with McpEndpoint(episodes, toolbox, limits) as endpoint, anyio.create_task_group() as tasks:
+    async with McpEndpoint(episodes, toolbox, limits, origins) as endpoint, anyio.create_task_group() as tasks:
         app = AgentApp(_NoGate(), endpoint)
         listeners = [Listener(app, bound, idle_s=5, grace_s=1, access_log=False) for bound in (tcp, unix)]
         for listener in listeners:

@@ -1,7 +1,7 @@
 """The control API as one ASGI application: routes inside; key, limits and error boundary around them.
 
-Order, from the outside: errors of any layer get the API's shape; then the key; then the body's size; then the
-routes. Nothing is read of a body before the request has shown the key.
+Order, from the outside: errors of any layer get the API's shape; then the key; then Host and Origin; then the
+body's size; then the routes. Nothing is read of a body before the request has shown the key.
 
 A server without a model (``engine.kind = none``) has the standby application instead. Container platforms start
 such servers and wait for ``/health``; every other answer says which settings the server lacks.
@@ -21,6 +21,7 @@ from turnstile_server.control.auth import ControlKey
 from turnstile_server.control.body import BodyLimit
 from turnstile_server.control.errors import ErrorBoundary, error_response, install_error_handlers
 from turnstile_server.errors import EngineUnavailable
+from turnstile_server.http.origins import OriginCheck, OriginRules
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
@@ -65,12 +66,18 @@ def build_control_app(
         Middleware(CountRequests, metrics),
         Middleware(ErrorBoundary),
         Middleware(ControlKey, key),
+        Middleware(OriginCheck, OriginRules.of("control", settings), _checks_origin),
         Middleware(BodyLimit, settings.max_body_bytes),
     ]
     app: ASGIApp = inner
     for layer in reversed(layers):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app
+
+
+def _checks_origin(scope: Scope) -> bool:
+    """MCP's endpoint, and WebSockets: browsers let a page of any site open one."""
+    return scope["type"] == "websocket" or bool(scope["path"].rstrip("/") == "/mcp")
 
 
 def build_standby_app(*, key: str | None, metrics: Metrics, settings: ControlSettings) -> ASGIApp:

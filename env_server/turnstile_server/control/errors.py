@@ -51,7 +51,7 @@ def error_response(error: TurnstileError) -> Response:
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if isinstance(error, Unauthorized):
-        headers["www-authenticate"] = "Bearer"
+        headers["www-authenticate"] = 'Bearer realm="turnstile control"'
     return Response(json.dumps({"error": body}, default=str), error.status, headers, media_type="application/json")
 
 

@@ -176,6 +176,8 @@ class AgentExchange:
         headers = list(headers or [])
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="turnstile episode"'))
         if error.status in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body will not be read
         await self.respond(error.status, data, headers)

@@ -6,6 +6,16 @@ from pydantic import Field
 
 from turnstile_server.settings.section import Port, Section
 
+_HOSTS = (
+    "Host names, without ports, by which {what} may be called; `*` for every name. None: loopback names{public} "
+    "where it listens on a loopback address, else every name. Loopback names are always served, and a sandbox's "
+    "own socket is not asked."
+)
+_ORIGINS = (
+    "Origins of web pages that may call {what}, as `https://HOST` or `https://HOST:*`; `*` for every page. Pages "
+    "of the Host that was called{public} are allowed, and local pages where the Host is a loopback name."
+)
+
 
 class ControlSettings(Section):
     """The control API: the listener for the trainer."""
@@ -14,6 +24,12 @@ class ControlSettings(Section):
     port: Port = Field(8000, description="Port of the control listener; 0 takes a free one.")
     auth: bool = Field(
         True, description="False: requests need no control key. Only for a server behind another authentication."
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        None, description=_HOSTS.format(what="`/mcp` and the WebSockets", public="")
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        (), description=_ORIGINS.format(what="`/mcp` and the WebSockets", public="")
     )
     key: str | None = Field(
         None,
@@ -70,6 +86,12 @@ class GateSettings(Section):
     port: Port = Field(8001, description="Port of the agent listener; 0 takes a free one.")
     public_url: str | None = Field(
         None, description="URL by which agents reach the gate; none: `http://HOST:PORT`."
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        None, description=_HOSTS.format(what="the MCP endpoint", public=" and that of `public_url`")
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        (), description=_ORIGINS.format(what="the MCP endpoint", public=", and of `public_url`,")
     )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, description="Largest body of a model call; a larger one is 413."

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from turnstile_server.errors import NotFound, TurnstileError
 from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
+from turnstile_server.http.origins import OriginRules
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory, ToolResult
 from turnstile_server.tools.sessions import EpisodeSessions, McpRequest, request_of
@@ -37,10 +38,13 @@ _LOG = logging.getLogger(__name__)
 class McpEndpoint:
     """An ASGI application. Use as an async context manager: it owns the sessions of all episodes."""
 
-    def __init__(self, directory: ToolDirectory, toolbox: Toolbox, settings: ToolSettings) -> None:
+    def __init__(
+        self, directory: ToolDirectory, toolbox: Toolbox, settings: ToolSettings, origins: OriginRules
+    ) -> None:
         self._directory = directory
         self._toolbox = toolbox
         self._settings = settings
+        self._origins = origins
         self._schemas = {tool.name: tool.input_schema for tool in toolbox.all_tools}
         self._server: Server[Any] = Server(
             "turnstile",
@@ -78,6 +82,7 @@ class McpEndpoint:
         exchange = AgentExchange(scope, receive, send, self._settings, "tools")
         with contextlib.suppress(CallerGone):
             try:
+                self._origins.check(scope)
                 await self._serve(exchange, scope, receive, send)
             except TurnstileError as error:
                 await exchange.refuse(error, _refusal(error))
