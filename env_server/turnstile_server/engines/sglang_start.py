@@ -1,7 +1,8 @@
 """Reads an SGLang server at start, and checks that it is the right one.
 
-Owns the wait for readiness and the comparison of tokenizers. Every reason not to serve is a StartupError that
-names what is wrong and what to do.
+Owns the wait for readiness and the comparison of tokenizers. An SGLang that loads a model answers nothing for
+minutes, so a server that cannot be reached is waited for, for ``engine.start_timeout_s``, and the log says so at
+intervals. Every reason not to serve is a StartupError that names what was asked, what came, and what to do.
 
 Endpoints (sglang 0.5.23): ``/model_info`` (model_path, served_model_name, weight_version), ``/server_info``
 (server arguments, max_req_input_len), ``/v1/models`` (max_model_len), ``/tokenize``. None of them gives the
@@ -14,6 +15,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import orjson
@@ -34,6 +36,10 @@ from turnstile_server.settings import EngineSettings
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.25
+REPORT_S: Final = 10.0
+"""Time between two log lines about an engine that is waited for."""
+PROBE_S: Final = 10.0
+"""Time for one answer while the engine is waited for, so that an engine that accepts and is silent is reported."""
 
 INPUT_MARGIN: Final = 6
 """SGLang keeps this many positions of its window free of prompt (managers/scheduler.py: max_req_input_len)."""
@@ -62,21 +68,19 @@ async def read_server(
     vocab_size: int | None,
 ) -> ServerFacts:
     """Waits until the server is ready, reads it and compares tokenizers. Raises StartupError."""
+    waiting = _Waiting(http.url, settings.start_timeout_s)
     try:
         with anyio.fail_after(settings.start_timeout_s):
-            model = await _ready(http, settings)
-            server = await _get(http, settings, "/server_info")
-            models = await _get(http, settings, "/v1/models")
+            model = await waiting.model_info(http, settings)
+            server = await _get(http, "/server_info", settings.control_timeout_s)
+            models = await _get(http, "/v1/models", settings.control_timeout_s)
             if vocab_size is None and expected_tokenizer is not None:
                 vocab_size = expected_tokenizer.vocab_size
             facts = _facts(http.url, model, server, _window(models, server, settings), vocab_size)
             if expected_tokenizer is not None:
                 await _compare_tokenizers(http, settings, expected_tokenizer, facts.capabilities, server)
     except TimeoutError as error:
-        limit = settings.start_timeout_s
-        raise StartupError(
-            f"The engine at {http.url} was not ready within engine.start_timeout_s ({limit:g} s)."
-        ) from error
+        raise waiting.given_up() from error
     except StartupError:
         raise
     except TurnstileError as error:
@@ -86,20 +90,49 @@ async def read_server(
     return facts
 
 
-async def _ready(http: EngineHttp, settings: EngineSettings) -> dict[str, Any]:
-    reported = False
-    while True:
-        try:
-            return await _get(http, settings, "/model_info")
-        except (EngineUnavailable, EngineTimeout) as error:
-            if not reported:
-                log.info("waiting for the engine at %s: %s", http.url, error.message)
-                reported = True
+class _Waiting:
+    """The wait for an engine that does not answer yet, and what it has answered so far."""
+
+    def __init__(self, url: str, limit_s: float) -> None:
+        self._url = url
+        self._limit_s = limit_s
+        self._last = ""
+        loopback = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+        self._hint = " In a container this address is the container itself." if loopback else ""
+
+    async def model_info(self, http: EngineHttp, settings: EngineSettings) -> dict[str, Any]:
+        """Asks until the engine answers; the caller bounds the time."""
+        started = report_at = anyio.current_time()
+        patience_s = min(PROBE_S, settings.control_timeout_s)
+        while True:
+            try:
+                return await _get(http, "/model_info", patience_s)
+            except (EngineUnavailable, EngineTimeout) as error:
+                self._last = error.message
+            now = anyio.current_time()
+            if now >= report_at:
+                report_at = now + REPORT_S
+                log.info(
+                    "waiting for the engine at %s, %.0f of %g s (engine.start_timeout_s): GET /model_info: %s%s",
+                    self._url,
+                    now - started,
+                    self._limit_s,
+                    self._last,
+                    self._hint,
+                )
             await anyio.sleep(POLL_S)
 
+    def given_up(self) -> StartupError:
+        said = f" GET /model_info, at last: {self._last}" if self._last else ""
+        return StartupError(
+            f"The engine at {self._url} was not ready within engine.start_timeout_s ({self._limit_s:g} s).{said} "
+            f"Check the address (--engine-url) and SGLang's own log; a model that loads for longer needs a larger "
+            f"engine.start_timeout_s.{self._hint}"
+        )
 
-async def _get(http: EngineHttp, settings: EngineSettings, path: str) -> dict[str, Any]:
-    status, body = await http.request("GET", path, timeout_s=settings.control_timeout_s)
+
+async def _get(http: EngineHttp, path: str, timeout_s: float) -> dict[str, Any]:
+    status, body = await http.request("GET", path, timeout_s=timeout_s)
     if status != 200:
         raise error_for_status(status, body)
     value = parse_json(body, path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 from turnstile_server.errors import StartupError
 
 LOCK_NAME = "lock"
+_HOLDER_BYTES = 512
 
 
 class FileOps(Protocol):
@@ -87,7 +89,8 @@ class RealFiles:
 
 
 class DirectoryLock:
-    """Keeps a second writer out of a directory: an flock on a file that is never removed and holds the pid.
+    """Keeps a second writer out of a directory: an flock on a file that is never removed and holds the pid
+    and the host's name, because in two containers both servers are process 1.
 
     The kernel releases it with the process, so a killed server leaves no stale lock.
     """
@@ -102,11 +105,13 @@ class DirectoryLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except BlockingIOError as error:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            holder, _, host = os.pread(fd, _HOLDER_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
             os.close(fd)
             who = f"process {holder}" if holder else "another process"
+            if host not in ("", socket.gethostname()):
+                who += f" on {host} (a container has its id as its host's name)"
             raise StartupError(
                 f"The data directory {directory} is in use by {who}. Stop it, or choose another directory.",
                 detail={"directory": str(directory), "pid": int(holder) if holder.isdigit() else None},

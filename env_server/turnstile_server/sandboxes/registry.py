@@ -17,6 +17,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.run_folder import RunFolderUnusable
 from turnstile_server.sandboxes.wrapper import ProviderWrapper
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ class FirstThatWorks(ProviderWrapper):
             provider = candidate()
             try:
                 await provider.start(agents, tasks)
+            except RunFolderUnusable:  # the next backend would need the same folder
+                await provider.close()
+                raise
             except StartupError as error:
                 await provider.close()
                 if error.message not in problems:

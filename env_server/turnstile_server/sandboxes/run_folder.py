@@ -12,6 +12,13 @@ from pathlib import Path
 
 from turnstile_server.errors import StartupError
 
+MAX_FOLDER_PATH = 107 - len("/sb-0123456789ab/helper.sock")
+"""Bytes of the folder's path, at most: unix(7) allows 107 for a socket below it."""
+
+
+class RunFolderUnusable(StartupError):
+    """The folder of the sandboxes' sockets cannot be used; no backend can do without it."""
+
 
 class RunFolder:
     """A folder and its lock. ``take`` makes and locks it; ``give_back`` may be called at any time, and again."""
@@ -25,7 +32,13 @@ class RunFolder:
         return self._lock is not None
 
     def take(self) -> None:
-        """Raises StartupError; then nothing is held."""
+        """Raises RunFolderUnusable; then nothing is held."""
+        length = len(os.fsencode(self.path))
+        if length > MAX_FOLDER_PATH:
+            raise RunFolderUnusable(
+                f"the folder of the sandboxes' sockets, {self.path}, has a path of {length} bytes, and "
+                f"{MAX_FOLDER_PATH} are the most for a Unix socket below it; choose a shorter sandboxes.run_dir"
+            )
         try:
             self._lock = _locked(self.path)
         except OSError as error:
@@ -37,10 +50,10 @@ class RunFolder:
             self._lock = None
 
 
-def unusable(run_dir: Path, error: OSError) -> StartupError:
-    return StartupError(
-        f"the folder of the sandboxes' sockets, {run_dir}, cannot be used: {error.strerror}; "
-        "choose another with sandboxes.run_dir"
+def unusable(run_dir: Path, error: OSError) -> RunFolderUnusable:
+    return RunFolderUnusable(
+        f"the folder of the sandboxes' sockets, {run_dir}, cannot be used by uid {os.geteuid()}: "
+        f"{error.strerror}; choose another with sandboxes.run_dir"
     )
 
 
@@ -51,12 +64,15 @@ def _locked(run_dir: Path) -> int:
     try:
         # In /tmp anyone can make a folder of this name first.
         if os.fstat(folder).st_uid != os.geteuid():
-            raise StartupError(f"{run_dir} belongs to another user; choose another with sandboxes.run_dir")
+            raise RunFolderUnusable(
+                f"the folder of the sandboxes' sockets, {run_dir}, belongs to uid {os.fstat(folder).st_uid}, and "
+                f"the server runs as uid {os.geteuid()}; choose another with sandboxes.run_dir"
+            )
         os.fchmod(folder, 0o700)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StartupError(
+            raise RunFolderUnusable(
                 f"another server has its sandboxes in {run_dir}; choose another with sandboxes.run_dir"
             ) from error
     except BaseException:

@@ -19,7 +19,12 @@ class EngineSettings(Section):
     )
     url: str | None = Field(None, description="`sglang`: base URL of the running server.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
-    start_timeout_s: float = Field(120.0, gt=0, description="Time for the engine to become ready at start.")
+    start_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Time for the engine to become ready at start: SGLang answers nothing while it loads a model. "
+        "Then the server ends with exit code 2.",
+    )
     first_chunk_timeout_s: float = Field(
         600.0, gt=0, description="Time to the engine's first chunk (unstreamed: to its answer); then 504."
     )

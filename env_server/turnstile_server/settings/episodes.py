@@ -81,7 +81,9 @@ class AgentSettings(Section):
         "replaces it.",
     )
     install_dir: Path | None = Field(
-        None, description="Folder of installed agents; none: `turnstile/agents` in the user's cache folder."
+        None,
+        description="Folder of installed agents, not mounted noexec; none: `turnstile/agents` in the user's cache "
+        "folder.",
     )
     install_timeout_s: float = Field(900.0, gt=0, description="Time to install one agent.")
     max_output_bytes: int = Field(
