@@ -203,7 +203,11 @@ async def _control_app(
     routers = [
         build_router(ControlParts(episodes, sampling, engine, parts.metrics, settings.control, workers, closing)),
         build_catalog_router(
-            backends.tasks, backends.agents, backends.installer.installed, settings.control.page_size
+            backends.tasks,
+            backends.agents,
+            backends.installer.installed,
+            backends.sandboxes,
+            settings.control.page_size,
         ),
         build_openenv_router(openenv),
     ]

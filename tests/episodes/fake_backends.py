@@ -112,6 +112,7 @@ class FakeProvider:
 
     name = "fake"
     isolated = True
+    description = "fake"
     missing: str | None = None
 
     def __init__(self) -> None:

@@ -92,6 +92,7 @@ class Watched:
 
     name = "watched"
     isolated = True
+    description = "watched"
     missing: str | None = None
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:

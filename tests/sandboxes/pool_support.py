@@ -77,6 +77,7 @@ class MemorySandbox:
 class MemoryProvider:
     name: str = "memory"
     isolated: bool = True
+    description: str = "memory"
     missing: str | None = None
     open: set[MemorySandbox] = field(default_factory=set)
     made: list[MemorySandbox] = field(default_factory=list)

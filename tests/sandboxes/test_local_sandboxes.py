@@ -23,6 +23,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
 from turnstile_server.sandboxes.local.provider import LocalProvider
+from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
 from turnstile_server.settings import SandboxSettings
 
@@ -104,9 +105,10 @@ async def test_without_isolation_it_works_and_says_so(
 ) -> None:
     provider = LocalProvider(ALLOWED, run_dir)
     with caplog.at_level(logging.WARNING):
-        await provider.start(agents, tasks)
+        await SandboxPool(provider, ALLOWED).start(agents, tasks)
     assert not provider.isolated
-    assert "NO ISOLATION" in caplog.text
+    assert "sandboxes: local: NO ISOLATION" in caplog.text
+    assert "there is no `bwrap`" in caplog.text
     sandbox = await provider.create(SPEC)
     assert Path(sandbox.workdir).is_relative_to(run_dir)
     await sandbox.write(f"{sandbox.workdir}/file", b"text")
@@ -384,7 +386,7 @@ async def test_without_control_groups_each_process_is_bounded(
     monkeypatch.setattr(cgroups, "ROOT", run_dir / "no-control-groups")
     provider = LocalProvider(sandbox_settings, run_dir, as_root=False)
     await provider.start(agents, tasks)
-    assert "no control group" in provider.limits_held
+    assert "no control group" in provider.description
     sandbox = await provider.create(SPEC)
     grab = f"x = bytearray({LIMITS.memory_bytes * 2})"
     result = await sandbox.exec(Command(("python3", "-c", grab)))
@@ -407,3 +409,16 @@ def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_pa
 
 def test_where_no_control_group_can_be_made_there_are_none(tmp_path: Path) -> None:
     assert cgroups.find("turnstile-x-", tmp_path) is None
+
+
+async def test_code_inside_can_make_no_user_name_space_of_its_own(
+    run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
+) -> None:
+    """In one it would have every capability, and with them much of the kernel. bubblewrap 0.8 and newer."""
+    provider = LocalProvider(sandbox_settings, run_dir, as_root=False)
+    await provider.start(agents, tasks)
+    sandbox = await provider.create(SPEC)
+    code = "import ctypes as c; print(c.CDLL(None, use_errno=True).unshare(0x10000000), c.get_errno())"
+    result = await sandbox.exec(Command(("python3", "-c", code)))
+    assert result.stdout == b"-1 28\n", result  # ENOSPC: none is left of user.max_user_namespaces
+    await provider.close()

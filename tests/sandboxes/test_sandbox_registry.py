@@ -64,7 +64,7 @@ async def test_where_nothing_starts_the_server_serves_on_and_says_all_that_could
 ) -> None:
     provider = FirstThatWorks([lambda: Broken(name="docker"), lambda: Broken(name="bubblewrap")])
     await provider.start(NO_AGENTS, tasks)
-    with pytest.raises(SandboxUnavailable, match="docker is not installed; bubblewrap is not installed"):
+    with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed; docker is not installed"):
         await provider.create(spec())
     await provider.close()
 

@@ -100,6 +100,7 @@ class TunnelSandbox:
 class TunnelProvider:
     name = "tunnel"
     isolated = False
+    description = "tunnel: a process on this machine, without isolation"
     missing: str | None = None
 
     def __init__(self, setup: ProviderSetup) -> None:

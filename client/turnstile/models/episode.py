@@ -270,6 +270,20 @@ class AgentInfo(Model):
     uses_tools: bool
 
 
+class SandboxInfo(Model):
+    """Answer to ``GET /sandboxes``: what the server makes sandboxes with."""
+
+    kind: str
+    """The backend: docker, local (bubblewrap), or none."""
+    isolated: bool
+    """False where agents run with the server's own rights."""
+    description: str
+    """One line, as logged at the start: what makes the sandboxes, and which limits hold."""
+    missing: str | None
+    """Why no sandbox can be made, and what to add; None where they can. The refusal of an episode that needs a
+    sandbox says the same."""
+
+
 class AgentList(Model):
     """Answer to ``GET /agents``."""
 

@@ -1,4 +1,7 @@
-"""``GET /tasks`` and ``GET /agents``: what a trainer can choose. Hidden tests and solutions are not shown."""
+"""``GET /tasks``, ``GET /agents`` and ``GET /sandboxes``: what a trainer can choose, and where it would run.
+
+Hidden tests and solutions are not shown.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from turnstile.models import AgentInfo, AgentList, TaskInfo, TaskPage
+from turnstile.models import AgentInfo, AgentList, SandboxInfo, TaskInfo, TaskPage
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.control.body import JSON, cursor_position
+from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import TaskCatalog
 
@@ -21,7 +25,11 @@ MAX_PAGE = 1000
 
 
 def build_catalog_router(
-    tasks: TaskCatalog, agents: AgentRegistry, installed: Callable[[AgentSpec], bool], page_size: int
+    tasks: TaskCatalog,
+    agents: AgentRegistry,
+    installed: Callable[[AgentSpec], bool],
+    sandboxes: SandboxProvider,
+    page_size: int,
 ) -> APIRouter:
     router = APIRouter()
 
@@ -39,6 +47,16 @@ def build_catalog_router(
     async def agent_list() -> Response:
         listed = AgentList(agents=tuple(agent_info(spec, installed(spec)) for spec in agents))
         return Response(listed.model_dump_json(), media_type=JSON)
+
+    @router.get("/sandboxes")
+    async def sandbox_info() -> Response:
+        found = SandboxInfo(
+            kind=sandboxes.name,
+            isolated=sandboxes.isolated,
+            description=sandboxes.description,
+            missing=sandboxes.missing,
+        )
+        return Response(found.model_dump_json(), media_type=JSON)
 
     return router
 

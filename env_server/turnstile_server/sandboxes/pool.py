@@ -82,6 +82,8 @@ class SandboxPool(ProviderWrapper):
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._background = tasks
         await self.inner.start(agents, tasks)
+        fine = self.inner.isolated and (self.inner.missing is None or self._settings.kind == "none")
+        log.log(logging.INFO if fine else logging.WARNING, "sandboxes: %s", self.inner.description)
         if self._settings.warm:
             self._refiller = tasks.start(self._refill, name="sandbox refill", shielded=False)
 

@@ -201,6 +201,12 @@ class SandboxProvider(Protocol):
         ...
 
     @property
+    def description(self) -> str:
+        """One line for the log and ``GET /sandboxes``: what makes the sandboxes, and which limits hold; where none
+        can be made, ``missing``. Known after ``start``."""
+        ...
+
+    @property
     def missing(self) -> str | None:
         """Why no sandbox can be made at all, and what to do; None where they can. Known after ``start``."""
         ...

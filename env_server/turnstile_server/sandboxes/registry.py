@@ -7,7 +7,6 @@ no sandbox, and ``create`` says what to install or to set.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
@@ -19,8 +18,6 @@ from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolderUnusable
 from turnstile_server.sandboxes.wrapper import ProviderWrapper
-
-log = logging.getLogger(__name__)
 
 
 def create_provider(setup: ProviderSetup) -> SandboxProvider:
@@ -43,6 +40,7 @@ class NoSandboxes:
 
     def __init__(self, reason: str) -> None:
         self.missing: str | None = reason
+        self.description = reason
         self._reason = reason
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
@@ -81,9 +79,8 @@ class FirstThatWorks(ProviderWrapper):
             else:
                 self.inner = provider
                 return
-        reason = "no sandbox can be made on this machine: " + "; ".join(problems)
-        log.warning("episodes that need a sandbox will be refused: %s", reason)
-        self.inner = NoSandboxes(reason)
+        # bubblewrap's problem comes before the engine's: to mend it takes less.
+        self.inner = NoSandboxes("no sandbox can be made on this machine: " + "; ".join(reversed(problems)))
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         return await self.inner.create(spec)

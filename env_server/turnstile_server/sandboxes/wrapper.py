@@ -76,6 +76,10 @@ class ProviderWrapper:
         return self.inner.isolated
 
     @property
+    def description(self) -> str:
+        return self.inner.description
+
+    @property
     def missing(self) -> str | None:
         return self.inner.missing
 

@@ -66,6 +66,7 @@ class DockerProvider:
         self._owner = owner
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
+        self._version = ""
         self._agents: AgentEndpoint | None = None
         self._open: dict[str, HelperSandbox | ExecSandbox] = {}
         self._probes = ImageProbes(
@@ -75,6 +76,10 @@ class DockerProvider:
         self._watches: set[BackgroundTask[None]] = set()
         self._undoing: set[BackgroundTask[None]] = set()
         """Creations that failed and are being undone."""
+
+    @property
+    def description(self) -> str:
+        return f"docker: Docker {self._version}; limits: memory, cpus and pids of each container"
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
@@ -107,7 +112,9 @@ class DockerProvider:
             await anyio.to_thread.run_sync(self._clear_run_dir)
         except OSError as error:
             raise unusable(self._run_dir, error) from error
-        log.info("sandboxes: Docker %s; containers of an earlier server removed: %d", version, swept)
+        self._version = version
+        if swept:
+            log.info("containers of an earlier server were removed: %d", swept)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         agents, tasks = self._agents, self._tasks

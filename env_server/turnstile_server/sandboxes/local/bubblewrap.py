@@ -64,6 +64,9 @@ class SandboxFrame:
     privileged: bool
     """bubblewrap runs as root: two uids inside, no user name space. Else a user name space with one uid."""
     agent_uid: int
+    one_user_name_space: bool = False
+    """Code inside can make no user name space of its own, in which it would have every capability: closes much of
+    the kernel to it. bubblewrap 0.8 and newer, and only where it makes a user name space itself."""
     hidden: tuple[Path, ...] = ()
     """Files and folders, as ``shown_of`` gives them, that are empty inside."""
 
@@ -130,7 +133,8 @@ def _name_spaces(frame: SandboxFrame) -> list[str]:
     if frame.privileged:
         return own + [word for name in _CAPABILITIES for word in ("--cap-add", name)]
     uid = str(frame.agent_uid)
-    return ["--unshare-user", "--uid", uid, "--gid", uid, *own]
+    once = ["--disable-userns"] if frame.one_user_name_space else []
+    return ["--unshare-user", *once, "--uid", uid, "--gid", uid, *own]
 
 
 def _system(frame: SandboxFrame) -> list[str]:

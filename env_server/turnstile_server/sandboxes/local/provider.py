@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
-from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
+from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
 from turnstile_server.sandboxes.protocol import Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
@@ -68,6 +69,8 @@ class LocalProvider:
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.SandboxFrame | None = None
+        self._problem: str | None = None
+        """Why there is no frame."""
         self._cgroups: cgroups.Cgroups | None = None
         self._agents: AgentEndpoint | None = None
         self._tasks: BackgroundTasks | None = None
@@ -84,13 +87,20 @@ class LocalProvider:
         return self._frame is not None
 
     @property
-    def limits_held(self) -> str:
-        """Which of a spec's limits hold for a sandbox as a whole: a sentence for the log."""
+    def description(self) -> str:
+        if self._frame is None:
+            return (
+                "local: NO ISOLATION, agents run with the server's own rights (sandboxes.allow_unisolated), "
+                f"because {self._problem}"
+            )
         if self._cgroups is not None:
-            return f"memory, cpus and pids by control groups (version {self._cgroups.version})"
-        return (
-            "none of memory, cpus and pids as a whole: no control group can be made; resource limits per process"
-        )
+            held = f"memory, cpus and pids by control groups (version {self._cgroups.version})"
+        elif self._frame.privileged:
+            held = "memory per process; cpus and pids are not held (no control group can be made)"
+        else:
+            held = "memory per process, pids; cpus are not held (no control group can be made)"
+        users = "two users" if self._frame.privileged else "one user, in a user name space"
+        return f"local: bubblewrap, {users}; limits: {held}"
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._folder.take()
@@ -113,19 +123,9 @@ class LocalProvider:
             (etc / name).write_text(text)
             (etc / name).chmod(0o644)
         problem = await self._probe(etc)
-        if problem is None:
-            _LOG.info("sandboxes: bubblewrap; limits: %s", self.limits_held)
-        elif self._settings.allow_unisolated:
-            _LOG.warning(
-                "sandboxes: NO ISOLATION, agents run with the server's own rights "
-                "(sandboxes.allow_unisolated), because %s",
-                problem,
-            )
-        else:
-            raise StartupError(
-                f"sandboxes.kind = local needs bubblewrap, but {problem}. Install it (package `bubblewrap`) and "
-                "allow user name spaces, use Docker, or, for experiments only, set sandboxes.allow_unisolated"
-            )
+        if problem is not None and not self._settings.allow_unisolated:
+            raise StartupError(f"local sandboxes need bubblewrap: {problem}")
+        self._problem = problem
 
     async def create(self, spec: SandboxSpec) -> HelperSandbox:
         if spec.image is not None:
@@ -253,19 +253,22 @@ class LocalProvider:
         """Why isolation does not work; None: it works, and ``self._frame`` is set."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            return "there is no `bwrap`"
+            return diagnosis.lacking(diagnosis.look())
         problem = ""
         environment = {"PATH": self._python.search_path}
         hidden = bubblewrap.shown_of(self._hidden, self._python)
-        for privileged in (True, False) if self._as_root else (False,):
-            frame = bubblewrap.SandboxFrame(bwrap, self._python, etc, privileged, self._settings.agent_uid, hidden)
-            command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
+        plain = bubblewrap.SandboxFrame(
+            bwrap, self._python, etc, privileged=False, agent_uid=self._settings.agent_uid, hidden=hidden
+        )
+        frames = [replace(plain, one_user_name_space=True), plain]
+        command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
+        for frame in [replace(plain, privileged=True), *frames] if self._as_root else frames:
             wrapped = bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command)
             problem = await probe_error(wrapped, environment, self._settings.start_timeout_s)
             if not problem:
                 self._frame = frame
                 return None
-        return f"it does not work here: {problem}"
+        return diagnosis.failing(problem, diagnosis.look())
 
     async def _sweep(self) -> None:
         """Removes what an earlier server left here."""
