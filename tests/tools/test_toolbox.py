@@ -44,7 +44,7 @@ def table(sandbox: SubprocessSandbox) -> Table:
 
 async def test_bash_gives_both_outputs_in_order_and_the_exit_status(table: Table) -> None:
     result = await table("bash", command="echo one; echo two >&2; echo three; exit 3")
-    assert result == ToolResult("one\ntwo\nthree\n[exit status 3]")
+    assert (result.text, result.is_error) == ("one\ntwo\nthree\n[exit status 3]", False)
 
 
 async def test_bash_runs_in_the_work_folder_and_every_call_is_a_new_shell(table: Table) -> None:
@@ -66,7 +66,7 @@ async def test_bash_closes_a_line_that_the_output_left_open(table: Table) -> Non
 
 async def test_bash_kills_a_command_at_its_time_and_says_so(table: Table) -> None:
     result = await table("bash", command="echo begun; sleep 1000", timeout_s=0.3)
-    assert result == ToolResult("begun\n[killed after 0.3 s]", is_error=True)
+    assert (result.text, result.is_error) == ("begun\n[killed after 0.3 s]", True)
 
 
 async def test_bash_kills_at_the_default_time_when_none_is_asked(sandbox: SubprocessSandbox) -> None:

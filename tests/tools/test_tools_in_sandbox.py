@@ -99,3 +99,48 @@ async def test_a_sandbox_that_died_is_told_and_the_door_goes_on(stage: McpStage,
             result = await client.call_tool(tool, arguments)
             assert result.is_error
         assert not (await client.call_tool("submit", {"answer": "still"})).is_error
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_client_that_asks_hears_the_latest_line_of_a_long_command(
+    sandbox: Sandbox, tmp_path: Path, mode: str
+) -> None:
+    command = "for i in 1 2 3; do echo step $i; sleep 0.2; done; until [ -e go ]; do sleep 0.02; done"
+    said: list[tuple[float, float | None, str | None]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        said.append((progress, total, message))
+        if message == "step 3":
+            await sandbox.write(f"{sandbox.workdir}/go", b"")
+
+    async with (
+        mcp_stage(tmp_path, progress_s=0.05) as stage,
+        stage.client(stage.episodes.begin("e1", sandbox), mode=mode) as client,
+    ):
+        result = await client.call_tool("bash", {"command": command}, progress_callback=hear)
+    assert text_of(result) == "step 1\nstep 2\nstep 3\n[exit status 0]"
+    seconds = [progress for progress, _, _ in said]
+    assert seconds == sorted(set(seconds))
+    assert {total for _, total, _ in said} == {None}
+    messages = [message for _, _, message in said]
+    assert [message for at, message in enumerate(messages) if message and message not in messages[:at]] == [
+        "step 1",
+        "step 2",
+        "step 3",
+    ]
+
+
+async def test_a_sandbox_that_dies_under_a_watched_command_is_told_to_the_client(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        if message == "on":
+            await sandbox.destroy()
+
+    async with (
+        mcp_stage(tmp_path, progress_s=0.05) as stage,
+        stage.client(stage.episodes.begin("e1", sandbox)) as client,
+    ):
+        result = await client.call_tool("bash", {"command": "echo on; sleep 100"}, progress_callback=hear)
+    assert result.is_error
+    assert "the sandbox was destroyed" in text_of(result)

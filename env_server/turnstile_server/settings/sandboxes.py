@@ -93,6 +93,30 @@ class ToolSettings(Section):
     max_output_chars: int = Field(
         16_000, ge=256, description="Longest result of `bash`; a longer one is cut in the middle."
     )
+    separate_stderr: bool = Field(
+        False,
+        description="`bash`: keep standard error apart and show it after standard output. False: the two are one, "
+        "in the order they came, as in a terminal.",
+    )
+    progress_s: float = Field(
+        1.0,
+        gt=0,
+        description="`bash` tells a client that asks for progress its latest line of output, once in so many "
+        "seconds.",
+    )
+    structured_results: bool = Field(
+        True,
+        description="Results have structured content beside their text, and tools an output schema. Some agents "
+        "show their model the structured content instead of the text; False keeps text alone.",
+    )
+    instructions: str = Field(
+        "These tools act in the sandbox of one task. Files stay from call to call; the current folder and "
+        "variables of the shell do not. A result that is an error says what to change. Where the task asks for an "
+        "answer, hand it in with `submit`.",
+        max_length=20_000,
+        description="What the MCP server says of itself to clients, which may show it to their model; empty: "
+        "nothing.",
+    )
     max_file_chars: int = Field(
         64_000, ge=256, description="Longest result of `read_file`; a longer one is cut, with a note."
     )

@@ -28,7 +28,8 @@ from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.protocol import EpisodeTools, ToolDirectory, ToolResult
+from turnstile_server.tools.progress import CallProgress
+from turnstile_server.tools.protocol import NO_PROGRESS, EpisodeTools, Progress, ToolDirectory, ToolResult
 from turnstile_server.tools.sessions import EpisodeSessions, McpRequest, request_of
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -49,6 +50,7 @@ class McpEndpoint:
         self._server: Server[Any] = Server(
             "turnstile",
             version=version("turnstile-rl"),
+            instructions=settings.instructions or None,
             get_tool_input_schema=self._schemas.get,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
@@ -126,7 +128,7 @@ class McpEndpoint:
                     title=tool.title,
                     description=tool.description,
                     input_schema=tool.input_schema,
-                    output_schema=tool.output_schema,
+                    output_schema=tool.output_schema if self._settings.structured_results else None,
                     annotations=tool.annotations,
                 )
                 for tool in tools
@@ -139,16 +141,19 @@ class McpEndpoint:
         request = _request(context)
         result = ToolResult("the call was stopped", is_error=True)
         with request.running_call():
-            result = await self._run_tool(request.episode, params)
+            result = await self._run_tool(request.episode, params, _progress_of(context))
+        structured = result.structured if self._settings.structured_results else None
         return mcp.CallToolResult(
             content=list(result.content) or [mcp.TextContent(text=result.text)],
-            structured_content=None if result.structured is None else dict(result.structured),
+            structured_content=None if structured is None else dict(structured),
             is_error=result.is_error,
         )
 
-    async def _run_tool(self, episode: EpisodeTools, params: mcp.CallToolRequestParams) -> ToolResult:
+    async def _run_tool(
+        self, episode: EpisodeTools, params: mcp.CallToolRequestParams, progress: Progress
+    ) -> ToolResult:
         try:
-            return await self._toolbox.call(episode, params.name, params.arguments)
+            return await self._toolbox.call(episode, params.name, params.arguments, progress)
         except TurnstileError as error:
             return ToolResult(error.message, is_error=True)
         except Exception:  # noqa: BLE001 - the boundary: an agent gets a result whatever is broken here
@@ -159,6 +164,11 @@ class McpEndpoint:
 def _request(context: ServerRequestContext[Any, Request]) -> McpRequest:
     assert context.request is not None  # every message of this transport comes with its HTTP request
     return request_of(context.request.scope)
+
+
+def _progress_of(context: ServerRequestContext[Any, Request]) -> Progress:
+    asked = context.meta is not None and context.meta.get("progress_token") is not None
+    return CallProgress(context) if asked else NO_PROGRESS
 
 
 def _refusal(error: TurnstileError) -> bytes:

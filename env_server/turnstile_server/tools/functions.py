@@ -18,7 +18,9 @@ from turnstile_server.tools.arguments import (
     ReadFileArguments,
     WriteFileArguments,
 )
-from turnstile_server.tools.protocol import ToolResult, WrongArguments
+from turnstile_server.tools.progress import run_reporting
+from turnstile_server.tools.protocol import Progress, ToolResult, WrongArguments
+from turnstile_server.tools.results import BashResult, EditFileResult, ReadFileResult, WriteFileResult
 
 _UTF8_BYTES = 4
 """The most bytes that one character takes."""
@@ -67,8 +69,10 @@ def numbered(lines: Sequence[str], first: int, max_chars: int) -> tuple[str, int
     return "\n".join(shown), len(shown)
 
 
-async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSettings) -> ToolResult:
-    """Runs the command in a new shell in the work folder.
+async def bash(
+    sandbox: Sandbox, arguments: BashArguments, settings: ToolSettings, progress: Progress
+) -> ToolResult:
+    """Runs the command in a new shell in the work folder; ``progress`` gets the seconds and the latest line.
 
     The result always ends with the exit status, even where its output is cut.
     """
@@ -76,21 +80,35 @@ async def bash(sandbox: Sandbox, arguments: BashArguments, settings: ToolSetting
     timeout_s = arguments.timeout_s or settings.command_timeout_s
     if timeout_s > most:
         raise WrongArguments(f"timeout_s is {timeout_s:g}, but no command may run longer than {most:g} s")
+    joined = "" if settings.separate_stderr else _OUTPUTS_JOINED
     command = Command(
-        argv=("bash", "-c", _OUTPUTS_JOINED + arguments.command),
+        argv=("bash", "-c", joined + arguments.command),
         timeout_s=timeout_s,
         max_output_bytes=settings.max_output_chars * _UTF8_BYTES,
     )
-    result = await sandbox.exec(command)
+    result = await run_reporting(sandbox, command, progress, settings.progress_s)
     # Before it runs anything, bash reports a syntax error of the first line to standard error.
     output = decoded(result.stdout + result.stderr)
-    text = cut_middle(output, settings.max_output_chars, result.dropped_bytes)
+    chars, dropped = settings.max_output_chars, result.dropped_bytes
+    text = cut_middle(output, chars, dropped)
     ending = f"killed after {timeout_s:g} s" if result.timed_out else f"exit status {result.exit_code}"
     separator = "\n" if text and not text.endswith("\n") else ""
-    return ToolResult(f"{text}{separator}[{ending}]", is_error=result.timed_out)
+    stdout, stderr = decoded(result.stdout), decoded(result.stderr)
+    of_stderr = dropped if len(result.stderr) >= command.max_output_bytes else 0
+    structured = BashResult(
+        exit_code=result.exit_code,
+        stdout=cut_middle(stdout, chars, dropped - of_stderr),
+        stderr=cut_middle(stderr, chars, of_stderr),
+        truncated=dropped > 0 or max(len(stdout), len(stderr)) > chars,
+        timed_out=result.timed_out,
+        duration_s=round(result.duration_s, 3),
+    )
+    return ToolResult(f"{text}{separator}[{ending}]", result.timed_out, structured.model_dump())
 
 
-async def read_file(sandbox: Sandbox, arguments: ReadFileArguments, settings: ToolSettings) -> ToolResult:
+async def read_file(
+    sandbox: Sandbox, arguments: ReadFileArguments, settings: ToolSettings, progress: Progress
+) -> ToolResult:
     """Lines of a text file, numbered; where they stop short, the offset to go on with."""
     data = await sandbox.read(_absolute(sandbox, arguments.path), settings.max_file_bytes)
     if b"\0" in data:
@@ -99,7 +117,10 @@ async def read_file(sandbox: Sandbox, arguments: ReadFileArguments, settings: To
     if lines[-1] == "":
         lines.pop()  # the last line ended with a line end
     if not lines:
-        return ToolResult(f"[{arguments.path} is empty]")
+        empty = ReadFileResult(
+            path=arguments.path, content="", first_line=0, last_line=0, total_lines=0, truncated=False
+        )
+        return ToolResult(f"[{arguments.path} is empty]", structured=empty.model_dump())
     first = arguments.offset or 1
     if first > len(lines):
         lines_there = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
@@ -107,19 +128,34 @@ async def read_file(sandbox: Sandbox, arguments: ReadFileArguments, settings: To
     asked = lines[first - 1 :][: arguments.limit]
     text, shown = numbered(asked, first, settings.max_file_chars)
     last = first + shown - 1
+    content = "\n".join(asked[:shown])
+    most = settings.max_file_chars
+    structured = ReadFileResult(
+        path=arguments.path,
+        content=content[:most],
+        first_line=first,
+        last_line=last,
+        total_lines=len(lines),
+        truncated=shown < len(asked) or len(content) > most,
+    ).model_dump()
     if last == len(lines):
-        return ToolResult(text)
+        return ToolResult(text, structured=structured)
     more = f"[lines {first} to {last} of {len(lines)}; continue with offset {last + 1}]"
-    return ToolResult(f"{text}\n{more}")
+    return ToolResult(f"{text}\n{more}", structured=structured)
 
 
-async def write_file(sandbox: Sandbox, arguments: WriteFileArguments, settings: ToolSettings) -> ToolResult:
+async def write_file(
+    sandbox: Sandbox, arguments: WriteFileArguments, settings: ToolSettings, progress: Progress
+) -> ToolResult:
     """Makes a text file, with its folders, or replaces all of it."""
     size = await _write(sandbox, arguments.path, arguments.content, settings)
-    return ToolResult(f"Wrote {size} bytes to {arguments.path}.")
+    structured = WriteFileResult(path=arguments.path, size_bytes=size)
+    return ToolResult(f"Wrote {size} bytes to {arguments.path}.", structured=structured.model_dump())
 
 
-async def edit_file(sandbox: Sandbox, arguments: EditFileArguments, settings: ToolSettings) -> ToolResult:
+async def edit_file(
+    sandbox: Sandbox, arguments: EditFileArguments, settings: ToolSettings, progress: Progress
+) -> ToolResult:
     """Replaces text that occurs exactly once in a UTF-8 file, or every occurrence."""
     path, old, new = arguments.path, arguments.old, arguments.new
     if old == new:
@@ -138,7 +174,10 @@ async def edit_file(sandbox: Sandbox, arguments: EditFileArguments, settings: To
             f"old occurs {count} times in {path}; give more of the text around it, or set replace_all", True
         )
     await _write(sandbox, path, text.replace(old, new), settings)
-    return ToolResult(f"Replaced {count} occurrence{'' if count == 1 else 's'} in {path}.")
+    return ToolResult(
+        f"Replaced {count} occurrence{'' if count == 1 else 's'} in {path}.",
+        structured=EditFileResult(path=path, replacements=count).model_dump(),
+    )
 
 
 async def _write(sandbox: Sandbox, path: str, text: str, settings: ToolSettings) -> int:

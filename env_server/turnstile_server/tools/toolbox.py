@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import anyio
+import mcp_types as mcp
 
 from turnstile_server.errors import FileProblem
 from turnstile_server.sandboxes.protocol import Sandbox
@@ -38,6 +39,15 @@ from turnstile_server.tools.protocol import (
     ToolSpec,
     WrongArguments,
 )
+from turnstile_server.tools.results import (
+    BashResult,
+    EditFileResult,
+    ReadFileResult,
+    Result,
+    SubmitResult,
+    WriteFileResult,
+    output_schema,
+)
 
 SUBMIT = "submit"
 
@@ -50,16 +60,20 @@ class _RunningCalls:
     writing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
+_Run = Callable[[Sandbox, ArgumentsT, ToolSettings, Progress], Awaitable[ToolResult]]
+
+
 @dataclass(frozen=True, slots=True)
 class _SandboxTool(Generic[ArgumentsT]):
     spec: ToolSpec
     arguments: type[ArgumentsT]
-    run: Callable[[Sandbox, ArgumentsT, ToolSettings], Awaitable[ToolResult]]
+    run: _Run[ArgumentsT]
     settings: ToolSettings
 
     async def call(self, episode: EpisodeTools, arguments: Mapping[str, Any], progress: Progress) -> ToolResult:
         assert episode.sandbox is not None  # without one, `_tools_of` has no such tool
-        return await self.run(episode.sandbox, parsed(self.spec.name, self.arguments, arguments), self.settings)
+        checked = parsed(self.spec.name, self.arguments, arguments)
+        return await self.run(episode.sandbox, checked, self.settings, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +87,17 @@ class _Submit:
         if len(answer) > most:
             raise WrongArguments(f"the answer has {len(answer)} characters; the most is {most}")
         await episode.submit(answer)
-        return ToolResult("Your answer was received.")
+        return ToolResult("Your answer was received.", structured=SubmitResult(received=True).model_dump())
 
 
+_HINTS: dict[str, tuple[str, type[Result], bool, bool, bool]] = {
+    "bash": ("Run a command", BashResult, False, True, False),
+    "read_file": ("Read a file", ReadFileResult, True, False, True),
+    "write_file": ("Write a file", WriteFileResult, False, True, True),
+    "edit_file": ("Edit a file", EditFileResult, False, True, False),
+    SUBMIT: ("Submit the answer", SubmitResult, False, False, True),
+}
+"""Title, result, and whether a tool only reads, may destroy, and may be repeated without further effect."""
 _WRITERS = frozenset({"write_file", "edit_file"})
 """Tools that change files: one after another in an episode."""
 
@@ -87,11 +109,7 @@ class Toolbox:
         self._settings = settings
         self._in_use: dict[str, _RunningCalls] = {}
 
-        def tool(
-            name: str,
-            arguments: type[ArgumentsT],
-            run: Callable[[Sandbox, ArgumentsT, ToolSettings], Awaitable[ToolResult]],
-        ) -> _SandboxTool[ArgumentsT]:
+        def tool(name: str, arguments: type[ArgumentsT], run: _Run[ArgumentsT]) -> _SandboxTool[ArgumentsT]:
             return _SandboxTool(_spec(name, arguments, settings), arguments, run, settings)
 
         self._submit: ServedTool = _Submit(_spec(SUBMIT, SubmitArguments, settings), settings)
@@ -171,10 +189,15 @@ def _error(text: str) -> ToolResult:
 
 
 def _spec(name: str, arguments: type[Arguments], settings: ToolSettings) -> ToolSpec:
+    outputs = (
+        "standard output, then standard error"
+        if settings.separate_stderr
+        else "standard output and error together"
+    )
     about = {
         "bash": (
-            "Runs a command with bash in the working directory and returns its output (standard output and error "
-            "together) and its exit status. Every call is a new shell: variables and the current directory do not "
+            f"Runs a command with bash in the working directory and returns its output ({outputs}) "
+            "and its exit status. Every call is a new shell: variables and the current directory do not "
             f"carry over, files do. A command is killed after {settings.command_timeout_s:g} seconds, or after "
             f"timeout_s (at most {settings.max_command_timeout_s:g}). Of more than {settings.max_output_chars} "
             "characters of output the middle is left out. There is no network."
@@ -190,4 +213,12 @@ def _spec(name: str, arguments: type[Arguments], settings: ToolSettings) -> Tool
         ),
         SUBMIT: "Hands in your final answer. If you call it more than once, the last answer counts.",
     }
-    return ToolSpec(name, about[name], schema(arguments))
+    title, result, read_only, destructive, idempotent = _HINTS[name]
+    hints = mcp.ToolAnnotations(
+        title=title,
+        read_only_hint=read_only,
+        destructive_hint=destructive,
+        idempotent_hint=idempotent,
+        open_world_hint=False,  # a sandbox reaches nothing outside
+    )
+    return ToolSpec(name, about[name], schema(arguments), title, output_schema(result), hints)
