@@ -223,7 +223,7 @@ async def test_submit_keeps_the_last_answer_and_tells_nothing_of_its_worth(table
     first = await table("submit", answer="41")
     second = await table("submit", answer="42")
     assert table.episode.answers == ["41", "42"]
-    assert first == second == ToolResult("Your answer was received.")
+    assert first == second == ToolResult("Your answer was received.", structured={"received": True})
 
 
 async def test_submit_refuses_an_answer_that_is_too_long(sandbox: SubprocessSandbox) -> None:
