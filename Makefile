@@ -2,6 +2,8 @@
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
+# make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
+#               TURNSTILE_SGLANG_PYTHON (scripts/install_sglang_cpu.sh) on a real SGLang too
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
@@ -20,7 +22,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow check lint demo bench agents-matrix docs clean
+.PHONY: test test-slow check lint demo container bench agents-matrix docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -48,6 +50,9 @@ lint: $(INSTALLED)
 demo: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/turnstile demo
+
+container: $(INSTALLED)
+	$(BIN)/pytest -v -m "container$(if $(TURNSTILE_SGLANG_PYTHON),, and not sglang)" tests/container
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done

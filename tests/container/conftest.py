@@ -1,0 +1,43 @@
+"""The images, built once for all tests of a session, and removed.
+
+TURNSTILE_CONTAINER_IMAGE names an image to use instead, with the embedded engine in it: no build, and it stays.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from image_builds import build, build_embedded, run
+
+
+@pytest.fixture(scope="session")
+def server_image(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What `openenv build` makes by default: a server without an engine inside."""
+    yield from _image(request, "server", build)
+
+
+@pytest.fixture(scope="session")
+def embedded_image(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same with the embedded engine."""
+    yield from _image(request, "embedded", build_embedded)
+
+
+def _image(request: pytest.FixtureRequest, what: str, make: Callable[[str], None]) -> Iterator[str]:
+    named = os.environ.get("TURNSTILE_CONTAINER_IMAGE")
+    if named is not None:
+        yield named
+        return
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    tag, began = f"turnstile-test:{what}-{secrets.token_hex(4)}", time.monotonic()
+    if reporter is not None:
+        reporter.write_line(f"\nbuilding the {what} image …")
+    make(tag)
+    size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", tag)) / 1e6
+    if reporter is not None:
+        reporter.write_line(f"built in {time.monotonic() - began:.0f} s, {size:.0f} MB")
+    yield tag
+    run("docker", "rmi", tag)
