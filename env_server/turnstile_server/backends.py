@@ -16,6 +16,7 @@ from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.registry import unknown_graders
+from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
@@ -43,6 +44,7 @@ class Backends:
     agents: AgentRegistry
     installer: Installer
     grader: Grader
+    own_tools: OwnToolCatalog
 
 
 def build_backends(settings: Settings) -> Backends:
@@ -54,6 +56,9 @@ def build_backends(settings: Settings) -> Backends:
     for task in tasks:
         if (problem := unknown_graders(task)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
+    own_tools = OwnToolCatalog(settings.tools)
+    for task in tasks:
+        own_tools.add_task(task.id, task.tools)
 
     def task_of(ref: TaskRef) -> Task:
         task = find_task(ref, tasks, allow_inline=settings.tasks.inline)
@@ -86,6 +91,7 @@ def build_backends(settings: Settings) -> Backends:
         agents=load_registry(settings.agents.specs),
         installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
+        own_tools=own_tools,
     )
 
 

@@ -232,6 +232,15 @@ class FileProblem(TurnstileError):
     type = "file_problem"
 
 
+class ToolsUnavailable(TurnstileError):
+    """The server's own tools cannot be used: a mounted MCP server does not start, or too many calls hang."""
+
+    status = 503
+    type = "tools_unavailable"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
 class TaskFailed(TurnstileError):
     """The task itself cannot be run or graded: its image, set-up or hidden tests do not work."""
 

@@ -36,7 +36,7 @@ class SubprocessSandbox:
                     *command.argv,
                     cwd=self.workdir,
                     env={"PATH": os.environ["PATH"], **command.env},
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     start_new_session=True,
@@ -44,7 +44,7 @@ class SubprocessSandbox:
         except FileNotFoundError:
             return ExecResult(127, b"", b"", 0, False, 0.0)
         timed_out = False
-        reading = asyncio.ensure_future(process.communicate())
+        reading = asyncio.ensure_future(process.communicate(command.stdin))
         try:
             done, _ = await asyncio.wait({reading}, timeout=command.timeout_s)
             timed_out = not done

@@ -15,7 +15,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from turnstile_server.errors import Gone
+from turnstile_server.errors import Gone, TaskFailed
+from turnstile_server.own_tools.names import NamedTool, name_problem
 from turnstile_server.tools.protocol import EpisodeTools, OwnTools, Progress, ServedTool, ToolResult, ToolSpec
 
 _LOG = logging.getLogger(__name__)
@@ -66,8 +67,14 @@ class EpisodeOwnTools:
 
     async def _opened(self, episode: EpisodeTools, stack: AsyncExitStack) -> tuple[ServedTool, ...]:
         found: list[ServedTool] = []
+        named: list[NamedTool] = []
         for source in self._sources:
-            found += await stack.enter_async_context(source.open(episode))
+            opened = await stack.enter_async_context(source.open(episode))
+            found += opened
+            named += (NamedTool(tool.spec.name, source.place) for tool in opened)
+        problem = name_problem(named)  # most were checked at the start; some servers name their tools only now
+        if problem is not None:
+            raise TaskFailed(f"these tools cannot be used: {problem}")
         return tuple(_StoppableTool(tool, self) for tool in found)
 
     async def run_call(

@@ -62,13 +62,15 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
     except NotFound as error:
         raise Unprocessable(f"task.id: {error.message}") from error
     spec = None
-    if agent is not None or task.needs_sandbox:
+    if agent is not None or task.needs_sandbox or backends.own_tools.needs_sandbox(task.id):
         missing = backends.sandboxes.missing
         if missing is not None:
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
         mounts = (Mount(backends.installer.folder, INSTALLS),) if agent is not None else ()
         spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
-    return Plan(task, agent, spec, _merged(request.limits, task.limits), task.image or settings.docker_image)
+    limits = _merged(request.limits, task.limits)
+    image = task.image or settings.docker_image
+    return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
 
 
 def _merged(first: Limits, then: Limits) -> Limits:

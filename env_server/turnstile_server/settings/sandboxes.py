@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from turnstile_server.settings.own_tools import FunctionSpec, ServerSpec
 from turnstile_server.settings.section import Section
 
 
@@ -124,8 +125,29 @@ class ToolSettings(Section):
         4 << 20, ge=1024, description="Largest file that `read_file`, `write_file` and `edit_file` accept."
     )
     max_answer_chars: int = Field(16_000, ge=16, description="Longest answer that `submit` accepts.")
+    functions: tuple[FunctionSpec, ...] = Field(
+        (), description="Python functions as tools of every episode ([own tools](own-tools.md))."
+    )
+    servers: tuple[ServerSpec, ...] = Field(
+        (), description="MCP servers whose tools every episode gets ([own tools](own-tools.md))."
+    )
     own_timeout_s: float = Field(
         60.0, gt=0, description="Time for one call of an own tool that names no time-out; then it is stopped."
+    )
+    own_max_timeout_s: float = Field(600.0, gt=0, description="The longest time-out that an own tool may name.")
+    own_close_timeout_s: float = Field(
+        10.0, gt=0, description="Time to close each part of the state of own tools when an episode ends."
+    )
+    own_threads: int = Field(
+        128,
+        ge=1,
+        description="Calls at once of own tools that are not async; further ones wait, within their time.",
+    )
+    own_stuck_per_episode: int = Field(
+        4, ge=1, description="Calls of one episode that outlived their time and still run; more are refused."
+    )
+    own_stuck_threads: int = Field(
+        64, ge=1, description="The same over all episodes. Python cannot stop a thread: only a restart ends them."
     )
     own_max_arguments_bytes: int = Field(
         1 << 20, ge=1024, description="Largest arguments (as JSON) that an own tool is called with."

@@ -43,6 +43,12 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
     except ValidationError as error:
         faults = [_fault(dict(item)) for item in error.errors(include_url=False)]
         raise Unprocessable("; ".join(faults), detail=faults) from None
+    if task.tools:
+        raise Unprocessable(
+            "task.tools: an inline task brings no tools, because they run code on the server's machine; put the "
+            "task into a task file (tasks.sources), or the tools into the server's settings (tools.functions, "
+            "tools.servers)."
+        )
     for name, files in _files(task):
         if files is not None and files.folder is not None:
             raise Unprocessable(

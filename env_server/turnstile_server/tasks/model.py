@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from turnstile.models import Limits
 from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
+from turnstile_server.settings.own_tools import OwnToolSpecs
 
 MAX_PATH = 1024
 
@@ -165,6 +166,9 @@ class Task(TaskPart):
     answer: Answer | None = None
     grading: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
+    )
+    tools: OwnToolSpecs = Field(
+        OwnToolSpecs(), description="Tools of its own, beside the server's. Not in inline tasks."
     )
     gold: Gold | None = None
     limits: Limits = Limits()

@@ -127,6 +127,8 @@ def _with_folders(
         changes["tests"] = task.tests.model_copy(update={"files": placed(task.tests.files, "tests", "files")})
     if task.gold is not None and task.gold.files is not None:
         changes["gold"] = task.gold.model_copy(update={"files": placed(task.gold.files, "gold", "files")})
+    if task.tools:
+        changes["tools"] = task.tools.below(path.parent.absolute())
     return task.model_copy(update=changes), problems
 
 

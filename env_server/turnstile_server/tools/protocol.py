@@ -124,6 +124,11 @@ class EpisodeTools(Protocol):
 class OwnTools(Protocol):
     """Some of an episode's own tools: of the server, of the task, of a world."""
 
+    @property
+    def place(self) -> str:
+        """Where they are defined, in words for an error message: ``the task shop``."""
+        ...
+
     def open(self, episode: EpisodeTools) -> AbstractAsyncContextManager[Sequence[ServedTool]]:
         """The tools of one episode, and what they hold until it ends.
 

@@ -1,0 +1,169 @@
+"""Own tools in real episodes: over MCP and OpenEnv, in a real sandbox, graded, and released at every end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from own_tools_support import functions, tool_file
+
+from turnstile.models import EpisodeCreated, EpisodeRequest, EpisodeStatus, TaskRef
+from turnstile_server.errors import StartupError
+from turnstile_server.settings import Settings
+from turnstile_server.testing.policy import Step
+from turnstile_server.testing.server import RequestRefused, ScriptedServer, scripted_server
+
+pytestmark = pytest.mark.anyio
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_tools"
+WAITING = ("queued", "preparing")
+INLINE = TaskRef(instruction="Say something.")
+
+LOGGED = """
+import time
+@tool(where="host")
+def note(context: ToolContext) -> str:
+    "Takes a note."
+    log = {log!r}
+    context.state.at_end(lambda: open(log, "a").write(context.episode_id + "\\n"))
+    return "noted"
+@tool(where="host")
+async def hang(context: ToolContext) -> str:
+    "Hangs."
+    import anyio
+    context.state.at_end(lambda: open({log!r}, "a").write("hung\\n"))
+    await anyio.sleep(60)
+    return "late"
+"""
+
+
+def running(**settings: Any) -> Any:
+    return scripted_server(
+        Settings(**{"sandboxes": {"kind": "none"}, **settings}), lambda call: Step(text="Nothing to do.")
+    )
+
+
+async def external(server: ScriptedServer, task: TaskRef) -> EpisodeCreated:
+    """An episode of an external agent, once it runs."""
+    created = await server.create(EpisodeRequest(task=task, agent="external"))
+    with anyio.fail_after(30):
+        while (await server.control.get(f"/episodes/{created.episode_id}")).json()["status"] in WAITING:  # noqa: ASYNC110 - a poll of the API
+            await anyio.sleep(0.02)
+    return created
+
+
+@asynccontextmanager
+async def mcp_client(created: EpisodeCreated) -> AsyncIterator[Client]:
+    headers = {"authorization": f"Bearer {created.episode_key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        Client(streamable_http_client(created.tool_url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def test_the_example_is_played_over_mcp_and_graded() -> None:
+    assert shutil.which("bwrap"), "install bubblewrap: the suites' sandboxes are made with it"
+    async with running(sandboxes={"kind": "local"}, tasks={"sources": [EXAMPLE]}) as server:
+        created = await external(server, TaskRef(id="own-tools"))
+        async with mcp_client(created) as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert names[-3:] == ["remember", "recall", "count_words"]
+            counted = await client.call_tool("count_words", {"path": "letter.txt", "at_least": 2})
+            assert counted.structured_content == {"the": 3}
+            kept = await client.call_tool("remember", {"key": "the", "text": "3"})
+            assert kept.structured_content == {"key": "the", "text": "3", "notes": 1}
+            assert (await client.call_tool("recall", {"key": "cat"})).is_error
+            await client.call_tool(
+                "submit", {"answer": (await client.call_tool("recall", {"key": "the"})).content[0].text}
+            )  # type: ignore[union-attr]
+        await server.control.post(f"/episodes/{created.episode_id}/finish")
+        episode = await server.wait_for_end(created.episode_id)
+    assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 1.0)
+
+
+async def test_openenv_lists_and_calls_the_same_tools(tmp_path: Path) -> None:
+    path = EXAMPLE / "notes.py"
+    async with running(tools={"functions": functions(path, "remember", "recall")}) as server:
+        control = server.control
+        task = {"instruction": "x"}
+        made = (await control.post("/reset", json={"task": task, "agent": "external"})).json()
+        episode_id = made["observation"]["episode_id"]
+
+        async def step(**action: Any) -> dict[str, Any]:
+            reply = await control.post("/step", json={"action": action, "episode_id": episode_id})
+            observation: dict[str, Any] = reply.json()["observation"]
+            return observation
+
+        tools = (await step(type="list_tools"))["tools"]
+        assert [tool["name"] for tool in tools] == ["submit", "remember", "recall"]
+        await step(type="call_tool", tool_name="remember", arguments={"key": "a", "text": "hello"})
+        read = await step(type="call_tool", tool_name="recall", arguments={"key": "a"})
+        assert (read["result"], read["is_error"]) == ("hello", False)
+        wrong = await step(type="call_tool", tool_name="recall", arguments={})
+        assert wrong["is_error"]
+        assert "'key' is a required property" in wrong["result"]
+        await control.post(f"/episodes/{episode_id}/cancel")
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel"])
+async def test_state_is_closed_before_the_end_is_seen(tmp_path: Path, end: str) -> None:
+    log = tmp_path / "log"
+    path = tool_file(tmp_path, LOGGED.format(log=str(log)))
+    async with running(tools={"functions": functions(path, "note")}) as server:
+        created = await external(server, INLINE)
+        async with mcp_client(created) as client:
+            await client.call_tool("note", {})
+        assert not log.exists()
+        await server.control.post(f"/episodes/{created.episode_id}/{end}")
+        await server.wait_for_end(created.episode_id)
+        assert log.read_text() == f"{created.episode_id}\n"
+
+
+async def test_a_cancelled_episode_stops_its_running_call_and_the_stop_of_the_server_releases_everything(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    path = tool_file(tmp_path, LOGGED.format(log=str(log)))
+    async with running(tools={"functions": functions(path, "note", "hang")}) as server:
+        cancelled, left = await external(server, INLINE), await external(server, INLINE)
+        async with anyio.create_task_group() as tasks:
+
+            async def call() -> None:
+                with pytest.raises(Exception):  # noqa: B017, PT011 - whatever a client makes of a closed connection
+                    async with mcp_client(cancelled) as client:
+                        await client.call_tool("hang", {})
+
+            tasks.start_soon(call)
+            async with mcp_client(left) as client:
+                await client.call_tool("note", {})
+            await anyio.sleep(0.3)
+            with anyio.fail_after(5):
+                await server.control.post(f"/episodes/{cancelled.episode_id}/cancel")
+            assert log.read_text() == "hung\n"
+    assert log.read_text() == f"hung\n{left.episode_id}\n"
+
+
+async def test_a_task_whose_tools_need_a_sandbox_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(
+        f"id: inside\ninstruction: x\ntools:\n  functions:\n    - function: {EXAMPLE}/notes.py:count_words\n"
+    )
+    async with running(tasks={"sources": [tmp_path]}) as server:
+        with pytest.raises(RequestRefused, match="this episode needs a sandbox, and"):
+            await server.create(EpisodeRequest(task=TaskRef(id="inside"), agent="external"))
+
+
+async def test_a_task_with_a_reserved_name_stops_the_start(tmp_path: Path) -> None:
+    entry = f"{{function: {EXAMPLE}/notes.py:recall, name: Reset}}"
+    (tmp_path / "task.yaml").write_text(f"id: bad\ninstruction: x\ntools:\n  functions:\n    - {entry}\n")
+    with pytest.raises(StartupError, match=r"task bad: function .*recall: 'Reset' is a simulation control"):
+        async with running(tasks={"sources": [tmp_path]}):
+            pass
