@@ -20,6 +20,7 @@ import anyio.to_thread
 from starlette.types import ASGIApp
 
 from turnstile_server.backends import Backends, build_backends
+from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app, build_standby_app, standby_gate
 from turnstile_server.control.auth import load_control_key
@@ -67,7 +68,7 @@ async def open_apps(
 ) -> Apps:
     """Builds and starts everything behind the listeners; ``stack`` releases it. Raises StartupError.
 
-    ``model_dir`` None: a server without a model. ``agent_url``: where external agents reach the agent app. Test
+    ``model_dir`` None: a server without a model. ``agent_url``: of the agent listener, as it is bound. Test
     servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
     """
     if model_dir is None:
@@ -131,19 +132,23 @@ class Apps:
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
-    """Joins started parts to the two applications. ``control_key`` None switches authentication off."""
+    """Joins started parts to the two applications. ``agent_url``: of the agent listener, as it is bound.
+    ``control_key`` None switches authentication off."""
     settings, engine, metrics, renderer = parts.settings, parts.engine, parts.metrics, parts.renderer
     backends = parts.backends or build_backends(settings)
     tasks = await stack.enter_async_context(BackgroundTasks())
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing = anyio.Event()
+    address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
     pipeline = await stack.enter_async_context(
         CallPipeline(renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine))
     )
     auditor = Auditor(engine, settings.episodes.audit_tolerance)
     episodes = await stack.enter_async_context(
         Episodes(
-            EpisodeParts(parts.journal, pipeline, auditor, parts.keys, backends, agent_url, settings, metrics)
+            EpisodeParts(
+                parts.journal, pipeline, auditor, parts.keys, backends, address.default, settings, metrics
+            )
         )
     )
     gate = Gate(
@@ -164,7 +169,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         max_connections=settings.sandboxes.max_connections,
     )
     await backends.sandboxes.start(sandbox_endpoint, tasks)
-    control = await _control_app(parts, backends, episodes, toolbox, gate, closing, control_key, stack)
+    control = await _control_app(parts, backends, episodes, toolbox, gate, closing, address, control_key, stack)
     return Apps(control, agent, closing, episodes, backends.sandboxes.name)
 
 
@@ -175,6 +180,7 @@ async def _control_app(
     toolbox: Toolbox,
     gate: Gate,
     closing: anyio.Event,
+    address: AgentAddress,
     control_key: str | None,
     stack: AsyncExitStack,
 ) -> ASGIApp:
@@ -197,11 +203,14 @@ async def _control_app(
             settings.control,
             settings.openenv,
             closing,
+            address,
         )
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [
-        build_router(ControlParts(episodes, sampling, engine, parts.metrics, settings.control, workers, closing)),
+        build_router(
+            ControlParts(episodes, sampling, engine, parts.metrics, settings.control, workers, closing, address)
+        ),
         build_catalog_router(
             backends.tasks,
             backends.agents,
@@ -209,7 +218,7 @@ async def _control_app(
             backends.sandboxes,
             settings.control.page_size,
         ),
-        build_openenv_router(openenv),
+        build_openenv_router(openenv, production=settings.openenv.mode == "production"),
     ]
     return build_control_app(routers, key=control_key, metrics=parts.metrics, settings=settings.control)
 

@@ -52,8 +52,7 @@ class HostedServer:
         settings = _hosted(load_settings({}))
         bound = bind("agent", settings.gate.host, settings.gate.port)
         stack.callback(bound.close)
-        agent_url = settings.gate.public_url or url_of(bound)
-        apps = await open_apps(settings, model_folder(settings), agent_url, stack)
+        apps = await open_apps(settings, model_folder(settings), url_of(bound), stack)
         idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
         agent = Listener(apps.agent, bound, idle_s=idle_s, grace_s=grace_s, access_log=False)
         serving = await stack.enter_async_context(anyio.create_task_group())
@@ -61,7 +60,7 @@ class HostedServer:
         stack.callback(agent.stop)
         stack.callback(apps.closing.set)
         self._control = apps.control
-        _LOG.info("agent listener: %s", agent_url)
+        _LOG.info("agent listener: %s", url_of(bound))
 
 
 def _hosted(settings: Settings) -> Settings:

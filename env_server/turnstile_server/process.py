@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import anyio
 
 from turnstile_server.app import model_folder, open_apps
+from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.settings import Settings
@@ -115,8 +116,7 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
     stack.callback(control_socket.close)
     agent_socket = bind("agent", settings.gate.host, settings.gate.port)
     stack.callback(agent_socket.close)
-    control_url, agent_url = url_of(control_socket), settings.gate.public_url or url_of(agent_socket)
-    apps = await open_apps(settings, model_dir, agent_url, stack)
+    apps = await open_apps(settings, model_dir, url_of(agent_socket), stack)
     idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
     return Server(
         control=Listener(
@@ -129,8 +129,8 @@ async def start(settings: Settings, stack: AsyncExitStack) -> Server:
             ping_timeout_s=settings.openenv.ping_timeout_s,
         ),
         agent=Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
-        control_url=control_url,
-        agent_url=agent_url,
+        control_url=loopback_url(url_of(control_socket)),
+        agent_url=settings.gate.public_url or loopback_url(url_of(agent_socket)),
         sandboxes=apps.sandboxes,
         closing=apps.closing,
     )

@@ -31,13 +31,14 @@ async def playing(embedded_image: str) -> AsyncIterator[Container]:
         yield container
 
 
-def test_it_is_hardened_and_finds_its_sandboxes(playing: Container) -> None:
+async def test_it_is_hardened_and_finds_its_sandboxes(playing: Container) -> None:
     status = playing.run("cat", "/proc/self/status")
     for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
         assert line in status
     assert playing.run("id", "-u") == "10001"
     assert "sandboxes: local: bubblewrap, one user, in a user name space; limits: " in playing.log
-    found = httpx.get(f"{playing.control_url}/k/{playing.key}/sandboxes").json()
+    async with httpx.AsyncClient(timeout=60) as http:
+        found = (await http.get(f"{playing.control_url}/k/{playing.key}/sandboxes")).json()
     assert (found["kind"], found["isolated"], found["missing"]) == ("local", True, None)
 
 

@@ -55,5 +55,5 @@ async def test_the_blocking_client_too(door: Door) -> None:
 
 async def test_a_refusal_reaches_the_client_as_its_error(door: Door) -> None:
     async with GenericEnvClient(base_url=base_url(door)) as env:
-        with pytest.raises(RuntimeError, match=r"name a task.*VALIDATION_ERROR"):
-            await env.reset()
+        with pytest.raises(RuntimeError, match=r"name one task.*VALIDATION_ERROR"):
+            await env.reset(task=TASK, task_id="add-slugify")

@@ -55,7 +55,7 @@ async def test_an_episode_from_reset_to_reward_with_its_state_in_full(http: http
     [
         ("/reset", "{", 400, "JSON"),
         ("/reset", "[]", 400, "object"),
-        ("/reset", "", 422, "name a task"),
+        ("/reset", '{"task_id": "no-such-task"}', 422, "no-such-task"),
         ("/reset", '{"task": {"instruction": "x"}, "colour": 1}', 422, "colour"),
         ("/step", '{"action": {"type": "wait"}}', 422, "episode_id"),
         ("/step", '{"episode_id": "e", "action": {"type": "dance"}}', 422, "action.type"),
@@ -103,13 +103,20 @@ async def test_schema_and_metadata_tell_what_there_is(http: httpx.AsyncClient) -
 
 
 async def test_json_rpc_sessions_are_detached_episodes(http: httpx.AsyncClient, door: Door) -> None:
-    assert "name a task" in (await rpc(http, "openenv/session/create"))["error"]["message"]
     session = (await rpc(http, "openenv/session/create", task=TASK))["result"]["session_id"]
     listed = await rpc(http, "tools/list", session_id=session)
     assert [tool["name"] for tool in listed["result"]["tools"]] == ["submit"]
     called = await rpc(http, "tools/call", session_id=session, name="submit", arguments={"answer": ANSWER})
     assert called["result"]["data"] == called["result"]["content"][0]["text"]
     assert (await rpc(http, "openenv/session/close", session_id=session))["result"]["closed"] is True
+    shown = (await http.get(f"/episodes/{session}")).json()
+    assert (shown["status"], shown["reward"]) == ("completed", 1.0)
+
+
+async def test_a_session_in_which_nothing_was_done_is_cancelled(http: httpx.AsyncClient, door: Door) -> None:
+    session = (await rpc(http, "openenv/session/create", task=TASK))["result"]["session_id"]
+    await rpc(http, "tools/list", session_id=session)
+    await rpc(http, "openenv/session/close", session_id=session)
     assert await ended(door, session) == "cancelled"
 
 

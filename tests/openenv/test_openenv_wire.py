@@ -38,7 +38,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     (step(type="generate", prompt="a", call_id="call_1"), "VALIDATION_ERROR", "call_id"),
     (step(type="wait"), "EXECUTION_ERROR", "send reset first"),
     (step(type="finish"), "EXECUTION_ERROR", "send reset first"),
-    (reset(), "VALIDATION_ERROR", "name a task"),
+    (reset(idempotency_key="k"), "VALIDATION_ERROR", "a task or a seed"),
     (reset(task=TASK, task_id="x"), "VALIDATION_ERROR", "not both"),
     (reset(task=TASK, colour="red"), "VALIDATION_ERROR", "colour"),
     (reset(task=TASK, limits={"max_turns": 10**9}), "VALIDATION_ERROR", "max_turns"),

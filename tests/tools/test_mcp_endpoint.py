@@ -52,7 +52,9 @@ def event_of(response: httpx.Response) -> dict[str, Any]:
     if response.headers["content-type"].startswith("application/json"):
         message: dict[str, Any] = response.json()
     else:
-        (data,) = [line for line in response.text.splitlines() if line.startswith("data:")]
+        # From 2025-11-25 on a stream begins with an event without data, by which it can be resumed.
+        lines = (line.rstrip() for line in response.text.splitlines())
+        (data,) = [line for line in lines if line.startswith("data:") and line != "data:"]
         message = json.loads(data.removeprefix("data:"))
     return message
 

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import httpx2
 from mcp import Client
+from mcp.client.session import LoggingFnT
 from mcp.client.streamable_http import streamable_http_client
 
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
@@ -92,7 +93,13 @@ class McpStage:
 
     @asynccontextmanager
     async def client(
-        self, episode: PlayedEpisode, *, mode: str = "legacy", key: str | None = None, unix: bool = False
+        self,
+        episode: PlayedEpisode,
+        *,
+        mode: str = "legacy",
+        key: str | None = None,
+        unix: bool = False,
+        logging_callback: LoggingFnT | None = None,
     ) -> AsyncIterator[Client]:
         """The official client, in the protocol era that ``mode`` names."""
         transport = httpx2.AsyncHTTPTransport(uds=str(self.socket_path)) if unix else None
@@ -100,7 +107,9 @@ class McpStage:
         headers = {"authorization": f"Bearer {key or episode.key}"}
         async with (
             httpx2.AsyncClient(headers=headers, transport=transport, timeout=30) as http,
-            Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+            Client(
+                streamable_http_client(url, http_client=http), mode=mode, logging_callback=logging_callback
+            ) as client,
         ):
             yield client
 
@@ -149,7 +158,7 @@ def alive(pid: int) -> bool:
     """Whether the process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -18,14 +18,13 @@ from turnstile import errors
 from turnstile._retry import ClientSettings
 from turnstile.gym.spaces import ActionKind, Observation, Spaces, completion_of
 from turnstile.models import Episode, EpisodeStatus, Fault, PendingCall, TaskRef
+from turnstile.models.draw import draw_position, draw_seed
 from turnstile.sync import Client, NewEpisodeHandle
 
 _LOG = logging.getLogger(__name__)
 
 Task = TaskRef | Mapping[str, Any] | str
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
-
-_SEEDS = 2**31
 
 
 class EpisodeFailed(errors.TurnstileError):
@@ -122,8 +121,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         self._cancel()
         if task is None:
             tasks = self._all_tasks()
-            task = tasks[int(self.np_random.integers(len(tasks)))]
-        episode_seed = seed if seed is not None else int(self.np_random.integers(_SEEDS))
+            task = tasks[draw_position(self.np_random, len(tasks))]
+        episode_seed = seed if seed is not None else draw_seed(self.np_random)
         call = self._begin(task, episode_seed)
         if len(call.input_ids) > self._spaces.max_prompt_tokens:
             self._cancel()

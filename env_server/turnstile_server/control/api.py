@@ -30,6 +30,7 @@ from turnstile.models import (
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import encode_forest, encode_samples, forest_as_json, samples_as_json
+from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.body import JSON, cursor_position, json_bytes, read_model, while_connected
 from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeService
@@ -46,7 +47,7 @@ MAX_PAGE = 1000
 @dataclass(frozen=True, slots=True)
 class ControlParts:
     """What the routes are built from. ``workers`` bounds the threads that encode samples and turns. ``closing`` is
-    set when the server stops: long polls then answer, and event streams end."""
+    set when the server stops: long polls then answer, and event streams end. ``address``: the agent listener's."""
 
     episodes: EpisodeService
     training: TrainerSampling
@@ -55,6 +56,7 @@ class ControlParts:
     settings: ControlSettings
     workers: anyio.CapacityLimiter
     closing: anyio.Event
+    address: AgentAddress
 
 
 def build_router(parts: ControlParts) -> APIRouter:
@@ -85,7 +87,8 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes", status_code=201)
     async def create(request: Request) -> Response:
-        created, is_new = await episodes.create(await read_model(request, EpisodeRequest))
+        wanted = await read_model(request, EpisodeRequest)
+        created, is_new = await episodes.create(wanted, parts.address.of(request.scope))
         return _model(created, 201 if is_new else 200)
 
     @router.get("/episodes")

@@ -25,9 +25,9 @@ from turnstile.models import (
 class EpisodeService(Protocol):
     """Creates, shows, ends, deletes and exports episodes."""
 
-    async def create(self, request: EpisodeRequest) -> tuple[EpisodeCreated, bool]:
+    async def create(self, request: EpisodeRequest, agent_url: str | None = None) -> tuple[EpisodeCreated, bool]:
         """Create an episode and return it with True. A repeated ``idempotency_key`` with the same body returns the
-        earlier episode and False.
+        earlier episode and False. ``agent_url``: the agent listener's address for this caller.
 
         Raises Conflict for an id that is taken, or for a key that came with another body; Unprocessable, naming
         the field, for a limit above its ceiling; QueueFull at the bound of open episodes.

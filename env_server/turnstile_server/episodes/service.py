@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """What episodes are made with. ``agent_url``: the model API's address for external agents."""
+    """What episodes are made with. ``agent_url``: the agent listener's address, where a caller knows no better."""
 
     journal: Journal
     pipeline: CallPipeline
@@ -131,7 +131,7 @@ class Episodes:
 
     # For the trainer: the control API
 
-    async def create(self, request: EpisodeRequest) -> tuple[EpisodeCreated, bool]:
+    async def create(self, request: EpisodeRequest, agent_url: str | None = None) -> tuple[EpisodeCreated, bool]:
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
         async with self._creating:  # two equal creations at once must become one episode
             earlier = self._archive.creation(request.idempotency_key)
@@ -139,13 +139,13 @@ class Episodes:
                 if earlier.request_digest != digest:
                     raise Conflict("idempotency_key was used before, for another request")
                 episode = await self.get(earlier.episode.episode_id)
-                return self._created(replace(earlier, episode=episode)), False
+                return self._created(replace(earlier, episode=episode), agent_url), False
             plan = plan_episode(request, self._parts.backends, self._parts.settings.sandboxes)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
                 await self._journal.append(stored.record())
             self._start(stored, plan, request.env)
-        return self._created(stored), True
+        return self._created(stored, agent_url), True
 
     def _start(self, stored: Stored, plan: Plan, env: Mapping[str, str]) -> None:
         """Makes a stored episode visible and starts its owner task."""
@@ -168,9 +168,9 @@ class Episodes:
             raise Conflict(f"episode_id {episode.episode_id} is taken")
         return episode
 
-    def _created(self, stored: Stored) -> EpisodeCreated:
+    def _created(self, stored: Stored, agent_url: str | None) -> EpisodeCreated:
         episode = stored.episode
-        url = f"{self._parts.agent_url}/e/{episode.episode_id}"
+        url = f"{agent_url or self._parts.agent_url}/e/{episode.episode_id}"
         external = episode.agent == EXTERNAL
         return EpisodeCreated(
             episode_id=episode.episode_id,

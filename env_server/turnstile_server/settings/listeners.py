@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
 
 from turnstile_server.settings.section import Port, Section
 
@@ -36,6 +39,11 @@ class ControlSettings(Section):
         min_length=16,
         description="The control key (also `TURNSTILE_CONTROL_KEY`); none: one is made at the first start.",
     )
+    trust_forwarded: bool = Field(
+        False,
+        description="Believe `X-Forwarded-Host` and `X-Forwarded-Proto` when telling a caller where agents reach "
+        "the gate. Only behind a proxy that sets them itself.",
+    )
     max_body_bytes: int = Field(
         8 << 20, ge=1024, description="Largest body of a control request; a larger one is 413."
     )
@@ -58,6 +66,11 @@ class ControlSettings(Section):
 class OpenEnvSettings(Section):
     """OpenEnv's routes on the control API."""
 
+    mode: Literal["simulation", "production"] = Field(
+        "simulation",
+        description="`production`: OpenEnv clients get tools only. `reset`, `step` and `state` are not served, "
+        "over HTTP or WebSockets.",
+    )
     preload: bool = Field(
         False,
         description="Import openenv-core in the background after the start. False: at the first OpenEnv request.",
@@ -72,6 +85,11 @@ class OpenEnvSettings(Section):
     max_ahead: int = Field(
         16, ge=1, description="Unanswered frames of one WebSocket; it is closed when a client sends more."
     )
+    max_sessions: int = Field(
+        1024,
+        ge=1,
+        description="Sessions of standard MCP clients at `/mcp`; those without a running episode make way.",
+    )
     kept: int = Field(1024, ge=1, description="Ended detached episodes whose key and step count are kept.")
     ping_interval_s: float = Field(20.0, gt=0, description="Time between two pings on a WebSocket.")
     ping_timeout_s: float = Field(
@@ -85,7 +103,9 @@ class GateSettings(Section):
     host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
     port: Port = Field(8001, description="Port of the agent listener; 0 takes a free one.")
     public_url: str | None = Field(
-        None, description="URL by which agents reach the gate; none: `http://HOST:PORT`."
+        None,
+        description="URL by which agents outside reach the gate; none: the host of the caller's own request, with "
+        "the port of the agent listener.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         None, description=_HOSTS.format(what="the MCP endpoint", public=" and that of `public_url`")
@@ -142,3 +162,13 @@ class GateSettings(Section):
         description="Prompts of more characters than this are rendered in a worker thread, shorter ones on the "
         "event loop.",
     )
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("must be an address like http://HOST:PORT")
+        return url.rstrip("/")

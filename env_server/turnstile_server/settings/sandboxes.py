@@ -164,6 +164,28 @@ class ToolSettings(Section):
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
     max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
     session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
+    resume_s: float = Field(
+        30.0,
+        ge=0,
+        description="A call whose client lost its connection goes on for this long, so that the client may come "
+        "back for the result; then it is stopped. 0: it is stopped at once.",
+    )
+    retry_s: float = Field(1.0, ge=0, description="Time that clients are told to wait before they come back.")
+    stream_max_s: float | None = Field(
+        None,
+        gt=0,
+        description="The response of a call that runs longer is closed, and the client comes back for the rest: "
+        "for proxies that cut long responses. None: never.",
+    )
+    keep_events_s: float = Field(
+        60.0, ge=0, description="Time after a call's end for which its result can be fetched again."
+    )
+    max_events: int = Field(
+        256,
+        ge=1,
+        description="Events kept per MCP session; beyond it progress is dropped first, then old results.",
+    )
+    max_event_bytes: int = Field(1 << 20, ge=1024, description="Bytes of the events kept per MCP session.")
     max_requests_per_episode: int = Field(
         128, ge=1, description="MCP requests in flight per episode, open streams included; more are 429."
     )

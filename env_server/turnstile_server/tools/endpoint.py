@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import mcp_types as mcp
 import orjson
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -29,8 +29,9 @@ from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_ke
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.progress import CallProgress
-from turnstile_server.tools.protocol import NO_PROGRESS, EpisodeTools, Progress, ToolDirectory, ToolResult
-from turnstile_server.tools.sessions import EpisodeSessions, McpRequest, request_of
+from turnstile_server.tools.protocol import EpisodeTools, Progress, ToolDirectory, ToolResult
+from turnstile_server.tools.request import McpRequest, request_of
+from turnstile_server.tools.sessions import EpisodeSessions
 from turnstile_server.tools.toolbox import Toolbox
 
 _LOG = logging.getLogger(__name__)
@@ -55,6 +56,9 @@ class McpEndpoint:
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
+        # As a handler, not as the constructor's argument, which warns that 2026-07-28 has no such method.
+        self._server.add_request_handler("logging/setLevel", mcp.SetLevelRequestParams, _set_log_level)
+        self._server.middleware.append(_note_version)
         self._sessions: dict[str, EpisodeSessions] = {}
         """By episode key: an id may be used again after its episode, a key is not."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
@@ -140,7 +144,7 @@ class McpEndpoint:
     ) -> mcp.CallToolResult:
         request = _request(context)
         result = ToolResult("the call was stopped", is_error=True)
-        with request.running_call():
+        with request.running_call(str(context.request_id)):
             result = await self._run_tool(request.episode, params, _progress_of(context))
         structured = result.structured if self._settings.structured_results else None
         return mcp.CallToolResult(
@@ -166,9 +170,25 @@ def _request(context: ServerRequestContext[Any, Request]) -> McpRequest:
     return request_of(context.request.scope)
 
 
+async def _note_version(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    session = _request(ctx).session
+    if session is not None and ctx.method != "initialize":
+        session.version = ctx.protocol_version
+    return await call_next(ctx)
+
+
+async def _set_log_level(
+    context: ServerRequestContext[Any, Request], params: mcp.SetLevelRequestParams
+) -> mcp.EmptyResult:
+    session = _request(context).session
+    assert session is not None  # a method of the versions with sessions
+    session.log_level = params.level
+    return mcp.EmptyResult()
+
+
 def _progress_of(context: ServerRequestContext[Any, Request]) -> Progress:
-    asked = context.meta is not None and context.meta.get("progress_token") is not None
-    return CallProgress(context) if asked else NO_PROGRESS
+    session = _request(context).session
+    return CallProgress(context, None if session is None else session.log_level)
 
 
 def _refusal(error: TurnstileError) -> bytes:

@@ -53,17 +53,31 @@ class ToolResult:
 
 
 class Progress(Protocol):
-    """Where a running call says how far it is."""
+    """Where a running call says how far it is, and what else its caller may like to know."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the caller hears of progress. Where it does not, a tool may spare the work."""
+        ...
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """``progress`` grows from call to call. Never raises: a caller that left needs no news."""
+        ...
+
+    async def log(self, level: mcp.LoggingLevel, data: Any, logger: str | None = None) -> None:
+        """A log message for the caller: JSON, and the name of what logs. Never raises."""
         ...
 
 
 class NoProgress:
     """For callers that take no progress."""
 
+    wanted = False
+
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        return
+
+    async def log(self, level: mcp.LoggingLevel, data: Any, logger: str | None = None) -> None:
         return
 
 

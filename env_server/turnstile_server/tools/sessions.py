@@ -1,116 +1,30 @@
-"""The MCP sessions of one episode, and the HTTP requests in them.
+"""The MCP sessions of one episode.
 
 ``EpisodeSessions`` owns the SDK's session manager from the episode's first request to its end; when ``run``
-returns, no request is left in it. ``McpRequest`` is one HTTP request: its body was read before, its sender is
-watched, and its tool calls stop when it is over.
-
-Holds: a tool call never outlives the request that asked for it, whether the sender hung up, takes no bytes, or the
-episode ended. (MCP before 2026-07-28 lets a server go on after a disconnect so that a client may resume. This
-endpoint keeps no events to resume from, so the work would be lost.)
+returns, no request and no tool call is left in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import Any
 
 import anyio
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import Gone, TooManyCalls
+from turnstile_server.errors import Gone, InvalidRequest, TooManyCalls
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.events import CURRENT_EVENTS, CurrentSessionStore
 from turnstile_server.tools.protocol import EpisodeTools
+from turnstile_server.tools.request import McpRequest, McpSession
 
-_SCOPE_KEY = "turnstile.mcp_request"
-"""Where the ASGI scope that the SDK hands to a tool has its ``McpRequest``."""
-
-
-class McpRequest:
-    def __init__(self, episode: EpisodeTools, send_timeout_s: float) -> None:
-        self.episode = episode
-        self.started = False
-        """A status was sent."""
-        self.completed = False
-        """The last bytes of the response were sent."""
-        self.ended = False
-        """The request was stopped because the episode ended."""
-        self._send_timeout_s = send_timeout_s
-        self._serving = anyio.CancelScope()
-        self._calls: set[anyio.CancelScope] = set()
-        self._over = False
-
-    async def serve(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Has ``app`` respond to the request. Returns when it did, or when the request was stopped."""
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        left = anyio.Event()
-
-        async def give() -> Message:
-            if unread:
-                return unread.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            left.set()
-            # A server also says "disconnect" once the response is complete. The SDK handles a notification only
-            # after it has responded to it, so a complete response stops nothing.
-            if not self.completed:
-                self._stop()
-
-        async def put(message: MutableMapping[str, Any]) -> None:
-            self.started = True
-            self.completed = message["type"] == "http.response.body" and not message.get("more_body", False)
-            with anyio.move_on_after(self._send_timeout_s) as sending:
-                await send(message)
-            if sending.cancelled_caught:
-                self._stop()
-
-        try:
-            with self._serving:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(watch)
-                    await app({**scope, _SCOPE_KEY: self}, give, put)
-                    tasks.cancel_scope.cancel()
-        finally:
-            self._stop()
-
-    def episode_ended(self) -> None:
-        """Stops the request and its tool calls."""
-        self.ended = True
-        self._stop()
-
-    @contextmanager
-    def running_call(self) -> Iterator[None]:
-        """Around a tool call, in whichever task the protocol runs it.
-
-        The block is cancelled when the request is over.
-        """
-        with anyio.CancelScope() as scope:
-            if self._over:
-                scope.cancel()
-            self._calls.add(scope)
-            try:
-                yield
-            finally:
-                self._calls.discard(scope)
-
-    def _stop(self) -> None:
-        self._over = True
-        self._serving.cancel()
-        for call in list(self._calls):
-            call.cancel()
-
-
-def request_of(scope: Scope) -> McpRequest:
-    """The request that a tool call came with."""
-    request = scope[_SCOPE_KEY]
-    assert isinstance(request, McpRequest)
-    return request
+_MS_PER_S = 1000
 
 
 class EpisodeSessions:
@@ -118,11 +32,15 @@ class EpisodeSessions:
         self._settings = settings
         self._manager = StreamableHTTPSessionManager(
             server,
+            event_store=CurrentSessionStore(),
+            retry_interval=int(settings.retry_s * _MS_PER_S),
             json_response=False,
             session_idle_timeout=settings.session_idle_s,
             max_request_body_size=settings.max_body_bytes,
             max_sessions=settings.max_sessions_per_episode,
         )
+        self._sessions: dict[str, McpSession] = {}
+        """By the SDK's session id."""
         self._requests: set[McpRequest] = set()
         self._opened = anyio.Event()
         self._ended = False
@@ -148,7 +66,11 @@ class EpisodeSessions:
             self._opened.set()
 
     async def serve(self, episode: EpisodeTools, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Serves one request. Raises TooManyCalls, and Gone when the episode ended before any response began."""
+        """Serves one request.
+
+        Raises TooManyCalls; Gone when the episode ended before any response began; InvalidRequest for a stream
+        that can no longer be resumed.
+        """
         await self._opened.wait()
         most = self._settings.max_requests_per_episode
         if len(self._requests) >= most:
@@ -158,22 +80,87 @@ class EpisodeSessions:
             )
         if self._ended:
             raise _gone()
-        request = McpRequest(episode, self._settings.send_timeout_s)
+        headers = Headers(scope=scope)
+        session_id = headers.get(MCP_SESSION_ID_HEADER)
+        session = self._session(headers, session_id)
+        resumed = headers.get(LAST_EVENT_ID_HEADER) if scope["method"] == "GET" else None
+        if session is not None and resumed and not session.events.knows(resumed):
+            raise InvalidRequest(
+                f"the stream of event {resumed[:100]!r} cannot be resumed: it is of another session, or its "
+                "result is no longer kept (tools.keep_events_s, tools.max_events, tools.max_event_bytes)"
+            )
+        request = McpRequest(episode, session, self._settings, resumes=bool(resumed))
         self._requests.add(request)
         try:
-            await request.serve(self._manager.handle_request, scope, body, receive, send)
+            await self._handle(request, session_id, scope, body, receive, send)
         finally:
             self._requests.discard(request)
             if not self._requests:
                 self._no_requests.set()
         if request.ended and not request.started:
             raise _gone()
-        if request.ended and not request.completed:
+        if (request.ended or request.parked) and not request.completed:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _session(self, headers: Headers, session_id: str | None) -> McpSession | None:
+        """The session of the request, a new one where it may open one; None where it has none."""
+        if (
+            headers.get(MCP_PROTOCOL_VERSION_HEADER, HANDSHAKE_PROTOCOL_VERSIONS[0])
+            not in HANDSHAKE_PROTOCOL_VERSIONS
+        ):
+            return None
+        return McpSession(self._settings) if session_id is None else self._sessions.get(session_id)
+
+    async def _handle(
+        self, request: McpRequest, session_id: str | None, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        session = request.session
+        if session is None:
+            await request.serve(self._manager.handle_request, scope, body, receive, send)
+            return
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self._note(scope["method"], session, session_id, message)
+            await send(message)
+
+        session.requests += 1
+        token = CURRENT_EVENTS.set(session.events)
+        try:
+            scope = _with_version(scope, session.version)
+            await request.serve(self._manager.handle_request, scope, body, receive, watched)
+        finally:
+            CURRENT_EVENTS.reset(token)
+            session.requests -= 1
+            session.used_at = anyio.current_time()
+
+    def _note(
+        self, method: str, session: McpSession, session_id: str | None, start: MutableMapping[str, Any]
+    ) -> None:
+        """Learns from a response that a session was opened or is over."""
+        if session_id is not None:
+            if start["status"] == 404 or (method == "DELETE" and start["status"] == 200):
+                self._sessions.pop(session_id, None)
+                session.events.close()
+        elif start["status"] < 400:
+            opened = Headers(raw=start["headers"]).get(MCP_SESSION_ID_HEADER)
+            if opened is not None:
+                self._forget_idle()
+                self._sessions[opened] = session
+
+    def _forget_idle(self) -> None:
+        """Drops what is known of sessions that the SDK has closed, as it says nothing of it."""
+        idle_since = anyio.current_time() - self._settings.session_idle_s
+        for session_id, session in list(self._sessions.items()):
+            if not session.requests and not session.events.calls_running and session.used_at < idle_since:
+                del self._sessions[session_id]
+
     async def _stop_requests(self) -> None:
-        """Stops every request with its tool calls, before the sessions are closed."""
+        """Stops every request and every tool call, before the sessions are closed."""
         self._ended = True
+        for session in self._sessions.values():
+            session.events.stop_calls()
+            session.events.close()
         self._no_requests = anyio.Event()
         for request in list(self._requests):
             request.episode_ended()
@@ -183,3 +170,13 @@ class EpisodeSessions:
 
 def _gone() -> Gone:
     return Gone("the episode has ended; its tools are gone")
+
+
+def _with_version(scope: Scope, version: str | None) -> Scope:
+    """The request in the protocol version of its session, whatever its header says; without a header the SDK would
+    take the oldest one."""
+    if version is None:
+        return scope
+    name = MCP_PROTOCOL_VERSION_HEADER.encode()
+    others = [(key, value) for key, value in scope["headers"] if key.lower() != name]
+    return {**scope, "headers": [*others, (name, version.encode())]}

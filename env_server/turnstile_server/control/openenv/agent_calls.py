@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
+from openenv.core.env_server.mcp_types import ToolError, ToolErrorType
 from starlette.types import ASGIApp
 
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.errors import SandboxFailed, TurnstileError, error_of_type
-from turnstile_server.tools.protocol import ToolDirectory, ToolSpec
+from turnstile_server.tools.protocol import ToolDirectory, ToolResult, ToolSpec
 from turnstile_server.tools.toolbox import Toolbox
 
 
@@ -40,11 +41,10 @@ class ModelCalls:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """``result`` is the tool's own text, also when the tool failed (then ``is_error``). ``error`` says that there
-    is no such tool, or that no tool could run."""
+    """``result`` is what the tool gave, also when the tool failed. Otherwise ``error`` says that there is no such
+    tool, or that no tool could run."""
 
-    result: str | None = None
-    is_error: bool = False
+    result: ToolResult | None = None
     error: ToolError | None = None
 
 
@@ -55,13 +55,13 @@ class EpisodeToolCalls:
         self._directory = directory
         self._toolbox = toolbox
 
-    def known(self) -> list[Tool]:
+    def known(self) -> Sequence[ToolSpec]:
         """The built-in tools; an episode may have fewer, and own tools beside them."""
-        return [_as_tool(spec) for spec in self._toolbox.all_tools]
+        return self._toolbox.all_tools
 
-    def of(self, episode_id: str, key: str) -> list[Tool]:
+    def of(self, episode_id: str, key: str) -> Sequence[ToolSpec]:
         """The episode's tools. Raises what ToolDirectory raises."""
-        return [_as_tool(spec) for spec in self._toolbox.tools_of(self._directory.open_tools(episode_id, key))]
+        return self._toolbox.tools_of(self._directory.open_tools(episode_id, key))
 
     async def call(self, episode_id: str, key: str, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Cancelling the call stops its command."""
@@ -76,8 +76,4 @@ class EpisodeToolCalls:
             lost = isinstance(error, SandboxFailed)
             kind = ToolErrorType.TRANSPORT_ERROR if lost else ToolErrorType.EXECUTION_ERROR
             return ToolAnswer(error=ToolError(error_type=kind, message=f"{error.type}: {error.message}"))
-        return ToolAnswer(done.text, done.is_error)
-
-
-def _as_tool(spec: ToolSpec) -> Tool:
-    return Tool(name=spec.name, description=spec.description, input_schema=spec.input_schema)
+        return ToolAnswer(done)

@@ -12,7 +12,7 @@ interface runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -23,6 +23,8 @@ from openenv.core.env_server.types import EnvironmentMetadata
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
 from turnstile_server.control.openenv.parts import OpenEnvParts, metadata
+from turnstile_server.control.openenv.task_choice import TaskChoice
+from turnstile_server.control.openenv.tool_wire import chat_function, observed, openenv_tool
 from turnstile_server.control.openenv.wire import (
     ResetParameters,
     TurnstileAction,
@@ -32,6 +34,7 @@ from turnstile_server.control.openenv.wire import (
     outcome,
 )
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, error_of_type
+from turnstile_server.tools.protocol import ToolSpec
 
 _LOG = logging.getLogger(__name__)
 _WAITING = (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
@@ -43,15 +46,19 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, parts: OpenEnvParts) -> None:
+    def __init__(self, parts: OpenEnvParts, choice: TaskChoice, agent_url: str) -> None:
+        """``choice``: of tasks, where a reset names none. ``agent_url``: the agent listener's, for this client."""
         super().__init__()
         self._parts = parts
+        self._choice = choice
+        self._agent_url = agent_url
         self._model = ModelCalls(parts.gate)
         self._tools = EpisodeToolCalls(parts.directory, parts.toolbox)
         self._created: EpisodeCreated | None = None
         self._seen: Episode | None = None
         self._owned = False
         self._steps = 0
+        self._beginning = anyio.Lock()
 
     @property
     def episode_id(self) -> str | None:
@@ -61,6 +68,11 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     def owned(self) -> bool:
         """Whether the episode ends with this environment."""
         return self._owned
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has an episode that had not ended when it was seen last."""
+        return self._seen is not None and not self._seen.status.ended
 
     def get_metadata(self) -> EnvironmentMetadata:
         return EnvironmentMetadata.model_validate(metadata())
@@ -76,7 +88,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     async def reset_async(
         self, /, seed: int | None = None, episode_id: str | None = None, **rest: Any
     ) -> TurnstileObservation:
-        """Start an episode with the fields of ``ResetParameters``.
+        """Start an episode with the fields of ``ResetParameters``; without a task, ``TaskChoice`` chooses one.
 
         For an external agent the answer comes once the episode runs, after ``openenv.wait_s`` at the latest.
         Raises pydantic.ValidationError, the errors of creating an episode, and the error of an episode that ended
@@ -86,9 +98,11 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
         await self.release()
         self._created, self._seen, self._steps = None, None, 0
+        self._choice.seed(asked.seed)
+        chosen = (asked.task_id, asked.seed) if asked.names_task else self._choice.choose(asked.seed)
         # A created episode must have an owner, so a caller that leaves now is noticed after the creation.
         with anyio.CancelScope(shield=True):
-            created, _ = await self._parts.episodes.create(asked.request())
+            created, _ = await self._parts.episodes.create(asked.request(*chosen), self._agent_url)
             self._created, self._owned = created, not asked.detached
         episode = self._seen = await self._parts.episodes.get(created.episode_id)
         if created.episode_key is not None:
@@ -113,16 +127,21 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
     async def step_async(
         self, action: TurnstileAction, timeout_s: float | None = None, **_: Any
     ) -> TurnstileObservation:
-        """Run one action. Raises Conflict without an episode to act in, and the errors of the episode service."""
+        """Run one action. Raises Conflict without an episode to act in, and the errors of the episode service.
+
+        ``call_tool`` begins an episode where there is none: OpenEnv's tool client may leave ``reset`` out.
+        """
         if action.type == "list_tools" and self._seen is None:
-            return TurnstileObservation(step=0, tools=self._tools.known())
+            return TurnstileObservation(step=0, tools=_shown(self._tools.known()))
+        if action.type == "call_tool":
+            await self.begin()
         if self._seen is None:
-            raise Conflict(f"{action.type} needs an episode: send reset first, with a task")
+            raise Conflict(f"{action.type} needs an episode: send reset first")
         self._steps += 1
         limit_s = action.timeout_s if action.timeout_s is not None else timeout_s
         match action.type:
             case "list_tools":
-                return await self._observed(tools=self.tools())
+                return await self._observed(tools=_shown(self.tools()))
             case "call_tool":
                 return await self._call_tool(action, limit_s)
             case "generate" if action.completes:
@@ -171,13 +190,35 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             self._seen = await self._parts.episodes.get(self._seen.episode_id)
         return self.state
 
-    def tools(self) -> list[Tool]:
+    def tools(self) -> Sequence[ToolSpec]:
         """The episode's tools; without an episode, all tools of the server."""
-        if self._created is None or self._seen is None or self._seen.status.ended:
+        if self._created is None or not self.is_open:
             return self._tools.known()
+        assert self._seen is not None
         return self._tools.of(self._seen.episode_id, self._key("list_tools"))
 
     # Beside the framework's interface
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        """A step that calls a tool, as the tool answers it. There must be an episode. Raises Conflict where its
+        key is not here."""
+        assert self._seen is not None
+        self._steps += 1
+        return await self._tools.call(self._seen.episode_id, self._key("tools/call"), name, arguments)
+
+    async def begin(self, *, detached: bool = False) -> None:
+        """Start an episode as ``reset`` without parameters does, unless there is one. Raises what it raises."""
+        async with self._beginning:
+            if self._seen is not None:
+                return
+            try:
+                await self.reset_async()
+            except BaseException:
+                await self.release()
+                self._created, self._seen = None, None
+                raise
+            if detached:
+                self.detach()
 
     async def attach(self, episode_id: str) -> None:
         """Take an episode that was started elsewhere. Its key is not known, so there are no tools and no
@@ -188,10 +229,16 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         """Give up the ownership of the episode: it goes on without this environment."""
         self._owned = False
 
-    async def cancel(self) -> None:
-        """End an open episode as cancelled."""
+    async def close_session(self) -> None:
+        """End an open episode. Where an agent did something in it, it is finished and graded (in the background
+        after ``openenv.wait_s``); an untouched one is cancelled."""
         assert self._seen is not None
-        self._seen = await self._parts.episodes.cancel(self._seen.episode_id)
+        episode_id, self._owned = self._seen.episode_id, False
+        if not self._steps and not (await self.refreshed()).turns:
+            self._seen = await self._parts.episodes.cancel(episode_id)
+            return
+        with anyio.move_on_after(self._parts.settings.wait_s):
+            self._seen = await self._parts.episodes.finish(episode_id)
 
     async def has_ended(self) -> bool:
         """Whether its episode has ended or was deleted."""
@@ -224,10 +271,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         answer = _timeout(name, limit_s)
         with anyio.move_on_after(limit_s):
             answer = await self._tools.call(self._seen.episode_id, key, name, action.arguments)
-        fields = {"result": answer.result, "is_error": answer.is_error}
-        return await self._observed(
-            tool_name=name, **(fields if answer.error is None else {"error": answer.error})
-        )
+        return await self._observed(tool_name=name, **_told(answer))
 
     async def _generate(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
         assert self._seen is not None
@@ -275,7 +319,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         }
         offered = list(action.tools or [])
         if action.offer_tools:
-            offered += [_as_function(tool) for tool in self.tools()]
+            offered += [chat_function(tool) for tool in self.tools()]
         optional = {"tools": offered or None, "max_tokens": action.max_tokens, "stop": action.stop}
         return body | {name: value for name, value in optional.items() if value is not None}
 
@@ -325,7 +369,12 @@ def _timeout(what: str, limit_s: float | None) -> ToolAnswer:
     return ToolAnswer(error=ToolError(error_type=ToolErrorType.TIMEOUT, message=message))
 
 
-def _as_function(tool: Tool) -> dict[str, Any]:
-    """A tool as Chat Completions takes it."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
+def _shown(specs: Sequence[ToolSpec]) -> list[Tool]:
+    return [openenv_tool(spec) for spec in specs]
+
+
+def _told(answer: ToolAnswer) -> dict[str, Any]:
+    """The fields of an observation that tell a tool's answer."""
+    if answer.result is None:
+        return {"error": answer.error}
+    return observed(answer.result)

@@ -1,24 +1,31 @@
-"""``/mcp`` of the control API: OpenEnv's JSON-RPC, with enough of MCP for a standard client to get clear answers.
+"""``/mcp`` of the control API: OpenEnv's JSON-RPC, with enough of MCP for a standard client to play.
 
-``tools/list`` and ``tools/call`` act in one episode. The parameters name it (``session_id`` or ``episode_id``), or
-the address does (``?episode_id=``), or it is the episode of the WebSocket. ``openenv/session/create`` takes what
-``reset`` takes and starts a detached episode, whose id is the session's; ``openenv/session/close`` cancels it.
-Agents have a standard MCP server of their own, the MCP endpoint. JSON-RPC: https://www.jsonrpc.org/specification
+``tools/list`` and ``tools/call`` act in one episode: the one that the parameters name (``session_id`` or
+``episode_id``), else that of the address (``?episode_id=``), else that of the session (a WebSocket, or what
+``initialize`` opened), which begins one as ``reset`` without parameters does. ``openenv/session/create`` takes
+what ``reset`` takes; over HTTP its episode is detached, and its id is the session's. Agents have a standard MCP
+server of their own, the MCP endpoint. JSON-RPC: https://www.jsonrpc.org/specification
+
+A tool that failed is a result with ``isError``. A call that could not be made (an unknown tool, an ended episode,
+a lost sandbox) is a JSON-RPC error, because OpenEnv's tool client takes any result for a success.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcResponse, Tool
+from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcResponse, ToolErrorType
 from pydantic import ValidationError
 
+from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.parts import metadata
-from turnstile_server.control.openenv.wire import TurnstileAction
-from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
+from turnstile_server.control.openenv.socket import SocketLimits, SocketProtocol
+from turnstile_server.control.openenv.tool_wire import mcp_result, mcp_tool
+from turnstile_server.errors import NotFound, QueueFull, TurnstileError, Unprocessable
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,8 +33,9 @@ PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of MCP, newest first. The answers here are the same in each."""
 
 _ABOUT = (
-    "The trainer's endpoint. tools/call acts in the episode that ?episode_id= of this address or session_id "
-    "in the parameters names. An agent's MCP server is its episode's tool_url."
+    "The trainer's endpoint. tools/call acts in the episode that ?episode_id= of this address or session_id in "
+    "the parameters names, else in that of the session that initialize opened (the header Mcp-Session-Id). An "
+    "agent's MCP server is its episode's tool_url."
 )
 
 Find = Callable[[str], Awaitable[TurnstileEnvironment]]
@@ -35,50 +43,65 @@ Create = Callable[[dict[str, Any]], Awaitable[TurnstileEnvironment]]
 
 
 class InvalidRpc(Exception):
-    """A message that is not valid JSON-RPC or MCP, with its JSON-RPC error code."""
+    """A message that is not valid JSON-RPC or MCP, or names what there is not, with its JSON-RPC error code."""
 
-    def __init__(self, code: JsonRpcErrorCode, message: str) -> None:
+    def __init__(self, code: JsonRpcErrorCode, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.code = code
+        self.data = data
+
+
+@dataclass(frozen=True, slots=True)
+class RpcSession:
+    """Whose messages they are. ``create`` starts an episode with the parameters of ``reset`` and gives the
+    environment that plays it. ``begin`` starts one in ``environment``, if it has none; without it (a request over
+    HTTP outside of a session), a call must name its episode. ``episode_id``: the one that the address names."""
+
+    environment: TurnstileEnvironment
+    create: Create
+    begin: Callable[[], Awaitable[None]] | None = None
+    episode_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RpcText:
+    """A message of a socket. ``refusal`` answers a text that is none."""
+
+    message: Any
+    refusal: dict[str, Any] | None = None
 
 
 class JsonRpc:
-    """``find`` gives the environment that plays an episode, ``create`` one with a new, detached episode."""
+    """``find`` gives the environment that plays an episode."""
 
-    def __init__(self, find: Find, create: Create) -> None:
+    def __init__(self, find: Find) -> None:
         self._find = find
-        self._create = create
 
-    async def answer(
-        self, message: Any, environment: TurnstileEnvironment, *, episode_id: str | None = None
-    ) -> dict[str, Any] | None:
-        """Answer one message; None for a notification.
-
-        ``environment`` is the connection's; over HTTP it has no episode. ``episode_id`` counts if the parameters
-        name no episode.
-        """
+    async def answer(self, message: Any, session: RpcSession) -> dict[str, Any] | None:
+        """Answer one message; None for a notification."""
         request_id = message.get("id") if isinstance(message, dict) else None
         try:
             method, params = _checked(message)
             if method.startswith("notifications/"):
                 return None
-            result = await self._result(method, {"episode_id": episode_id, **params}, environment)
+            result = await self._result(method, {"episode_id": session.episode_id, **params}, session)
         except InvalidRpc as error:
-            return _error(error.code, str(error), request_id)
+            return error_answer(error.code, str(error), request_id, error.data)
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg']}" for item in found)
-            return _error(JsonRpcErrorCode.INVALID_PARAMS, said, request_id)
+            return error_answer(JsonRpcErrorCode.INVALID_PARAMS, said, request_id)
         except TurnstileError as error:
-            wrong = isinstance(error, NotFound | Unprocessable)
+            wrong = isinstance(error, NotFound | Unprocessable) and not isinstance(error, QueueFull)
             code = JsonRpcErrorCode.INVALID_PARAMS if wrong else JsonRpcErrorCode.SERVER_ERROR
-            return _error(code, error.message, request_id, {"type": error.type})
+            return error_answer(code, error.message, request_id, {"type": error.type})
         except Exception:  # noqa: BLE001 - the boundary: JSON-RPC has an answer for this
             _LOG.exception("a message on /mcp failed")
-            return _error(JsonRpcErrorCode.INTERNAL_ERROR, "the server failed; its log says why", request_id)
+            said = "the server failed; its log says why"
+            return error_answer(JsonRpcErrorCode.INTERNAL_ERROR, said, request_id)
         return JsonRpcResponse.success(result=result, request_id=request_id).model_dump()
 
-    async def _result(self, method: str, params: dict[str, Any], environment: TurnstileEnvironment) -> Any:
+    async def _result(self, method: str, params: dict[str, Any], session: RpcSession) -> Any:
         match method:
             case "initialize":
                 asked = params.get("protocolVersion")
@@ -92,39 +115,75 @@ class JsonRpc:
             case "ping":
                 return {}
             case "tools/list":
-                listed = await self._playing(params, environment)
-                return {"tools": [_as_mcp(tool) for tool in listed.tools()]}
+                listed = await self._playing(params, session)
+                return {"tools": [mcp_tool(spec) for spec in listed.tools()]}
             case "tools/call":
-                return await self._call(params, environment)
+                return await self._call(params, session)
             case "openenv/session/create":
-                if environment.episode_id is not None:
-                    return {"session_id": environment.episode_id}
+                if session.environment.is_open:
+                    return {"session_id": session.environment.episode_id}
                 started = {name: value for name, value in params.items() if name != "episode_id" or value}
-                created = await self._create(started)
-                return {"session_id": created.episode_id}
+                return {"session_id": (await session.create(started)).episode_id}
             case "openenv/session/close":
-                closed = _with_episode(await self._playing(params, environment))
-                await closed.cancel()
+                closed = _with_episode(await self._playing(params, session, begin=False))
+                await closed.close_session()
                 return {"session_id": closed.episode_id, "closed": True}
         raise InvalidRpc(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {method}. {_ABOUT}")
 
-    async def _call(self, params: dict[str, Any], environment: TurnstileEnvironment) -> dict[str, Any]:
+    async def _call(self, params: dict[str, Any], session: RpcSession) -> dict[str, Any]:
         name, arguments = params.get("name"), params.get("arguments") or {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise InvalidRpc(JsonRpcErrorCode.INVALID_PARAMS, "tools/call needs name, and arguments as an object")
-        playing = _with_episode(await self._playing(params, environment))
-        action = TurnstileAction(type="call_tool", tool_name=name, arguments=arguments)
-        said = await playing.step_async(action)
-        text = said.result if said.error is None else said.error.message
-        shown = text if isinstance(text, str) else str(text)
-        # `content` for MCP clients, `data` for OpenEnv's.
-        return {"content": [{"type": "text", "text": shown}], "isError": said.error is not None, "data": text}
+        playing = _with_episode(await self._playing(params, session))
+        answer = await playing.call_tool(name, arguments)
+        if answer.error is not None:
+            unknown = answer.error.error_type is ToolErrorType.TOOL_NOT_FOUND
+            code = JsonRpcErrorCode.INVALID_PARAMS if unknown else JsonRpcErrorCode.SERVER_ERROR
+            raise InvalidRpc(code, answer.error.message, {"error_type": answer.error.error_type.value})
+        assert answer.result is not None
+        return mcp_result(answer.result)
 
-    async def _playing(self, params: dict[str, Any], environment: TurnstileEnvironment) -> TurnstileEnvironment:
-        named = params.get("session_id") or params.get("episode_id")
+    async def _playing(
+        self, params: dict[str, Any], session: RpcSession, *, begin: bool = True
+    ) -> TurnstileEnvironment:
+        named, environment = params.get("session_id") or params.get("episode_id"), session.environment
         if isinstance(named, str) and environment.episode_id != named:
             return await self._find(named)
+        if begin and session.begin is not None:
+            await session.begin()
         return environment
+
+
+class RpcProtocol(SocketProtocol[RpcText]):
+    """JSON-RPC over a socket: one message per frame."""
+
+    def __init__(self, rpc: JsonRpc, session: RpcSession, limits: SocketLimits) -> None:
+        self._rpc = rpc
+        self._session = session
+        self._limits = limits
+
+    def parse(self, text: str) -> RpcText:
+        too_long = self._limits.refusal(text)
+        if too_long is not None:
+            return RpcText(None, error_answer(JsonRpcErrorCode.INVALID_REQUEST, too_long))
+        try:
+            return RpcText(parse_json(text))
+        except ValueError as error:
+            return RpcText(None, error_answer(JsonRpcErrorCode.PARSE_ERROR, f"not JSON: {error}"))
+
+    async def answer(self, text: RpcText) -> str | None:
+        refusal = text.refusal
+        answer = refusal if refusal is not None else await self._rpc.answer(text.message, self._session)
+        return json_bytes(answer).decode() if answer is not None else None
+
+    def full(self, message: str, sockets: int, most: int) -> str:
+        data = {"active_sessions": sockets, "max_sessions": most}
+        return json_bytes(error_answer(JsonRpcErrorCode.SERVER_ERROR, message, data=data)).decode()
+
+
+def error_answer(code: JsonRpcErrorCode, message: str, request_id: Any = None, data: Any = None) -> dict[str, Any]:
+    wellformed = request_id if isinstance(request_id, str | int) else None
+    return JsonRpcResponse.error_response(code, message, data, wellformed).model_dump()
 
 
 def _with_episode(environment: TurnstileEnvironment) -> TurnstileEnvironment:
@@ -146,12 +205,3 @@ def _checked(message: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(params, dict):
         raise InvalidRpc(JsonRpcErrorCode.INVALID_PARAMS, "params must be an object")
     return message["method"], params
-
-
-def _error(code: JsonRpcErrorCode, message: str, request_id: Any, data: Any = None) -> dict[str, Any]:
-    wellformed = request_id if isinstance(request_id, str | int) else None
-    return JsonRpcResponse.error_response(code, message, data, wellformed).model_dump()
-
-
-def _as_mcp(tool: Tool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}

@@ -8,6 +8,7 @@ from importlib.metadata import version
 import anyio
 from starlette.types import ASGIApp
 
+from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.settings import ControlSettings, OpenEnvSettings
@@ -17,6 +18,8 @@ from turnstile_server.tools.toolbox import Toolbox
 
 NAME = "turnstile"
 DESCRIPTION = "Token-exact episodes from real language-model agents, for training them by reinforcement learning."
+
+PRODUCTION = "this server is in production mode (openenv.mode), which has tools only (/mcp)"
 
 
 def metadata() -> dict[str, str]:
@@ -31,7 +34,7 @@ class OpenEnvParts:
     ``gate``: the model API, called in process by ``generate`` as an agent calls it, so that turns are recorded in
     one way only. ``training``: the calls that wait for the training loop, where it samples. ``tasks``: to look up
     the instruction of a task named by id. ``closing``: set when the server stops; sockets then close at once and
-    cancel nothing.
+    cancel nothing. ``address``: of the agent listener.
     """
 
     episodes: EpisodeService
@@ -43,3 +46,4 @@ class OpenEnvParts:
     control: ControlSettings
     settings: OpenEnvSettings
     closing: anyio.Event
+    address: AgentAddress

@@ -1,6 +1,8 @@
 """The OpenEnv routes: HTTP in and out, nothing of the framework. ``OpenEnvServer`` does the work.
 
-Request and reply shapes are those of openenv-core 0.3.0's own server; errors have the control API's shape.
+Request and reply shapes are those of openenv-core 0.3.0's own server; errors have the control API's shape. In
+production mode (``openenv.mode``) ``/reset``, ``/step`` and ``/state`` are no routes, and ``/ws`` refuses their
+frames. A server without a model has the routes of ``standby``.
 """
 
 from __future__ import annotations
@@ -23,40 +25,25 @@ from turnstile_server.control.body import (
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.control.openenv.loader import OpenEnvLoader
 from turnstile_server.control.openenv.parts import metadata
-from turnstile_server.errors import InvalidRequest, NotInstalled
+from turnstile_server.errors import EngineUnavailable, InvalidRequest, NotInstalled, TurnstileError
 
-PARSE_ERROR = -32700
+PARSE_ERROR, SERVER_ERROR = -32700, -32000
 """JSON-RPC 2.0, section 5.1."""
 
 INTERNAL_ERROR = 1011
 """Close code (RFC 6455, section 7.4.1)."""
 
+SESSION_HEADER = "mcp-session-id"
 
-def build_openenv_router(loader: OpenEnvLoader) -> APIRouter:
-    """``/ws``, ``/reset``, ``/step``, ``/state``, ``/schema``, ``/metadata`` and ``/mcp``."""
+
+def build_openenv_router(loader: OpenEnvLoader, *, production: bool = False) -> APIRouter:
+    """``/ws``, ``/schema``, ``/metadata``, ``/mcp``; unless ``production``, ``/reset``, ``/step``, ``/state``."""
     router = APIRouter()
     _add_description_routes(router, loader)
-    _add_simulation_routes(router, loader)
-    _add_mcp_route(router, loader)
-
-    @router.websocket("/ws")
-    async def ws(websocket: WebSocket) -> None:
-        try:
-            await websocket.accept()
-            await _serve(websocket)
-        except WebSocketDisconnect:
-            return  # the client left before anything was started
-
-    async def _serve(websocket: WebSocket) -> None:
-        try:
-            server = await loader.server()
-        except NotInstalled as error:
-            data = {"message": error.message, "code": "SESSION_ERROR", "type": error.type}
-            await websocket.send_text(json_bytes({"type": "error", "data": data}).decode())
-            await websocket.close(INTERNAL_ERROR)
-            return
-        await server.socket(websocket)
-
+    if not production:
+        _add_simulation_routes(router, loader)
+    _add_mcp_routes(router, loader)
+    _add_sockets(router, loader)
     return router
 
 
@@ -75,7 +62,7 @@ def _add_simulation_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
     async def reset(request: Request) -> Response:
         parameters = await _object(request)
         server = await loader.server()
-        return await _answer(request, lambda: server.reset(parameters))
+        return await _answer(request, lambda: server.reset(parameters, request.scope))
 
     @router.post("/step")
     async def step(request: Request) -> Response:
@@ -92,17 +79,85 @@ def _add_simulation_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
         return json_response(await (await loader.server()).state(episode_id))
 
 
-def _add_mcp_route(router: APIRouter, loader: OpenEnvLoader) -> None:
+def _add_mcp_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
     @router.post("/mcp")
     async def mcp(request: Request, episode_id: str | None = None) -> Response:
         raw = await request.body()
         server = await loader.server()
+        session_id = request.headers.get(SESSION_HEADER)
         try:
             message = parse_json(raw)
         except ValueError as error:
-            fault = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
-            return json_response({"jsonrpc": "2.0", "id": None, "error": fault})
-        return await _answer(request, lambda: server.rpc(message, episode_id))
+            return json_response(rpc_error(PARSE_ERROR, f"not JSON: {error}"))
+        headers: dict[str, str] = {}
+
+        async def answered() -> dict[str, Any] | None:
+            answer = await server.rpc(message, episode_id, session_id, request.scope)
+            if answer.session_id is not None:
+                headers[SESSION_HEADER] = answer.session_id
+            return answer.body
+
+        response = await _answer(request, answered)
+        response.headers.update(headers)
+        return response
+
+    @router.delete("/mcp", status_code=204)
+    async def close(request: Request) -> Response:
+        """The end of a session of MCP's streamable HTTP."""
+        session_id = request.headers.get(SESSION_HEADER)
+        if session_id is None:
+            raise InvalidRequest("DELETE /mcp ends a session, which the header Mcp-Session-Id names")
+        await (await loader.server()).close_session(session_id)
+        return Response(status_code=204)
+
+
+def _add_sockets(router: APIRouter, loader: OpenEnvLoader) -> None:
+    @router.websocket("/ws")
+    async def ws(websocket: WebSocket) -> None:
+        await serve_socket(websocket, lambda: _serve_ws(websocket), ws_refusal)
+
+    @router.websocket("/mcp")
+    async def mcp_socket(websocket: WebSocket) -> None:
+        await serve_socket(websocket, lambda: _serve_mcp(websocket), rpc_refusal)
+
+    async def _serve_ws(websocket: WebSocket) -> None:
+        await (await loader.server()).ws(websocket)
+
+    async def _serve_mcp(websocket: WebSocket) -> None:
+        await (await loader.server()).mcp_socket(websocket)
+
+
+async def serve_socket(
+    websocket: WebSocket, serve: Callable[[], Awaitable[None]], refusal: Callable[[TurnstileError], str]
+) -> None:
+    """Accept a socket and serve it. An error before it is served is told in its protocol, and closes it."""
+    try:
+        await websocket.accept()
+        try:
+            await serve()
+        except (NotInstalled, EngineUnavailable) as error:
+            await websocket.send_text(refusal(error))
+            await websocket.close(INTERNAL_ERROR)
+    except WebSocketDisconnect:
+        return  # the client left before anything was started
+
+
+def ws_refusal(error: TurnstileError) -> str:
+    """The error as a frame of ``/ws``."""
+    data = {"message": error.message, "code": "SESSION_ERROR", "type": error.type}
+    return json_bytes({"type": "error", "data": data}).decode()
+
+
+def rpc_refusal(error: TurnstileError) -> str:
+    """The error as a JSON-RPC error that answers no particular request."""
+    return json_bytes(rpc_error(SERVER_ERROR, error.message, error.type)).decode()
+
+
+def rpc_error(code: int, message: str, kind: str | None = None, request_id: Any = None) -> dict[str, Any]:
+    fault: dict[str, Any] = {"code": code, "message": message}
+    if kind is not None:
+        fault["data"] = {"type": kind}
+    return {"jsonrpc": "2.0", "id": request_id, "error": fault}
 
 
 async def _object(request: Request) -> dict[str, Any]:

@@ -6,17 +6,21 @@ and ``state`` name it by its id.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from openenv.core.env_server.types import WSErrorCode
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from turnstile.models.base import MAX_SECONDS
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
-from turnstile_server.control.openenv.jsonrpc import JsonRpc
+from turnstile_server.control.openenv.frames import FrameProtocol
+from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcProtocol, RpcSession
+from turnstile_server.control.openenv.mcp_sessions import McpSessions
 from turnstile_server.control.openenv.parts import OpenEnvParts
-from turnstile_server.control.openenv.websocket import OpenEnvSocket, SocketLimits, error_frame
+from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
+from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
 from turnstile_server.control.openenv.wire import (
     ResetParameters,
     TurnstileAction,
@@ -36,6 +40,14 @@ class StepRequest(BaseModel):
     episode_id: str | None = None
     timeout_s: float | None = Field(None, gt=0, le=MAX_SECONDS)
     request_id: str | None = Field(None, max_length=255)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcAnswer:
+    """``body`` is None for a notification. ``session_id``: of the session that the message opened."""
+
+    body: dict[str, Any] | None
+    session_id: str | None = None
 
 
 class DetachedEpisodes:
@@ -79,8 +91,11 @@ class OpenEnvServer:
 
     def __init__(self, parts: OpenEnvParts) -> None:
         self._parts = parts
+        self._production = parts.settings.mode == "production"
+        self._order = TaskOrder(parts.tasks)
         self._detached = DetachedEpisodes(parts.settings.kept)
-        self._rpc = JsonRpc(self._find, self._create)
+        self._sessions = McpSessions(parts.settings.max_sessions)
+        self._rpc = JsonRpc(self._find)
         self._sockets = 0
         self._limits = SocketLimits(
             parts.control.max_body_bytes, parts.settings.max_ahead, parts.control.send_timeout_s
@@ -88,25 +103,24 @@ class OpenEnvServer:
 
     # HTTP
 
-    async def reset(self, parameters: dict[str, Any]) -> dict[str, Any]:
+    async def reset(self, parameters: dict[str, Any], scope: Scope) -> dict[str, Any]:
         """Start a detached episode. Raises what TurnstileEnvironment.reset_async raises.
 
         A caller that leaves before the answer does not know the episode's id, so that cancels the episode.
         """
-        environment = TurnstileEnvironment(self._parts)
-        return serialise(await self._reset(environment, parameters))
+        return serialise(await self._reset(self._environment(scope), parameters))
 
     async def step(self, request: StepRequest) -> dict[str, Any]:
         if request.episode_id is not None:
             environment = await self._find(request.episode_id)
         elif request.action.type == "list_tools":
-            environment = TurnstileEnvironment(self._parts)
+            environment = self._environment()
         else:
             raise Unprocessable("episode_id: over HTTP every step names its episode, as POST /reset gave it")
         return serialise(await environment.step_async(request.action, request.timeout_s))
 
     async def state(self, episode_id: str | None) -> dict[str, Any]:
-        environment = TurnstileEnvironment(self._parts) if episode_id is None else await self._find(episode_id)
+        environment = self._environment() if episode_id is None else await self._find(episode_id)
         return (await environment.refreshed()).model_dump(mode="json")
 
     def schema(self) -> dict[str, Any]:
@@ -117,29 +131,81 @@ class OpenEnvServer:
             "reset": ResetParameters.model_json_schema(),
         }
 
-    async def rpc(self, message: Any, episode_id: str | None) -> dict[str, Any] | None:
-        """Answer one JSON-RPC message; None for a notification."""
-        return await self._rpc.answer(message, TurnstileEnvironment(self._parts), episode_id=episode_id)
+    async def rpc(self, message: Any, episode_id: str | None, session_id: str | None, scope: Scope) -> RpcAnswer:
+        """Answer one JSON-RPC message. Raises NotFound for a ``session_id`` (the header) that there is not."""
+        opened = None
+        if session_id is not None:
+            environment = self._sessions.get(session_id)
+        else:
+            environment = self._environment(scope)
+            if episode_id is None and isinstance(message, dict) and message.get("method") == "initialize":
+                opened = await self._sessions.open(environment)
+
+        async def create(parameters: dict[str, Any]) -> TurnstileEnvironment:
+            created = self._environment(scope)
+            await self._reset(created, parameters)
+            return created
+
+        async def begin() -> None:
+            await environment.begin(detached=True)
+            await self._keep(environment)
+
+        session = RpcSession(environment, create, begin if session_id is not None else None, episode_id)
+        return RpcAnswer(await self._rpc.answer(message, session), opened)
+
+    async def close_session(self, session_id: str) -> None:
+        """End the session of a standard MCP client. Raises NotFound."""
+        await self._sessions.close(session_id)
 
     # WebSocket
 
-    async def socket(self, websocket: WebSocket) -> None:
-        """Serve an accepted socket to its end."""
-        if self._sockets >= self._parts.settings.max_sockets:
+    async def ws(self, websocket: WebSocket) -> None:
+        """Serve an accepted ``/ws`` socket to its end."""
+        session = self._socket_session(websocket)
+        frames = FrameProtocol(self._rpc, session, self._limits, self._keep, production=self._production)
+        await self._serve(websocket, session.environment, frames)
+
+    async def mcp_socket(self, websocket: WebSocket) -> None:
+        """Serve an accepted ``/mcp`` socket to its end: JSON-RPC, one message per frame."""
+        session = self._socket_session(websocket)
+        await self._serve(websocket, session.environment, RpcProtocol(self._rpc, session, self._limits))
+
+    def _socket_session(self, websocket: WebSocket) -> RpcSession:
+        """The session of a socket: one environment, whose episode goes with the socket."""
+        environment = self._environment(websocket.scope)
+
+        async def create(parameters: dict[str, Any]) -> TurnstileEnvironment:
+            await environment.reset_async(**parameters)
+            if not environment.owned:
+                await self._keep(environment)
+            return environment
+
+        return RpcSession(environment, create, environment.begin)
+
+    async def _serve(
+        self, websocket: WebSocket, environment: TurnstileEnvironment, protocol: SocketProtocol[MessageT]
+    ) -> None:
+        most = self._parts.settings.max_sockets
+        if self._sockets >= most:
             message = f"{self._sockets} sockets are open, the server's limit (openenv.max_sockets)"
-            counts = {"active_sessions": self._sockets, "max_sessions": self._parts.settings.max_sockets}
-            await websocket.send_text(error_frame(message, WSErrorCode.CAPACITY_REACHED, **counts))
+            await websocket.send_text(protocol.full(message, self._sockets, most))
             await websocket.close()
             return
         self._sockets += 1
         try:
-            environment = TurnstileEnvironment(self._parts)
-            closing = self._parts.closing
-            await OpenEnvSocket(websocket, environment, self._rpc, self._limits, closing, self._keep).serve()
+            await BoundedSocket(
+                websocket, protocol, self._limits, self._parts.closing, environment.release
+            ).serve()
         finally:
             self._sockets -= 1
 
     # Helpers
+
+    def _environment(self, scope: Scope | None = None) -> TurnstileEnvironment:
+        """One without an episode. ``scope``: of the request that starts one."""
+        address = self._parts.address
+        agent_url = address.of(scope) if scope is not None else address.default
+        return TurnstileEnvironment(self._parts, TaskChoice(self._order), agent_url)
 
     async def _find(self, episode_id: str) -> TurnstileEnvironment:
         """The environment of a detached episode. An episode that REST or another socket started gets one without
@@ -147,13 +213,8 @@ class OpenEnvServer:
         known = self._detached.get(episode_id)
         if known is not None:
             return known
-        environment = TurnstileEnvironment(self._parts)
+        environment = self._environment()
         await environment.attach(episode_id)
-        return environment
-
-    async def _create(self, parameters: dict[str, Any]) -> TurnstileEnvironment:
-        environment = TurnstileEnvironment(self._parts)
-        await self._reset(environment, parameters)
         return environment
 
     async def _reset(self, environment: TurnstileEnvironment, parameters: dict[str, Any]) -> TurnstileObservation:

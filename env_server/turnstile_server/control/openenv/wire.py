@@ -98,6 +98,9 @@ class TurnstileObservation(Observation):
     tools: list[Tool] | None = Field(None, description="`list_tools`.")
     tool_name: str | None = Field(None, description="`call_tool`: the tool that was called.")
     result: Any = Field(None, description="`call_tool`: the tool's text, also when the tool failed.")
+    structured: dict[str, Any] | None = Field(
+        None, description="`call_tool`: the result as the tool's output schema describes it, where it has one."
+    )
     is_error: bool = Field(False, description="`call_tool`: the tool failed; `result` says why.")
     error: ToolError | None = Field(None, description="The tool or model call could not be made.")
     message: dict[str, Any] | None = Field(None, description="`generate`: the reply, as in Chat Completions.")
@@ -134,7 +137,8 @@ class TurnstileState(State):
 
 
 class ResetParameters(EpisodeRequest):
-    """``reset(**these)``: the fields of ``POST /episodes``, with the task by ``task_id`` or as ``task``."""
+    """``reset(**these)``: the fields of ``POST /episodes``, with the task by ``task_id``, as ``task``, or left to
+    the server."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -144,16 +148,26 @@ class ResetParameters(EpisodeRequest):
     """True: the episode goes on when its socket closes."""
 
     @model_validator(mode="after")
-    def _one_task(self) -> ResetParameters:
-        inline = self.task.model_dump(exclude_none=True)
-        if bool(self.task_id) == bool(inline):
-            raise ValueError("name a task: task_id, or task (an object with an instruction), and not both")
+    def _at_most_one_task(self) -> ResetParameters:
+        if self.task_id is not None and self._inline:
+            raise ValueError("name one task: task_id, or task (an object with an instruction), and not both")
+        if not self.names_task and self.idempotency_key is not None and self.seed is None:
+            raise ValueError("idempotency_key needs a task or a seed: without them every reset takes another task")
         return self
 
-    def request(self) -> EpisodeRequest:
-        task = TaskRef(id=self.task_id) if self.task_id else self.task
+    @property
+    def _inline(self) -> bool:
+        return bool(self.task.model_dump(exclude_none=True))
+
+    @property
+    def names_task(self) -> bool:
+        return self.task_id is not None or self._inline
+
+    def request(self, task_id: str | None, seed: int | None) -> EpisodeRequest:
+        """The request for ``POST /episodes``, with the task and the seed that were chosen."""
+        task = TaskRef(id=task_id) if task_id is not None else self.task
         fields = {name: getattr(self, name) for name in self.model_fields_set & EpisodeRequest.model_fields.keys()}
-        return EpisodeRequest.model_validate({**fields, "task": task})
+        return EpisodeRequest.model_validate({**fields, "task": task, "seed": seed})
 
 
 def serialise(observation: TurnstileObservation) -> dict[str, Any]:
