@@ -16,6 +16,7 @@ NO_NAME_SPACES = (
 NO_PROC = "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"
 NO_MOUNT = "bwrap: Failed to make / slave: Permission denied"
 NO_UID_MAP = "bwrap: setting up uid map: Permission denied"
+NO_ROOT_MAP = "bwrap: setting up uid map: Operation not permitted"
 NONE_LEFT = "bwrap: Creating new namespace failed: No space left on device"
 
 SECCOMP = "--security-opt seccomp=server/seccomp.json"
@@ -36,6 +37,7 @@ DOCKER = "Docker (/.dockerenv)"
         ),
         (NO_UID_MAP, Machine(apparmor_restricts=True), ("apparmor_restrict_unprivileged_userns=0` as root",)),
         (NO_UID_MAP, Machine(DOCKER, True, apparmor_restricts=True), ("userns=0` on the container's host",)),
+        (NO_ROOT_MAP, Machine(DOCKER, True, root=True), ("root without its capabilities", "--user 10001:10001")),
         (NONE_LEFT, Machine(max_user_namespaces=0), ("sysctl -w user.max_user_namespaces=15000` as root",)),
         (
             NONE_LEFT,
@@ -82,11 +84,12 @@ def test_the_facts_are_read_from_the_files_of_the_kernel_and_of_the_engine(tmp_p
         "2 1 0:2 / /proc rw,nosuid - proc proc rw\n"
         "3 2 0:3 /null /proc/kcore rw,nosuid - tmpfs tmpfs rw\n"
     )
+    status = "Name:\tpython3\nUid:\t0\t0\t0\t0\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n"
     found = machine_in(
         tmp_path,
         {
             ".dockerenv": "",
-            "proc/self/status": "Name:\tpython3\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n",
+            "proc/self/status": status,
             "proc/self/mountinfo": mountinfo,
             "proc/self/attr/current": "docker-default (enforce)\n",
             "proc/sys/user/max_user_namespaces": "96365\n",
@@ -94,7 +97,7 @@ def test_the_facts_are_read_from_the_files_of_the_kernel_and_of_the_engine(tmp_p
             "proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n",
         },
     )
-    assert found == Machine(DOCKER, True, ("/proc/kcore",), 96365, 1, True, "docker-default (enforce)")
+    assert found == Machine(DOCKER, True, ("/proc/kcore",), 96365, 1, True, "docker-default (enforce)", True)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Machine:
     """sysctl kernel.apparmor_restrict_unprivileged_userns, on by default since Ubuntu 24.04."""
     apparmor_profile: str | None = None
     """The AppArmor profile that confines this process; None where none does."""
+    root: bool = False
+    """This process runs as uid 0, perhaps without its rights."""
 
 
 def look(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Machine:
@@ -54,6 +56,7 @@ def look(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -
         unprivileged_userns_clone=_number(proc / "sys/kernel/unprivileged_userns_clone"),
         apparmor_restricts=_number(proc / "sys/kernel/apparmor_restrict_unprivileged_userns") == 1,
         apparmor_profile=profile if profile.endswith(("(enforce)", "(complain)")) else None,
+        root="\nUid:\t0\t" in status,
     )
 
 
@@ -90,6 +93,11 @@ def _advice(error: str, machine: Machine) -> str:
                 f"the sandbox a /proc of its own. {_FLAGS}"
             )
         return f"Likely cause: something is mounted over parts of /proc ({covered}): unmount it"
+    if "uid map: Operation not permitted" in error and machine.root:
+        return (
+            "Likely cause: root without its capabilities may not make a user name space. Run the server as "
+            "another user (a container: `--user 10001:10001`)"
+        )
     if "Permission denied" in error and machine.container is not None and machine.apparmor_profile is not None:
         return (
             f"Likely cause: the AppArmor profile {machine.apparmor_profile} of the container. {_FLAGS}, and "
