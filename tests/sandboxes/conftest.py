@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from docker_support import OWNERS, remove_volumes
 from echo_app import EchoApp, agents_of
 from sandbox_providers import BACKENDS, SPEC, Backend
 
@@ -23,6 +24,13 @@ def run_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ts-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_volumes_left() -> Iterator[None]:
+    yield
+    if OWNERS:
+        remove_volumes()
 
 
 @pytest.fixture

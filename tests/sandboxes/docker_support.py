@@ -23,6 +23,8 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.settings import SandboxSettings
 
 BARE_IMAGE = "turnstile-test:bare"
+OWNERS: set[str] = set()
+"""Whose volumes are removed after all tests."""
 KNOWN_IMAGES: dict[str, bool] = {}
 """Images are probed once in all tests: a container less for each."""
 APPLETS = (
@@ -88,7 +90,24 @@ def _only_busybox(packed: bytes) -> bytes:
 def docker_provider(settings: SandboxSettings, run_dir: Path, image: str | None = None) -> DockerProvider:
     """The run folder is the test's own, so its name is an owner that no other test has."""
     chosen = settings.model_copy(update={"docker_image": image or python_image()})
+    OWNERS.add(run_dir.name)
     return DockerProvider(chosen, run_dir, owner=run_dir.name, known_images=KNOWN_IMAGES)
+
+
+def streaming_provider(settings: SandboxSettings, run_dir: Path) -> DockerProvider:
+    """As if the engine saw none of the server's files."""
+    return docker_provider(settings.model_copy(update={"docker_transport": "stream"}), run_dir)
+
+
+def volumes_of(owner: str) -> list[str]:
+    return [each.name for each in engine().volumes.list(filters={"label": f"{OWNER_LABEL}={owner}"})]
+
+
+def remove_volumes() -> None:
+    """Of every owner that the tests had: a server keeps them for its next start."""
+    for owner in OWNERS:
+        for name in volumes_of(owner):
+            engine().volumes.get(name).remove()
 
 
 def _kill_helper(sandbox: HelperSandbox, run_dir: Path) -> None:
@@ -101,3 +120,6 @@ def _traces(sandbox_id: str, run_dir: Path) -> list[str]:
 
 
 DOCKER = Backend(name="docker", make=docker_provider, two_users=True, kill_helper=_kill_helper, traces=_traces)
+STREAM = Backend(
+    name="docker-stream", make=streaming_provider, two_users=True, kill_helper=_kill_helper, traces=_traces
+)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from docker_support import DOCKER
+from docker_support import DOCKER, STREAM
 from sandbox_backend import Backend
 
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
@@ -64,7 +64,7 @@ def _local(as_root: bool) -> Backend:
 
 # Without root there is only the kind with one uid.
 LOCAL = [_local(True), _local(False)] if os.geteuid() == 0 else [_local(False)]
-BACKENDS = [*LOCAL, pytest.param(DOCKER, marks=pytest.mark.docker)]
+BACKENDS = [*LOCAL, *(pytest.param(each, marks=pytest.mark.docker) for each in (DOCKER, STREAM))]
 
 
 async def eventually(what: Callable[[], bool]) -> None:

@@ -25,6 +25,7 @@ from turnstile_server.sandboxes.local import bubblewrap, cgroups, orphans
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
+from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio
@@ -226,7 +227,8 @@ async def test_the_token_is_in_no_command_line(
     provider = LocalProvider(sandbox_settings, run_dir)
     await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
-    token = sandbox._sockets.token.encode()
+    assert isinstance(sandbox._link, SandboxSockets)
+    token = sandbox._link.token.encode()
     assert not any(token in words for words in command_lines())
     inside = await sandbox.exec(Command(("sh", "-c", "cat /proc/*/environ /proc/*/cmdline 2>/dev/null")))
     assert token not in inside.stdout

@@ -15,7 +15,7 @@ from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.protocol import Command, User
 
 INSTALLS = "/opt/turnstile/agents"
-"""Where the folder of installed agents is mounted in every sandbox."""
+"""The folder inside in which each sandbox has what is installed for its agent."""
 
 PLACEHOLDERS = (
     "model_url",
@@ -112,6 +112,11 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:
         fault = f"there is no placeholder {{{error.args[0]}}}" if isinstance(error, KeyError) else str(error)
         raise ValueError(fault) from error
+
+
+def uses_placeholder(spec: AgentSpec, name: str) -> bool:
+    """Whether any text of ``spec`` needs this value."""
+    return any(f"{{{name}}}" in text for _, text in _texts(spec))
 
 
 def placeholder_errors(spec: AgentSpec) -> list[str]:

@@ -19,7 +19,9 @@ from turnstile.models import (
     Sampling,
     new_id,
 )
-from turnstile_server.agents.launch import INSTALLS
+from turnstile_server.agents.installer import Installer
+from turnstile_server.agents.launch import INSTALLS, uses_placeholder
+from turnstile_server.agents.packages import NODE
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
@@ -66,11 +68,20 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
         missing = backends.sandboxes.missing
         if missing is not None:
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
-        mounts = (Mount(backends.installer.folder, INSTALLS),) if agent is not None else ()
+        mounts = () if agent is None else _mounts(backends.installer, agent)
         spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.docker_image
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
+
+
+def _mounts(installer: Installer, agent: AgentSpec) -> tuple[Mount, ...]:
+    """What is installed for this agent, and nothing of the others'. Many npm packages are binaries, which need no
+    Node.js."""
+    names = [installer.name_of(agent)]
+    if agent.install.npm and uses_placeholder(agent, "node"):
+        names.append(NODE)
+    return tuple(Mount(installer.folder / name, f"{INSTALLS}/{name}") for name in names)
 
 
 def _merged(first: Limits, then: Limits) -> Limits:

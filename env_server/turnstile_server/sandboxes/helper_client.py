@@ -24,6 +24,9 @@ from turnstile_server.sandboxes.helper.turnstile_helper import frames
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 256 << 10
+_MAX_QUEUED = 128 << 20
+"""Bytes of frames that wait for a helper to read them. Requests and carried connections keep far below by their
+windows; only a helper that answers without reading gets here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,12 @@ class HelperRequest:
 
 
 class HelperClient:
-    """Requests to one helper. ``stream`` comes from ``SandboxSockets``, which has checked the helper's token."""
+    """Requests to one helper. ``stream`` comes from ``SandboxSockets``, which has checked the helper's token, or
+    is the standard input and output of a container's first program."""
 
     def __init__(self, stream: ByteStream, decoder: frames.Decoder, name: str, tasks: BackgroundTasks) -> None:
+        self.carried: Callable[[Mapping[str, Any], bytes], None] | None = None
+        """Takes the frames of carried connections; None: there are none."""
         self.lost = anyio.Event()
         """Set when the connection has ended."""
         self._stream = stream
@@ -130,6 +136,7 @@ class HelperClient:
         self._lost_reason: str | None = None
         # Bounded by its users: one header for each request, and payloads by the requests' input windows.
         self._queue, self._queued = anyio.create_memory_object_stream[bytes](math.inf)
+        self._queued_bytes = 0
         self._connection = tasks.start(self._serve, name=f"helper client {name}")
 
     def begin(
@@ -196,7 +203,12 @@ class HelperClient:
     def send(self, header: Mapping[str, Any], payload: bytes | memoryview = b"") -> None:
         """Queues a frame. Raises SandboxFailed, and FrameError for a header that is too long."""
         self._check()
-        self._queue.send_nowait(frames.encode(dict(header), payload))
+        frame = frames.encode(dict(header), payload)
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > _MAX_QUEUED:
+            self.lose("the sandbox's helper does not read what it is sent")
+            self._check()
+        self._queue.send_nowait(frame)
 
     def lose(self, reason: str) -> None:
         """Ends the connection (the helper then kills everything and exits) and every open request."""
@@ -246,6 +258,7 @@ class HelperClient:
         try:
             async for frame in self._queued:
                 await self._stream.send(frame)
+                self._queued_bytes -= len(frame)
         except anyio.BrokenResourceError:
             return  # the reader sees the same, and says why
 
@@ -259,11 +272,18 @@ class HelperClient:
             return "the sandbox ended: its helper is gone"
         except anyio.BrokenResourceError as error:
             return f"the connection to the sandbox broke: {error.__cause__ or error}"
+        except SandboxFailed as error:  # given up while a frame was answered
+            return error.message
         except (frames.FrameError, KeyError, TypeError, ValueError, OverflowError) as error:
             _LOG.warning("a sandbox's helper broke the protocol", extra={"sandbox": self._name})
             return f"the sandbox's helper broke the protocol: {error}"
 
     def _take(self, header: Mapping[str, Any], payload: bytes) -> None:
+        if "conn" in header:
+            if self.carried is None:
+                raise frames.FrameError("no connections are carried")
+            self.carried(header, payload)
+            return
         number = header["id"]
         request = self._requests.get(number)
         if request is None:

@@ -1,7 +1,7 @@
 """A sandbox with a helper inside: the ``Sandbox`` protocol over a helper client, whichever backend runs the
 helper.
 
-Owns the client and the sockets from ``open`` on. ``destroy`` ends both, with the backend's own clean-up: once,
+Owns the client and the link from ``open`` on. ``destroy`` ends both, with the backend's own clean-up: once,
 however often and by whom it is called, and whether or not the caller waits.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -18,10 +18,12 @@ from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTask
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
 from turnstile_server.sandboxes.protocol import HOMES, WORKDIR, Command, ExecResult, Process, User
-from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 FORWARD_PORT = 8001
+_MOST_FORWARDED = 128
+"""Connections that the helper forwards at once. Each takes one or two of its descriptors: an agent that opens more
+may not use up those that commands need."""
 _MAX_ERROR_BYTES = 8192
 """Room for the error text of a file operation."""
 
@@ -51,16 +53,38 @@ class Layout:
     """Port of the sandbox's loopback that is forwarded to the agent endpoint; 0 takes a free one, None none."""
 
 
+class SandboxLink(Protocol):
+    """What joins one sandbox to the server, beside the helper's connection: its listener of the agent endpoint."""
+
+    @property
+    def gate_inside(self) -> str:
+        """Path inside of the Unix socket that leads to the agent endpoint."""
+        ...
+
+    @property
+    def carried(self) -> bool:
+        """True: the helper makes that socket, and carries its connections. False: it is the server's, mounted."""
+        ...
+
+    def admit(self, episode_id: str | None) -> None:
+        """Serve this episode from now on; None: none."""
+        ...
+
+    async def close(self) -> None:
+        """Cuts every connection, and removes what was made. May be called twice."""
+        ...
+
+
 class HelperSandbox:
     """A ``Sandbox``. ``release``: the backend's own clean-up, which kills and removes what runs the helper. It is
-    called once, by ``destroy``, after the client is closed and before the sockets are. It may not raise for what
+    called once, by ``destroy``, after the client is closed and before the link is. It may not raise for what
     is gone already."""
 
     def __init__(
         self,
         sandbox_id: str,
         client: HelperClient,
-        sockets: SandboxSockets,
+        link: SandboxLink,
         layout: Layout,
         settings: SandboxSettings,
         release: Callable[[], Awaitable[None]],
@@ -68,7 +92,7 @@ class HelperSandbox:
     ) -> None:
         self._sandbox_id = sandbox_id
         self._client = client
-        self._sockets = sockets
+        self._link = link
         self._layout = layout
         self._settings = settings
         self._release = release
@@ -105,7 +129,12 @@ class HelperSandbox:
                     "grace_s": self._settings.output_grace_s,
                     "forward": None
                     if layout.forward_port is None
-                    else [layout.forward_port, self._sockets.gate_inside],
+                    else {
+                        "port": layout.forward_port,
+                        "socket": self._link.gate_inside,
+                        "carried": self._link.carried,
+                        "connections": min(_MOST_FORWARDED, self._settings.max_connections),
+                    },
                 },
                 timeout_s=self._settings.start_timeout_s,
             )
@@ -138,7 +167,7 @@ class HelperSandbox:
         return self._client.lost
 
     def admit(self, episode_id: str | None) -> None:
-        self._sockets.admit(episode_id)
+        self._link.admit(episode_id)
 
     async def exec(self, command: Command) -> ExecResult:
         try:
@@ -202,14 +231,14 @@ class HelperSandbox:
         await self._destroying.wait()
 
     async def _destroy(self) -> None:
-        self._sockets.admit(None)
+        self._link.admit(None)
         try:
             await self._client.close()
         finally:
             try:
                 await self._release()
             finally:
-                await self._sockets.close()
+                await self._link.close()
 
     def _reply_timeout(self, timeout_s: float | None) -> float | None:
         """How long the helper may take to reply to a command that may run for ``timeout_s``."""

@@ -37,6 +37,8 @@ class SandboxSockets:
     """Call ``open``, launch the helper with ``environment`` and with ``folder`` mounted at ``mounted_at``, wait in
     ``dialed_in``, and at the end ``close``, whatever happened before."""
 
+    carried = False
+
     def __init__(
         self,
         folder: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -27,6 +28,14 @@ class SandboxSettings(Section):
     )
     docker_image: str = Field("python:3.11-slim", description="`docker`: the image for tasks that name none.")
     docker_timeout_s: float = Field(60.0, gt=0, description="Time for one call to the Docker engine.")
+    docker_transport: Literal["auto", "bind", "stream"] = Field(
+        "auto",
+        description="How containers are reached: `bind`, over sockets of the server's that they mount; `stream`, "
+        "over the engine's connection, for an engine that does not see the server's files. `auto` tries it.",
+    )
+    docker_copy_timeout_s: float = Field(
+        600.0, gt=0, description="Time to copy one folder (an agent's) to an engine that does not see it."
+    )
     docker_parallel: int = Field(4, ge=1, description="Calls to the Docker engine at once; further ones wait.")
     run_dir: Path | None = Field(
         None,

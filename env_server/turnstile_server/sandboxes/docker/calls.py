@@ -30,13 +30,16 @@ class BlockingCalls:
         self._limiter = anyio.CapacityLimiter(parallel)
         self._timeout_s = timeout_s
 
-    async def run(self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """What ``work`` returns, or raises. Raises TimeoutError where it took too long.
+    async def run(
+        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None, timeout_s: float | None = None
+    ) -> T:
+        """What ``work`` returns, or raises. Raises TimeoutError where it took longer than ``timeout_s``, or than
+        calls may take.
 
         ``undo`` gets the result of a call whose caller timed out or was cancelled before having it.
         """
         call = BlockingCall(work, undo)
-        with anyio.fail_after(self._timeout_s):
+        with anyio.fail_after(self._timeout_s if timeout_s is None else timeout_s):
             await self._limiter.acquire_on_behalf_of(call)
             return await call.result(partial(self._limiter.release_on_behalf_of, call))
 

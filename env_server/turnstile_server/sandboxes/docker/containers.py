@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnstile_server.sandboxes.docker.engine import Image
-from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET, SOCKET_TARGET
+from turnstile_server.sandboxes.helper import HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper_sandbox import Layout
-from turnstile_server.sandboxes.protocol import HOMES, Mount, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import HOMES, SandboxLimits, SandboxSpec, User
 from turnstile_server.settings import SandboxSettings
 
 OWNER_LABEL = "turnstile.owner"
@@ -29,6 +29,7 @@ _CAPABILITIES = ("SETUID", "SETGID", "KILL")
 _TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
+_NO_LOG = {"Type": "none"}
 _SHARED_MEMORY_BYTES = 64 << 20
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
 
@@ -41,29 +42,51 @@ def layout(spec: SandboxSpec, image: Image) -> Layout:
     return Layout(workdir=spec.workdir, path=image.path, own_tree=spec.image_files)
 
 
-def with_helper(
+def dialing(
     spec: SandboxSpec,
     image: Image,
     settings: SandboxSettings,
     labels: Mapping[str, str],
+    mounts: Sequence[Mapping[str, Any]],
     environment: Mapping[str, str],
     socket_folder: str,
 ) -> dict[str, Any]:
-    """A container whose first process is the helper."""
-    mounts = [
-        _bind(str(HELPER_FOLDER), HELPER_TARGET),
-        _bind(socket_folder, SOCKET_TARGET),
-        *(_mount(mount) for mount in spec.mounts),
-    ]
-    return _body(spec, image, settings, labels, HELPER_COMMAND, environment, mounts)
+    """A container whose first process is the helper, which dials a socket in the server's ``socket_folder``."""
+    sockets = bind_mount(socket_folder, SOCKET_TARGET)
+    return _body(spec, image, settings, labels, HELPER_COMMAND, environment, [*mounts, sockets])
+
+
+def attached(
+    spec: SandboxSpec,
+    image: Image,
+    settings: SandboxSettings,
+    labels: Mapping[str, str],
+    mounts: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """A container whose first process is the helper, spoken to by its standard input and output. The input is
+    closed when the one who has attached goes, which ends the helper."""
+    body = _body(spec, image, settings, labels, HELPER_COMMAND, {}, mounts)
+    body["HostConfig"]["Tmpfs"][SOCKET_TARGET] = "rw,noexec,nosuid,nodev,size=64k,mode=0755"
+    body["HostConfig"]["LogConfig"] = _NO_LOG
+    streams = dict.fromkeys(("AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce"), True)
+    return {**body, **streams, "Tty": False}
 
 
 def without_helper(
-    spec: SandboxSpec, image: Image, settings: SandboxSettings, labels: Mapping[str, str]
+    spec: SandboxSpec,
+    image: Image,
+    settings: SandboxSettings,
+    labels: Mapping[str, str],
+    mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """A container that only waits for commands by the engine's exec."""
-    mounts = [_mount(mount) for mount in spec.mounts]
     return _body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts)
+
+
+def holder(image: Image, labels: Mapping[str, str], mount: Mapping[str, Any]) -> dict[str, Any]:
+    """A container that is never started: through it the engine's files are looked at, and volumes filled."""
+    host = _host(_PROBE_LIMITS, (), read_only=False, tmpfs={}, mounts=[mount])
+    return _container(image, labels, PLAIN_COMMAND, {}, host)
 
 
 def probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -79,7 +102,7 @@ def _body(
     labels: Mapping[str, str],
     command: Sequence[str],
     environment: Mapping[str, str],
-    mounts: list[dict[str, Any]],
+    mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     capabilities = _CAPABILITIES + (_TREE_CAPABILITIES if spec.image_files else ())
     host = _host(
@@ -119,7 +142,7 @@ def _host(
     *,
     read_only: bool,
     tmpfs: Mapping[str, str],
-    mounts: list[dict[str, Any]],
+    mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     # Docker has no quota for a root that can be written to, on most disks: there the size of each file is bounded.
     return {
@@ -135,7 +158,7 @@ def _host(
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": read_only,
         "Tmpfs": dict(tmpfs),
-        "Mounts": mounts,
+        "Mounts": [dict(mount) for mount in mounts],
         "IpcMode": "private",
         "RestartPolicy": {"Name": "no"},
         "LogConfig": _LOG,
@@ -167,9 +190,11 @@ def _ulimit(name: str, bound: int) -> dict[str, Any]:
     return {"Name": name, "Soft": bound, "Hard": bound}
 
 
-def _bind(source: str, target: str) -> dict[str, Any]:
+def bind_mount(source: str, target: str) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}
 
 
-def _mount(mount: Mount) -> dict[str, Any]:
-    return _bind(str(mount.source), mount.target)
+def volume_mount(name: str, target: str, *, read_only: bool = True) -> dict[str, Any]:
+    # NoCopy: a new volume is not filled with what the image has at the target.
+    options = {"NoCopy": True}
+    return {"Type": "volume", "Source": name, "Target": target, "ReadOnly": read_only, "VolumeOptions": options}

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.utils import kwargs_from_env
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes.docker.address import EngineAddress
+from turnstile_server.sandboxes.docker.attach import AttachedStream, attach
 from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.settings import SandboxSettings
@@ -32,6 +33,16 @@ _EXTRA_CONNECTIONS = 128
 
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What Docker gives a container whose image names none."""
+
+
+_OLDEST_API = (1, 41)
+"""Docker 20.10."""
+_UNSEEN = "bind source path does not exist"
+"""What the engine says of a bind mount that is not in its own file system."""
+
+
+class UnseenFolder(SandboxUnavailable):
+    """The engine does not see a folder of the server's that it was to mount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +70,36 @@ class DockerEngine:
         self._settings = settings
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
+        self._address: EngineAddress | None = None
 
     async def open(self) -> str:
-        """Connects; the engine's version. Raises SandboxUnavailable."""
+        """Connects; the engine's version and address, in words. Raises SandboxUnavailable, which says what is
+        wrong with the set-up."""
+        try:
+            address = EngineAddress.find(self._settings.docker_host)
+        except DockerException as error:
+            raise SandboxUnavailable(f"{error} (DOCKER_HOST, DOCKER_TLS_VERIFY, DOCKER_CERT_PATH)") from error
 
         def connect() -> tuple[docker.APIClient, str]:
-            where = {"base_url": self._settings.docker_host} if self._settings.docker_host else kwargs_from_env()
-            api = docker.APIClient(
-                version="auto",
-                timeout=max(1, round(self._settings.docker_timeout_s)),
-                max_pool_size=self._settings.docker_parallel + _EXTRA_CONNECTIONS,
-                **where,
-            )
-            return api, str(api.version()["Version"])
+            try:
+                api = docker.APIClient(
+                    version="auto",
+                    timeout=max(1, round(self._settings.docker_timeout_s)),
+                    max_pool_size=self._settings.docker_parallel + _EXTRA_CONNECTIONS,
+                    **address.client_options(),
+                )
+                found = api.version()
+                spoken = found["ApiVersion"]
+                version = f"{found['Version']} at {address.url}"
+            except (DockerException, requests.exceptions.RequestException, OSError, KeyError, ValueError) as error:
+                raise SandboxUnavailable(address.fault(error)) from error
+            if tuple(int(part) for part in spoken.split(".")) < _OLDEST_API:
+                api.close()
+                raise SandboxUnavailable(f"Docker {version} is too old: it must be 20.10 or newer (API 1.41)")
+            return api, version
 
         api, version = await self._run(connect, "connect", undo=lambda made: made[0].close())
-        self._api = api
+        self._api, self._address = api, address
         return version
 
     def close(self) -> None:
@@ -103,10 +128,20 @@ class DockerEngine:
                 path=environment.get("PATH") or _USUAL_PATH,
             )
 
-        return await self._call(inspect, f"look up the image {name}")
+        return await self.call(inspect, f"look up the image {name}")
+
+    async def any_image(self) -> Image | None:
+        """Some image; None where the engine has none."""
+        found = await self.call(lambda api: [str(each["Id"]) for each in api.images()], "list images")
+        return await self.image(found[0]) if found else None
+
+    async def kernel(self) -> str:
+        """The release of the kernel that containers run on."""
+        return await self.call(lambda api: str(api.info().get("KernelVersion", "")), "describe itself")
 
     async def create(self, name: str, body: Mapping[str, Any], *, image_name: str) -> str:
-        """A container's id. Raises TaskFailed where the engine refuses what the image or the task asks."""
+        """A container's id. Raises TaskFailed where the engine refuses what the image or the task asks,
+        UnseenFolder where it does not find a folder that is to be mounted."""
 
         def create(api: docker.APIClient) -> str:
             try:
@@ -115,11 +150,16 @@ class DockerEngine:
             except (ImageNotFound, NotFound) as error:
                 raise TaskFailed(f"Docker has no image {image_name}: {_said(error)}") from error
             except APIError as error:
+                if _UNSEEN in _said(error):
+                    raise UnseenFolder(
+                        f"the Docker engine does not see this server's files ({_said(error)}): set "
+                        "sandboxes.docker_transport to stream or auto"
+                    ) from error
                 if error.status_code == 400:
                     raise TaskFailed(f"Docker refuses a container of {image_name}: {_said(error)}") from error
                 raise
 
-        return await self._call(create, "create a container", undo=self._remove)
+        return await self.call(create, "create a container", undo=self._remove)
 
     async def start(self, container: str, *, image_name: str) -> None:
         """Raises TaskFailed where the image cannot run the container's first program."""
@@ -133,12 +173,18 @@ class DockerEngine:
                     raise TaskFailed(f"a container of {image_name} does not start: {said}") from error
                 raise
 
-        await self._call(start, "start a container")
+        await self.call(start, "start a container")
+
+    async def attach(self, container: str) -> AttachedStream:
+        """Standard input and output of a container that is not started yet. Raises SandboxUnavailable."""
+        if self._address is None:
+            raise SandboxUnavailable("the Docker engine is not connected")
+        return await attach(self._address, container, self._settings.docker_timeout_s)
 
     async def wait(self, container: str) -> int:
         """The exit code of a container that ends by itself soon."""
         wait_s = max(1, round(self._settings.docker_timeout_s))
-        return await self._call(lambda api: int(api.wait(container, timeout=wait_s)["StatusCode"]), "wait")
+        return await self.call(lambda api: int(api.wait(container, timeout=wait_s)["StatusCode"]), "wait")
 
     async def state(self, container: str) -> ContainerState | None:
         def inspect(api: docker.APIClient) -> ContainerState | None:
@@ -153,7 +199,7 @@ class DockerEngine:
                 error=str(state["Error"]),
             )
 
-        return await self._call(inspect, "look at a container")
+        return await self.call(inspect, "look at a container")
 
     async def log(self, container: str, max_chars: int = 2000) -> str:
         """The last of what a container's first process wrote."""
@@ -162,11 +208,11 @@ class DockerEngine:
             written: bytes = api.logs(container, stdout=True, stderr=True, tail=50)
             return written.decode("utf-8", "replace")[-max_chars:].strip()
 
-        return await self._call(read, "read a container's log")
+        return await self.call(read, "read a container's log")
 
     async def remove(self, container: str) -> None:
         """Kills and removes a container, by id or name, with its unnamed volumes; no-op where it is gone."""
-        await self._call(lambda _: self._remove(container), "remove a container")
+        await self.call(lambda _: self._remove(container), "remove a container")
 
     async def labelled(self, label: str, value: str) -> list[str]:
         """Ids of all containers, stopped ones too, that bear the label."""
@@ -174,7 +220,7 @@ class DockerEngine:
         def find(api: docker.APIClient) -> list[str]:
             return [each["Id"] for each in api.containers(all=True, filters={"label": f"{label}={value}"})]
 
-        return await self._call(find, "list containers")
+        return await self.call(find, "list containers")
 
     async def exec_start(self, container: str, argv: list[str], *, user: str, cwd: str, stdin: bool) -> ExecStream:
         """Starts a command by the engine's own exec. The caller pumps the stream to its end, or cuts it."""
@@ -183,7 +229,7 @@ class DockerEngine:
             made = api.exec_create(container, argv, stdin=stdin, user=user, workdir=cwd)["Id"]
             return ExecStream(made, api.exec_start(made, socket=True))
 
-        return await self._call(start, "start a command", undo=lambda stream: stream.cut())
+        return await self.call(start, "start a command", undo=lambda stream: stream.cut())
 
     async def exec_short(self, container: str, argv: list[str]) -> tuple[int, str]:
         """Runs a short command of the server's own, as root: its exit code and output."""
@@ -195,7 +241,7 @@ class DockerEngine:
             stream.pump(lambda _, data: said.extend(data))
             return int(api.exec_inspect(made)["ExitCode"] or 0), said.decode(errors="replace").strip()
 
-        return await self._call(run, "run a command")
+        return await self.call(run, "run a command")
 
     async def exec_exit(self, exec_id: str) -> int | None:
         """None while it runs."""
@@ -204,7 +250,7 @@ class DockerEngine:
             code = api.exec_inspect(exec_id)["ExitCode"]
             return None if code is None else int(code)
 
-        return await self._call(inspect, "ask for an exit code")
+        return await self.call(inspect, "ask for an exit code")
 
     def _remove(self, container: str) -> None:
         api = self._connected()
@@ -222,22 +268,37 @@ class DockerEngine:
             raise SandboxUnavailable("the Docker engine is not connected")
         return self._api
 
-    async def _call(
-        self, work: Callable[[docker.APIClient], T], what: str, *, undo: Callable[[T], object] | None = None
+    async def call(
+        self,
+        work: Callable[[docker.APIClient], T],
+        what: str,
+        *,
+        undo: Callable[[T], object] | None = None,
+        timeout_s: float | None = None,
     ) -> T:
-        return await self._run(lambda: work(self._connected()), what, undo=undo)
+        """What ``work`` returns, run in a thread. ``what``: completes "the engine cannot …". ``timeout_s``: None
+        is ``docker_timeout_s``. Raises SandboxUnavailable, and what ``work`` raises of ours."""
+        return await self._run(lambda: work(self._connected()), what, undo=undo, timeout_s=timeout_s)
 
-    async def _run(self, work: Callable[[], T], what: str, *, undo: Callable[[T], object] | None = None) -> T:
+    async def _run(
+        self,
+        work: Callable[[], T],
+        what: str,
+        *,
+        undo: Callable[[T], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
         def translated() -> T:
             with _our_errors(what):
                 return work()
 
         try:
-            return await self._calls.run(translated, undo=undo)
+            return await self._calls.run(translated, undo=undo, timeout_s=timeout_s)
         except TimeoutError as error:
-            waited = self._settings.docker_timeout_s
+            waited = self._settings.docker_timeout_s if timeout_s is None else timeout_s
+            setting = "docker_timeout_s" if timeout_s is None else "docker_copy_timeout_s"
             raise SandboxUnavailable(
-                f"the Docker engine took more than {waited:g} s to {what} (sandboxes.docker_timeout_s)"
+                f"the Docker engine took more than {waited:g} s to {what} (sandboxes.{setting})"
             ) from error
 
 

@@ -1,10 +1,9 @@
 """Sandboxes as Docker containers.
 
-Owns every container with its ``turnstile.owner`` label: those it made, and those that an earlier server with the
-same data directory left, which ``start`` removes. What must hold: a call of ``create`` that fails or is
-cancelled, at any point, leaves no container, no folder and no socket; nothing of the agent's runs before the
-helper has dialed in.
-"""
+Owns every container and volume with its ``turnstile.owner`` label: those it made, and those that an earlier
+server with the same data directory left. ``start`` removes the containers, and the volumes whose folder is gone.
+What must hold: a call of ``create`` that fails or is cancelled, at any point, leaves no container, no folder and
+no socket; nothing of the agent's runs before the helper has dialed in."""
 
 from __future__ import annotations
 
@@ -17,18 +16,26 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed, TurnstileError
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
+from turnstile_server.sandboxes.docker.launch import (
+    Launch,
+    Launcher,
+    NewSandbox,
+    SocketLaunch,
+    StreamLaunch,
+)
 from turnstile_server.sandboxes.docker.probes import ImageProbes
+from turnstile_server.sandboxes.docker.server_files import ServerFiles
+from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
+from turnstile_server.sandboxes.docker.volumes import Volumes
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.helper_client import HelperClient
-from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, SandboxLink
 from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
-from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
@@ -36,8 +43,6 @@ log = logging.getLogger(__name__)
 _PREFIX = "sb-"
 _REMOVE_AGAIN_S = (0.5, 2.0)
 """Pauses before a removal that the engine refused is tried again; a busy engine refuses some."""
-_LOOK_S = 1.0
-"""How often the container of a helper that has not called yet is inspected: it may have ended."""
 
 
 class DockerProvider:
@@ -67,6 +72,12 @@ class DockerProvider:
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
         self._version = ""
+        self._reached = ""
+        self._volumes = Volumes(self._engine, owner, settings.docker_copy_timeout_s)
+        wanted = settings.docker_transport
+        files = ServerFiles(self._engine, self._volumes, owner, may_bind=wanted != STREAM, may_copy=wanted != BIND)
+        self._transport = EngineTransport(self._engine, files, wanted, run_dir)
+        self._launcher = Launcher(self._engine, files, settings)
         self._agents: AgentEndpoint | None = None
         self._open: dict[str, HelperSandbox | ExecSandbox] = {}
         self._probes = ImageProbes(
@@ -79,7 +90,7 @@ class DockerProvider:
 
     @property
     def description(self) -> str:
-        return f"docker: Docker {self._version}; limits: memory, cpus and pids of each container"
+        return f"docker: Docker {self._version}, {self._reached}; limits: memory, cpus and pids of each container"
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
@@ -96,25 +107,35 @@ class DockerProvider:
 
     async def _start(self) -> None:
         try:
-            version = await self._engine.open()
-            swept = await self._sweep()
-            default = self._settings.docker_image
-            if self._needs_image and await self._engine.image(default) is None:
-                raise StartupError(
-                    f"Docker has no image {default} (sandboxes.docker_image); docker pull {default}"
-                )
-        except SandboxUnavailable as error:
-            raise StartupError(
-                f"sandboxes in Docker are not possible: {error.message}. Start Docker, or name its address "
-                "(sandboxes.docker_host, or DOCKER_HOST), or choose sandboxes.kind = local"
-            ) from error
-        try:
             await anyio.to_thread.run_sync(self._clear_run_dir)
         except OSError as error:
             raise unusable(self._run_dir, error) from error
-        self._version = version
-        if swept:
-            log.info("containers of an earlier server were removed: %d", swept)
+        try:
+            version = await self._engine.open()
+            swept = await self._sweep()
+            stale = await self._volumes.sweep()
+            how = await self._first_choice()
+        except SandboxUnavailable as error:
+            raise not_possible(error) from error
+        self._version, self._reached = version, how
+        if swept or stale:
+            log.info("of an earlier server were removed: %d containers, %d volumes", swept, stale)
+
+    async def _first_choice(self) -> str:
+        """The transport in words. Raises StartupError without the default image, where that is needed, and
+        SandboxUnavailable."""
+        default = self._settings.docker_image
+        image = await self._engine.image(default)
+        if image is None:
+            missing = f"Docker has no image {default} (sandboxes.docker_image); docker pull {default}"
+            if self._needs_image:
+                raise StartupError(missing)
+            log.warning("tasks that name no image will be refused: %s", missing)
+            image = await self._engine.any_image()
+        if image is None:
+            return "transport not chosen yet: the engine has no image to try it with"
+        choice = await self._transport.choose(image)
+        return f"transport {choice.transport} ({choice.why})"
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         agents, tasks = self._agents, self._tasks
@@ -131,11 +152,12 @@ class DockerProvider:
                 raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
             raise TaskFailed(missing)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
+        new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id))
         made: HelperSandbox | ExecSandbox
         if await self._probes.runs_helper(image, name, tasks):
-            made = await self._with_helper(sandbox_id, spec, image, name, agents, tasks)
+            made = await self._with_helper(sandbox_id, new, agents, tasks)
         else:
-            made = await self._without_helper(sandbox_id, spec, image, name, tasks)
+            made = await self._without_helper(sandbox_id, new, tasks)
         if self._agents is None:
             await made.destroy()
             raise SandboxUnavailable("the sandbox provider was closed")
@@ -145,6 +167,7 @@ class DockerProvider:
         started = self._agents is not None
         self._agents = None
         self._probes.cancel()
+        self._volumes.cancel()
         for watch in self._watches:
             watch.cancel()
         async with anyio.create_task_group() as ending:
@@ -152,6 +175,7 @@ class DockerProvider:
                 ending.start_soon(_destroy, sandbox)
             for undoing in list(self._undoing):
                 ending.start_soon(undoing.ended.wait)
+            ending.start_soon(self._volumes.ended)
         try:
             if started:
                 await self._sweep()
@@ -163,84 +187,33 @@ class DockerProvider:
     # Making.
 
     async def _with_helper(
-        self,
-        sandbox_id: str,
-        spec: SandboxSpec,
-        image: Image,
-        image_name: str,
-        agents: AgentEndpoint,
-        tasks: BackgroundTasks,
+        self, sandbox_id: str, new: NewSandbox, agents: AgentEndpoint, tasks: BackgroundTasks
     ) -> HelperSandbox:
-        folder = self._run_dir / sandbox_id
-        sockets = SandboxSockets(folder, agents, tasks, name=sandbox_id)
-        container = containers.name(sandbox_id)
+        choice = await self._transport.choose(new.image)
+        make = SocketLaunch if choice.transport == BIND else StreamLaunch
+        launch: Launch = make(self._launcher, new, self._run_dir / sandbox_id, agents, tasks)
         try:
-            await sockets.open()
-            labels = self._labels(sandbox_id)
-            body = containers.with_helper(spec, image, self._settings, labels, sockets.environment, str(folder))
-            await self._engine.create(container, body, image_name=image_name)
-            await self._engine.start(container, image_name=image_name)
-            client = await self._dialed_in(sockets, container, image_name)
-            layout = containers.layout(spec, image)
+            client = await launch.run()
+            layout = containers.layout(new.spec, new.image)
             release = partial(self._release, sandbox_id)
-            sandbox = HelperSandbox(sandbox_id, client, sockets, layout, self._settings, release, tasks)
+            sandbox = HelperSandbox(sandbox_id, client, launch.link, layout, self._settings, release, tasks)
             await sandbox.open()
         except BaseException:
-            await self._undo(container, sockets, tasks)
+            await self._undo(new.container, launch.link, tasks)
             raise
         self._open[sandbox_id] = sandbox
         self._watch(sandbox_id, sandbox, tasks)
         return sandbox
 
-    async def _dialed_in(self, sockets: SandboxSockets, container: str, image_name: str) -> HelperClient:
-        """Waits for the helper's call. Raises SandboxUnavailable, and TaskFailed, with the helper's last output,
-        where it ended without having called."""
-        client: HelperClient | None = None
-        failure: TurnstileError | None = None
-        async with anyio.create_task_group() as racing:
-
-            async def watch() -> None:
-                nonlocal failure
-                try:
-                    failure = await self._early_end(container, image_name)
-                except TurnstileError as error:
-                    failure = error
-                racing.cancel_scope.cancel()
-
-            racing.start_soon(watch)
-            try:
-                client = await sockets.dialed_in(self._settings.start_timeout_s)
-            except SandboxUnavailable as error:  # raised below: the group would wrap it
-                failure = error
-            racing.cancel_scope.cancel()
-        if client is not None:
-            return client
-        raise failure or SandboxUnavailable("the sandbox's helper did not call")
-
-    async def _early_end(self, container: str, image_name: str) -> TaskFailed:
-        """Waits for the end of a container whose helper has not called: why it ended."""
-        while True:
-            await anyio.sleep(_LOOK_S)
-            state = await self._engine.state(container)
-            if state is None or not state.running:
-                output = "" if state is None else state.error or await self._engine.log(container)
-                code = "it is gone" if state is None else f"exit code {state.exit_code}"
-                return TaskFailed(f"the helper ended in a container of {image_name} ({code}): {output}")
-
-    async def _without_helper(
-        self, sandbox_id: str, spec: SandboxSpec, image: Image, image_name: str, tasks: BackgroundTasks
-    ) -> ExecSandbox:
-        container = containers.name(sandbox_id)
+    async def _without_helper(self, sandbox_id: str, new: NewSandbox, tasks: BackgroundTasks) -> ExecSandbox:
         try:
-            body = containers.without_helper(spec, image, self._settings, self._labels(sandbox_id))
-            await self._engine.create(container, body, image_name=image_name)
-            await self._engine.start(container, image_name=image_name)
-            layout = containers.layout(spec, image)
+            await self._launcher.without_helper(new, tasks)
+            layout = containers.layout(new.spec, new.image)
             release = partial(self._release, sandbox_id)
-            sandbox = ExecSandbox(sandbox_id, self._engine, container, layout, self._settings, release, tasks)
+            sandbox = ExecSandbox(sandbox_id, self._engine, new.container, layout, self._settings, release, tasks)
             await sandbox.open()
         except BaseException:
-            await self._undo(container, None, tasks)
+            await self._undo(new.container, None, tasks)
             raise
         self._open[sandbox_id] = sandbox
         return sandbox
@@ -268,7 +241,7 @@ class DockerProvider:
             why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
             log.warning("a sandbox's container ended: %s", why, extra={"sandbox": sandbox_id})
 
-    async def _undo(self, container: str, sockets: SandboxSockets | None, tasks: BackgroundTasks) -> None:
+    async def _undo(self, container: str, link: SandboxLink | None, tasks: BackgroundTasks) -> None:
         """Removes what a failed creation has made, in the background: a caller that is cancelled again may not
         leave half a sandbox."""
 
@@ -276,8 +249,8 @@ class DockerProvider:
             try:
                 await self._remove(container)
             finally:
-                if sockets is not None:
-                    await sockets.close()
+                if link is not None:
+                    await link.close()
 
         self._undoing = {each for each in self._undoing if not each.ended.is_set()}
         undoing = tasks.start(undo, name=f"undo {container}")

@@ -12,16 +12,15 @@ from .loop import Loop
 
 _BUFFER = 256 << 10
 _READ = 64 << 10
-MAX_CONNECTIONS = 128
-"""Two descriptors each: an agent that opens more may not use up those that commands need."""
 
 
 class Forwarder:
-    """Listens on 127.0.0.1:``port`` (0: a free one)."""
+    """Listens on 127.0.0.1:``port`` (0: a free one). At most ``limit`` connections at once; one more is closed."""
 
-    def __init__(self, loop: Loop, port: int, target: str) -> None:
+    def __init__(self, loop: Loop, port: int, target: str, limit: int) -> None:
         self._loop = loop
         self._target = target
+        self._limit = limit
         self._pairs: set[_Pair] = set()
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +39,7 @@ class Forwarder:
             inner, _ = self._listener.accept()
         except OSError:
             return  # gone already, or no descriptors: the next event tries again
-        if len(self._pairs) >= MAX_CONNECTIONS:
+        if len(self._pairs) >= self._limit:
             inner.close()
             return
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

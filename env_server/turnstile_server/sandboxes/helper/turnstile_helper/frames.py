@@ -1,12 +1,14 @@
 """The wire format between the server and the helper in a sandbox, used by both. Pure: bytes in, frames out.
 
-The helper dials the server's Unix socket once; everything goes over that one connection, both ways in frames::
+Everything goes over one connection, both ways. The helper dials the server's Unix socket for it, once; or, where
+no socket of the server is mounted, it is the helper's own standard input and output. In frames::
 
     uint32 header length | uint32 payload length | header (a JSON object, UTF-8) | payload (bytes)
 
 both lengths big-endian, bounded by ``MAX_HEADER`` and ``MAX_PAYLOAD``; a frame beyond them ends the connection.
 
-First frame, helper to server: ``{"hello": VERSION, "token"}``. Then the server asks, ``id`` being its own number::
+First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on standard output. Then the server asks,
+``id`` being its own number::
 
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
     {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?}
@@ -22,6 +24,15 @@ and the helper answers, parts of different requests in any order::
     {"id", "ev": "line"} + payload       the latest line of a "run" with "line_s", at most once in so many seconds
     {"id", "ev": "end", …}               the last frame of a request: exit_code, timed_out, dropped, duration_s for
                                          "run" and "file"; the request's own fields, or "error", for the others
+
+Where "setup" says so, connections inside to the agent endpoint are carried by the same connection, as streams that
+the helper numbers 1, 2, 3, …; the same frames go both ways::
+
+    {"conn", "do": "open"}               helper only: a client has connected
+    {"conn", "do": "data"} + payload     bytes; at most ``CARRY_WINDOW`` of a stream are under way each way
+    {"conn", "do": "took", "n"}          n bytes were passed on, so as many more may come
+    {"conn", "do": "end"}                no more bytes from this side; the stream is over when both have said so
+    {"conn", "do": "cut"}                it is over at once
 """
 
 from __future__ import annotations
@@ -39,6 +50,8 @@ WINDOW = 1 << 20
 """Bytes of standard input of one request that are sent and not yet taken."""
 MAX_LINE = 512
 """Bytes of the latest line of output; of a longer line, its end."""
+CARRY_WINDOW = 128 << 10
+"""Bytes of one carried connection, in one direction, that are sent and not yet passed on."""
 FILE_PROBLEM = 3
 """Exit code of a file operation that was refused; its stderr is the sentence why."""
 

@@ -1,8 +1,8 @@
-"""Dials the server, sends the token, and serves requests until the connection ends; then kills everything.
+"""Connects to the server and serves requests until the connection ends; then kills everything.
 
-Holds: the connection is made before any other program runs in the sandbox, and once; a request that fails answers
-with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on.
-"""
+Dials the server's socket and sends the token; where it is given no socket, standard input and output are the
+connection. Holds: the connection is made before any other program runs in the sandbox, and once; a request that
+fails answers with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import sys
 from typing import Any, Mapping  # noqa: UP035 - Python 3.8
 
 from . import files, frames, processes, setup
+from .carry import Carrier
 from .forward import Forwarder
 from .job import Job, Pipes
 from .loop import Loop
@@ -30,9 +31,9 @@ _LOST = 70
 
 
 def main() -> int:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(os.environ[_SOCKET])
-    connection.sendall(frames.encode({"hello": frames.VERSION, "token": os.environ[_TOKEN]}))
+    reading, writing = _dial(os.environ[_SOCKET]) if _SOCKET in os.environ else _standard_streams()
+    hello = {"hello": frames.VERSION, "token": os.environ.get(_TOKEN, "")}
+    os.write(writing, frames.encode(hello))  # less than any pipe holds, so it goes out whole
     os.environ.clear()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -41,29 +42,50 @@ def main() -> int:
     if os.geteuid() != 0:
         processes.hide_memory()
     gc.freeze()  # a child shares these pages for longer
-    Helper(connection).run()
+    Helper(reading, writing).run()
     return _LOST
 
 
+def _dial(path: str) -> tuple[int, int]:
+    """The reading and the writing end of the connection to the server's socket."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(path)
+    reading = connection.detach()
+    return reading, os.dup(reading)
+
+
+def _standard_streams() -> tuple[int, int]:
+    """The same of standard input and output, which then lead elsewhere: no stray word gets among the frames."""
+    reading, writing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return reading, writing
+
+
 class Helper:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        connection.setblocking(False)
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading = reading
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
         self._decoder = frames.Decoder()
         self._loop = Loop(self._reap)
-        self._outbox = Outbox(self._loop, connection.fileno(), self._read, self._leave)
+        self._outbox = Outbox(self._loop, writing, self._leave)
+        self._loop.watch(reading, read=self._read)
         self._jobs: dict[int, Job] = {}
         self._by_pid: dict[int, Job] = {}
         self._spawner = Spawner({}, {})
         self._config: Mapping[str, Any] = {}
         self._forwarder: Forwarder | None = None
+        self._carrier: Carrier | None = None
 
     def run(self) -> None:
         self._loop.run()
 
     def _read(self) -> None:
         try:
-            data = self._connection.recv(frames.CHUNK)
+            data = os.read(self._reading, frames.CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -78,6 +100,10 @@ class Helper:
             self._leave()
 
     def _dispatch(self, header: dict[str, Any], payload: bytes) -> None:
+        if "conn" in header:
+            if self._carrier is not None:
+                self._carrier.take(header, payload)
+            return
         request, operation = header["id"], header["op"]
         try:
             if operation == "data":
@@ -107,9 +133,13 @@ class Helper:
         setup.make_folders(header, uids)
         self._spawner = Spawner(uids, header["rlimits"])
         self._config = header
-        port = None
-        if header["forward"] is not None:
-            self._forwarder = Forwarder(self._loop, header["forward"][0], header["forward"][1])
+        port, forward = None, header["forward"]
+        if forward is not None and forward["carried"]:
+            limit = forward["connections"]
+            self._carrier = Carrier(self._loop, self._outbox, forward["port"], forward["socket"], limit)
+            port = self._carrier.port
+        elif forward is not None:
+            self._forwarder = Forwarder(self._loop, forward["port"], forward["socket"], forward["connections"])
             port = self._forwarder.port
         return {"two_users": bool(uids), "port": port}
 

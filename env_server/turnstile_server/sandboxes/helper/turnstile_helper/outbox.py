@@ -13,18 +13,16 @@ _HIGH_WATER = 2 << 20
 
 
 class Outbox:
-    """Owns the writing half of the connection ``fd``, which does not block. ``reader`` is its reading half's
-    callback; ``lost`` is called when the server is gone."""
+    """Owns ``fd``, the writing end of the connection, which does not block. ``lost`` is called when the server is
+    gone."""
 
-    def __init__(self, loop: Loop, fd: int, reader: Callable[[], None], lost: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, fd: int, lost: Callable[[], None]) -> None:
         self._loop = loop
         self._fd = fd
-        self._reader = reader
         self._lost = lost
         self._queue: collections.deque[memoryview] = collections.deque()
         self._size = 0
         self._waiting: list[Callable[[], None]] = []
-        loop.watch(fd, read=reader)
 
     @property
     def full(self) -> bool:
@@ -59,7 +57,7 @@ class Outbox:
         except OSError:
             self._lost()
             return
-        self._loop.watch(self._fd, read=self._reader, write=self._flush if self._queue else None)
+        self._loop.watch(self._fd, write=self._flush if self._queue else None)
         if self._waiting and not self.full:
             waiting, self._waiting = self._waiting, []
             for callback in waiting:

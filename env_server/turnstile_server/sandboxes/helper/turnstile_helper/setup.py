@@ -3,7 +3,9 @@
 The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used where the helper may change its uid);
 ``homes`` (user name to folder); ``env`` (of every command); ``own_processes`` (the sandbox has a process name
 space of its own); ``own_tree`` (the work folder's contents become the agent's); ``rlimits`` (name to bound);
-``grace_s``; ``forward`` ([port, socket] or null). The answer: ``two_users``, ``port``.
+``grace_s``; ``forward`` (null, or ``port``, ``socket``, ``connections``: the bound at once, and ``carried``: True
+makes the socket and carries its connections over the helper's own, False forwards to the server's socket, which is
+mounted there). The answer: ``two_users``, ``port``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""Where the Docker engine listens, how to connect to it, and what is wrong with the set-up where that fails.
+
+The address comes from ``sandboxes.docker_host``, else ``DOCKER_HOST``, else the usual socket; certificates from
+``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``, as for Docker's own client.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import ByteStream
+from docker import TLSConfig
+from docker.utils import kwargs_from_env, parse_host
+
+from turnstile_server.errors import SandboxUnavailable
+
+DEFAULT = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """``url``: ``unix://PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``."""
+
+    url: str
+    tls: TLSConfig | None = None
+
+    @classmethod
+    def find(cls, docker_host: str | None) -> EngineAddress:
+        """Raises DockerException for certificates that are not there, SandboxUnavailable for an address of another
+        kind."""
+        environment = dict(os.environ)
+        if docker_host:
+            environment["DOCKER_HOST"] = docker_host
+        found = kwargs_from_env(environment=environment)
+        tls: TLSConfig | None = found.get("tls")
+        given = found.get("base_url") or DEFAULT
+        url = str(parse_host(given, tls=tls is not None)).replace("http+unix://", "unix://")
+        if urlsplit(url).scheme not in ("unix", "http", "https"):
+            raise SandboxUnavailable(f"the engine's address {given} is neither unix://… nor tcp://…")
+        return cls(url, tls)
+
+    @property
+    def socket(self) -> Path | None:
+        return Path(urlsplit(self.url).path) if self.url.startswith("unix://") else None
+
+    def client_options(self) -> dict[str, Any]:
+        """Arguments of the SDK's client."""
+        return {"base_url": self.url} | ({} if self.tls is None else {"tls": self.tls})
+
+    async def connect(self) -> ByteStream:
+        """A new connection, for what the SDK cannot do without blocking. Raises OSError, ssl.SSLError."""
+        if self.socket is not None:
+            return await anyio.connect_unix(self.socket)
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        if parts.scheme == "http":
+            return await anyio.connect_tcp(parts.hostname, parts.port or 2375)
+        return await anyio.connect_tcp(
+            parts.hostname,
+            parts.port or 2376,
+            ssl_context=_ssl_context(self.tls),
+            tls_standard_compatible=False,  # Docker closes without a TLS goodbye
+        )
+
+    def fault(self, error: BaseException) -> str:
+        """What is wrong with the set-up where the engine cannot be reached, and what to do."""
+        said = _innermost(error)
+        if self.socket is not None:
+            return _socket_fault(self.socket) or f"the engine's socket {self.socket} cannot be used: {said}"
+        if "HTTP request to an HTTPS server" in said:
+            return (
+                f"the engine at {self.url} wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH, the folder "
+                "with ca.pem, cert.pem and key.pem"
+            )
+        if any(sign in said for sign in ("WRONG_VERSION_NUMBER", "record layer failure", "wrong version number")):
+            return f"the engine at {self.url} speaks no TLS: unset DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
+        if "CERTIFICATE" in said.upper():
+            return (
+                f"TLS to the engine at {self.url} fails: {said}. DOCKER_CERT_PATH must name the folder with this "
+                "engine's ca.pem, and the client's cert.pem and key.pem"
+            )
+        return f"no engine answers at {self.url}: {said}"
+
+
+def _ssl_context(tls: TLSConfig | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca_cert if tls is not None and tls.verify else None)
+    if tls is not None and not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls is not None and tls.cert:
+        context.load_cert_chain(*tls.cert)
+    return context
+
+
+def _socket_fault(path: Path) -> str | None:
+    """None: the socket is there, and this process may use it."""
+    mounted = (
+        f"in a container, mount it (-v {path}:{path}, or Docker's own of the host: -v /var/run/docker.sock:{path})"
+    )
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is no engine's socket at {path}; {mounted}"
+    except PermissionError:
+        return f"the folder of the engine's socket {path} cannot be entered by uid {os.geteuid()}"
+    if stat.S_ISDIR(found.st_mode):
+        return (
+            f"{path} is a folder, not the engine's socket: `docker run -v` makes one where the host has nothing "
+            "at the path it was given; remove the folder there and name the right path"
+        )
+    if not stat.S_ISSOCK(found.st_mode):
+        return f"{path} is not a socket"
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+        return (
+            f"uid {os.geteuid()} may not use the engine's socket {path}, which is for group {found.st_gid}: "
+            f"start the server's container with --group-add {found.st_gid} "
+            "(on the host: --group-add $(stat -c %g /var/run/docker.sock))"
+        )
+    return None
+
+
+def _innermost(error: BaseException) -> str:
+    """The text of the first error of a chain: the SDK and its HTTP client wrap it several times."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error) or type(error).__name__
