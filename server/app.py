@@ -9,7 +9,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """``turnstile serve``, with its flags and environment."""
+    """``turnstile serve`` with its flags; ``--host`` and ``--port`` are the control listener's."""
     _serve()
 
 

@@ -72,7 +72,12 @@ async def open_apps(
     servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
     """
     if model_dir is None:
-        control = build_standby_app(key=_control_key(settings), metrics=Metrics(), settings=settings.control)
+        control = build_standby_app(
+            key=_control_key(settings),
+            metrics=Metrics(),
+            settings=settings.control,
+            production=settings.openenv.mode == "production",
+        )
         return Apps(control, standby_gate, anyio.Event())
     await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
     # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.

@@ -64,14 +64,33 @@ def serving(*command: str, env: dict[str, str]) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_without_a_model_is_healthy_and_tells_what_it_lacks(tmp_path: Path) -> None:
-    flags = ["--engine", "none", "--control-port", "0", "--agent-port", "0", "--data-dir", str(tmp_path)]
-    with serving(sys.executable, "server/app.py", *flags, env=environment()) as url:
+    flags = ["--engine", "none", "--host", "127.0.0.1", "--port", "0", "--agent-port", "0"]
+    with serving(
+        sys.executable, "-m", "server.app", *flags, "--data-dir", str(tmp_path), env=environment()
+    ) as url:
         assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
         assert httpx.get(f"{url}/ready").status_code == 503
         refused = httpx.post(f"{url}/reset", json={"task": TASK})
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "engine_unavailable")
         assert "TURNSTILE_MODEL" in refused.json()["error"]["message"]
         assert httpx.get(f"{url.removesuffix(KEY)}wrong-key-0123456789/episodes").status_code == 401
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["simulation", "production"])
+@pytest.mark.parametrize("model", [False, True])
+def test_the_validator_passes_with_and_without_a_model_in_both_modes(
+    tmp_path: Path, tiny_model: Path, mode: str, model: bool
+) -> None:
+    engine = ["--engine", "trainer", "--model", str(tiny_model)] if model else ["--engine", "none"]
+    flags = [*engine, "--port", "0", "--agent-port", "0", "--data-dir", str(tmp_path), "--sandbox", "none"]
+    env = environment(TURNSTILE_OPENENV__MODE=mode)
+    with serving(sys.executable, "-m", "server.app", *flags, env=env) as url:
+        httpx.get(f"{url}/schema", timeout=REPLY_S).raise_for_status()  # the validator waits for 5 s
+        done = openenv("validate", "--url", url)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert (report["passed"], report["mode"]) == (True, mode)
 
 
 @pytest.mark.slow

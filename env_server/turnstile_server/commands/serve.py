@@ -72,9 +72,11 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Journal, index, keys. One server per directory.")
     ] = None,
-    control_host: Annotated[str | None, typer.Option("--control-host", help="Address of the control API.")] = None,
+    control_host: Annotated[
+        str | None, typer.Option("--control-host", "--host", help="Address of the control API.")
+    ] = None,
     control_port: Annotated[
-        int | None, typer.Option("--control-port", help="Port of the control API; 0 takes a free one.")
+        int | None, typer.Option("--control-port", "--port", help="Port of the control API; 0 takes a free one.")
     ] = None,
     agent_host: Annotated[
         str | None, typer.Option("--agent-host", help="Address for agents: model API, MCP.")

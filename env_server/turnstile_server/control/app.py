@@ -4,7 +4,8 @@ Order, from the outside: errors of any layer get the API's shape; then the key; 
 body's size; then the routes. Nothing is read of a body before the request has shown the key.
 
 A server without a model (``engine.kind = none``) has the standby application instead. Container platforms start
-such servers and wait for ``/health``; every other answer says which settings the server lacks.
+such servers and wait for ``/health``, and OpenEnv's validator asks them what they are; every other answer says
+which settings the server lacks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from turnstile_server.control.api import route_template
 from turnstile_server.control.auth import ControlKey
 from turnstile_server.control.body import BodyLimit
 from turnstile_server.control.errors import ErrorBoundary, error_response, install_error_handlers
+from turnstile_server.control.openenv.standby import build_standby_router
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.http.origins import OriginCheck, OriginRules
 from turnstile_server.observability.metrics import Metrics
@@ -80,8 +82,11 @@ def _checks_origin(scope: Scope) -> bool:
     return scope["type"] == "websocket" or bool(scope["path"].rstrip("/") == "/mcp")
 
 
-def build_standby_app(*, key: str | None, metrics: Metrics, settings: ControlSettings) -> ASGIApp:
-    """The control API of a server without a model: ``/health`` answers, everything else says what is missing."""
+def build_standby_app(
+    *, key: str | None, metrics: Metrics, settings: ControlSettings, production: bool = False
+) -> ASGIApp:
+    """The control API of a server without a model: ``/health`` and what describes the server answer, everything
+    else says what is missing. ``production``: OpenEnv's mode."""
     router = APIRouter()
 
     @router.get("/health")
@@ -92,11 +97,14 @@ def build_standby_app(*, key: str | None, metrics: Metrics, settings: ControlSet
     async def ready() -> Response:
         return JSONResponse({"status": "not ready", "reason": MISSING}, 503)
 
-    @router.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
+    rest = APIRouter()
+
+    @rest.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
     async def anything_else(path: str) -> Response:
         raise EngineUnavailable(MISSING)
 
-    return build_control_app([router], key=key, metrics=metrics, settings=settings)
+    openenv = build_standby_router(MISSING, production=production)
+    return build_control_app([router, openenv, rest], key=key, metrics=metrics, settings=settings)
 
 
 async def standby_gate(scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,9 +25,9 @@ from turnstile_server.control.body import (
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.control.openenv.loader import OpenEnvLoader
 from turnstile_server.control.openenv.parts import metadata
-from turnstile_server.errors import EngineUnavailable, InvalidRequest, NotInstalled, TurnstileError
+from turnstile_server.errors import InvalidRequest, NotInstalled, TurnstileError
 
-PARSE_ERROR, SERVER_ERROR = -32700, -32000
+PARSE_ERROR, INVALID_REQUEST, SERVER_ERROR = -32700, -32600, -32000
 """JSON-RPC 2.0, section 5.1."""
 
 INTERNAL_ERROR = 1011
@@ -114,11 +114,11 @@ def _add_mcp_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
 def _add_sockets(router: APIRouter, loader: OpenEnvLoader) -> None:
     @router.websocket("/ws")
     async def ws(websocket: WebSocket) -> None:
-        await serve_socket(websocket, lambda: _serve_ws(websocket), ws_refusal)
+        await _serve_socket(websocket, lambda: _serve_ws(websocket), ws_refusal)
 
     @router.websocket("/mcp")
     async def mcp_socket(websocket: WebSocket) -> None:
-        await serve_socket(websocket, lambda: _serve_mcp(websocket), rpc_refusal)
+        await _serve_socket(websocket, lambda: _serve_mcp(websocket), rpc_refusal)
 
     async def _serve_ws(websocket: WebSocket) -> None:
         await (await loader.server()).ws(websocket)
@@ -127,7 +127,7 @@ def _add_sockets(router: APIRouter, loader: OpenEnvLoader) -> None:
         await (await loader.server()).mcp_socket(websocket)
 
 
-async def serve_socket(
+async def _serve_socket(
     websocket: WebSocket, serve: Callable[[], Awaitable[None]], refusal: Callable[[TurnstileError], str]
 ) -> None:
     """Accept a socket and serve it. An error before it is served is told in its protocol, and closes it."""
@@ -135,7 +135,7 @@ async def serve_socket(
         await websocket.accept()
         try:
             await serve()
-        except (NotInstalled, EngineUnavailable) as error:
+        except NotInstalled as error:
             await websocket.send_text(refusal(error))
             await websocket.close(INTERNAL_ERROR)
     except WebSocketDisconnect:

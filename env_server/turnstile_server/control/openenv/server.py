@@ -22,10 +22,9 @@ from turnstile_server.control.openenv.parts import OpenEnvParts
 from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
 from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
 from turnstile_server.control.openenv.wire import (
-    ResetParameters,
     TurnstileAction,
     TurnstileObservation,
-    TurnstileState,
+    schemas,
     serialise,
 )
 from turnstile_server.errors import Unprocessable
@@ -124,12 +123,7 @@ class OpenEnvServer:
         return (await environment.refreshed()).model_dump(mode="json")
 
     def schema(self) -> dict[str, Any]:
-        return {
-            "action": TurnstileAction.model_json_schema(),
-            "observation": TurnstileObservation.model_json_schema(),
-            "state": TurnstileState.model_json_schema(),
-            "reset": ResetParameters.model_json_schema(),
-        }
+        return schemas()
 
     async def rpc(self, message: Any, episode_id: str | None, session_id: str | None, scope: Scope) -> RpcAnswer:
         """Answer one JSON-RPC message. Raises NotFound for a ``session_id`` (the header) that there is not."""

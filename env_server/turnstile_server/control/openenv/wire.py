@@ -197,3 +197,13 @@ def outcome(episode: Episode) -> dict[str, Any]:
 
 def error_of(error: ErrorInfo) -> dict[str, Any]:
     return error.model_dump(mode="json", exclude_none=True)
+
+
+def schemas() -> dict[str, Any]:
+    """Answer to ``GET /schema``."""
+    return {
+        "action": TurnstileAction.model_json_schema(),
+        "observation": TurnstileObservation.model_json_schema(),
+        "state": TurnstileState.model_json_schema(),
+        "reset": ResetParameters.model_json_schema(),
+    }
