@@ -11,6 +11,8 @@ import pytest
 from container_support import HARDENED, PATHS, PROFILE, Container, started
 from image_builds import base_image, run
 
+import seccomp_profile
+
 pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pytest.mark.timeout(1500)]
 
 WITHOUT_MODEL_CALLS = {"MODEL": "tiny", "ENGINE__KIND": "trainer"}
@@ -70,6 +72,39 @@ def test_the_flags_open_user_name_spaces_and_not_keys_newer_mounts_or_name_space
     found: dict[str, str] = json.loads(printed)
     assert (found.pop("clone"), found.pop("unshare user")) == ("done", "done")
     assert {name: answer for name, answer in found.items() if answer not in {"EPERM", "ENOSYS"}} == {}
+
+
+SANDBOX = """
+import os, pathlib, subprocess, sys
+from turnstile_server.sandboxes.local import bubblewrap
+from turnstile_server.sandboxes.protocol import SandboxLimits, SandboxSpec
+etc = pathlib.Path("/tmp/etc")
+etc.mkdir()
+for name, text in bubblewrap.passwd(10002, 10003).items():
+    (etc / name).write_text(text)
+python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
+frame = bubblewrap.SandboxFrame("bwrap", python, etc, False, 10002, one_user_name_space=True)
+spec = SandboxSpec(SandboxLimits(64 << 20, 1.0, 16, 1 << 20))
+sys.exit(subprocess.run(bubblewrap.wrap(frame, spec, (), ["true"])).returncode)
+"""
+
+
+def test_every_call_that_the_profile_opens_is_needed_for_a_sandbox(server_image: str, tmp_path: Path) -> None:
+    shipped = json.loads(seccomp_profile.PROFILE.read_text())
+    opened = sorted({name for rule in seccomp_profile.OPENED for name in rule["names"]})
+    worked = {}
+    for left_out in ("nothing", *opened):
+        rules = [
+            rule
+            for rule in shipped["syscalls"]
+            if rule not in seccomp_profile.OPENED or left_out not in rule["names"]
+        ]
+        profile = tmp_path / f"{left_out}.json"
+        profile.write_text(json.dumps({**shipped, "syscalls": rules}))
+        flags = ("--security-opt", f"seccomp={profile}", "--security-opt", PATHS)
+        done = run("docker", "run", "--rm", *HARDENED, *flags, server_image, "python3", "-c", SANDBOX, ok=False)
+        worked[left_out] = done == ""
+    assert worked == {"nothing": True, **dict.fromkeys(opened, False)}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def lacking(machine: Machine) -> str:
 
 def failing(error: str, machine: Machine) -> str:
     """Why ``bwrap`` failed with ``error``, and what to do. One or more sentences."""
-    said = error.strip().removeprefix("bwrap: ").rstrip(".")
+    said = error.strip().removeprefix("bwrap: ").partition(". See <")[0].rstrip(".")
     return f"`bwrap` does not work here: {said}. {_advice(error, machine)}"
 
 
