@@ -77,7 +77,9 @@ class OneEpisode:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox: Sandbox | None = sandbox
 
-    async def submit(self, answer: str) -> None: ...
+    has_user = False
+
+    async def submit(self, answer: str) -> str | None: ...
 
     def check_open(self) -> None: ...
 

@@ -17,6 +17,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.own_tools.catalog import OwnToolCatalog
+from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
@@ -27,6 +28,7 @@ from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
+from turnstile_server.worlds.episode_world import Worlds
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Backends:
     installer: Installer
     grader: Grader
     own_tools: OwnToolCatalog
+    worlds: Worlds
 
 
 def build_backends(settings: Settings) -> Backends:
@@ -59,6 +62,7 @@ def build_backends(settings: Settings) -> Backends:
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks:
         own_tools.add_task(task.id, task.tools)
+        _check_world_tools(task, own_tools)
 
     def task_of(ref: TaskRef) -> Task:
         task = find_task(ref, tasks, allow_inline=settings.tasks.inline)
@@ -92,7 +96,18 @@ def build_backends(settings: Settings) -> Backends:
         installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
         own_tools=own_tools,
+        worlds=Worlds(settings),
     )
+
+
+def _check_world_tools(task: Task, own_tools: OwnToolCatalog) -> None:
+    """The tools of a world stand beside the server's own. Raises StartupError where two have one name."""
+    if task.world is None:
+        return
+    tools = [NamedTool(tool.signature.spec.name, f"world {task.world.name}") for tool in task.world.tools]
+    problem = name_problem(tools, (*BUILT_IN_TOOLS, *own_tools.server_names))
+    if problem is not None:
+        raise StartupError(f"The task {task.id} cannot be used: {problem}")
 
 
 def _default_run_dir(data_dir: Path, owner: str) -> Path:

@@ -224,6 +224,15 @@ class SandboxFailed(TurnstileError):
     fault = Fault.INFRASTRUCTURE
 
 
+class WorldUnavailable(TurnstileError):
+    """No world can be opened: too many are open, or their code does not return."""
+
+    status = 503
+    type = "world_unavailable"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
 class FileProblem(TurnstileError):
     """A file in a sandbox cannot be read, written, packed or unpacked as asked. Agents get it as a tool
     result."""

@@ -10,9 +10,12 @@ from grading_support import spec_of
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
+from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.registry import NoSandboxes
+from turnstile_server.settings import Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
+from turnstile_server.worlds.episode_world import Worlds
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +54,8 @@ async def test_a_proof_needs_1_and_not_1_twice(
     gold: list[float | Exception], empty: list[float | Exception], verdict: ProofVerdict, said: str
 ) -> None:
     nobody = NoSandboxes("none here")
-    validator = Validator(Fickle(gold, empty), nobody, spec_of, pack, max_work_bytes=1 << 20)  # type: ignore[arg-type]
+    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings())  # type: ignore[arg-type]
+    validator = Validator(Fickle(gold, empty), parts)
     proof = await validator.prove(TASK)
     assert proof.verdict is verdict
     assert said in "".join(proof.problems)

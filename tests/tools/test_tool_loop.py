@@ -133,6 +133,23 @@ async def test_it_ends_when_the_model_hands_in_its_answer(play: Player) -> None:
     assert play.episode.answers == ["42"]
 
 
+async def test_it_goes_on_while_a_user_replies_to_what_is_submitted(play: Player) -> None:
+    play.episode.user = iter(("Which one?",))
+    submit = (("submit", '{"answer": "one"}'),)
+    with ChatServer([Say(calls=submit), Say(calls=submit)]) as model:
+        assert (await play(model)).code == FINISHED
+    assert play.episode.answers == ["one", "one"]
+    assert model.calls[1]["messages"][-1]["content"] == "The user replies: Which one?"
+
+
+async def test_an_answer_without_a_call_is_said_to_the_user_if_there_is_one(play: Player) -> None:
+    play.episode.user = iter(("Hello. Do it.",))
+    with ChatServer([Say("What shall I do?"), Say("It is done.")]) as model:
+        assert (await play(model)).code == FINISHED
+    assert play.episode.answers == ["What shall I do?", "It is done."]
+    assert model.calls[1]["messages"][-1] == {"role": "user", "content": "Hello. Do it."}
+
+
 async def test_wrong_calls_are_told_to_the_model_and_end_nothing(play: Player) -> None:
     calls = (("bash", "{"), ("bash", "[]"), ("bash", "{}"), ("python", ""), ("submit", "{}"))
     with ChatServer([Say(calls=calls), Say("Sorry.")]) as model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,14 +40,21 @@ class PlayedEpisode:
     key: str = ""
     answers: list[str] = field(default_factory=list)
     over: anyio.Event = field(default_factory=anyio.Event)
+    user: Iterator[str] | None = None
+    """What a simulated user says to each answer; None: there is no user."""
     own_tools: Sequence[ServedTool] = ()
 
     def __post_init__(self) -> None:
         self.key = KEYS.key(self.episode_id, new_nonce())
 
-    async def submit(self, answer: str) -> None:
+    @property
+    def has_user(self) -> bool:
+        return self.user is not None
+
+    async def submit(self, answer: str) -> str | None:
         self.check_open()
         self.answers.append(answer)
+        return next(self.user, None) if self.user is not None else None
 
     def check_open(self) -> None:
         if self.over.is_set():

@@ -238,6 +238,10 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
         if private and Path(word).exists():
             sources.append(str(Path(word).absolute()))
             continue
+        if private and ":" in word:  # a Python class, `file.py:Class` or `module:Class`; no id has a colon
+            file, _, name = word.rpartition(":")
+            sources.append(f"{Path(file).absolute()}:{name}" if Path(file).exists() else word)
+            continue
         for part in (part.strip() for part in word.split(",")):
             if re.fullmatch(CLIENT_ID_PATTERN, part) is None:
                 fail(f"--tasks {part!r} is neither a task id nor {_expected(private)}", USAGE)

@@ -205,6 +205,9 @@ class Episode(Model):
     rollout_id: str
     attempt: int = 0
     seed: int | None = None
+    instruction: str | None = None
+    """What the agent is asked, where the task's world wrote it for this episode (once it is prepared); None: the
+    task's own."""
     reward: float | None = None
     """None: the episode was not graded, or could not be. It is never 0 for that reason."""
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
@@ -245,7 +248,7 @@ class TaskInfo(Model):
     id: str
     instruction: str
     graded_by: tuple[str, ...] = ()
-    """Reward components: ``tests``, ``answer``."""
+    """Graders: ``tests``, ``answer``, ``world``, and others of the server by name."""
     needs_sandbox: bool = False
     image: str | None = None
     difficulty: str | None = None

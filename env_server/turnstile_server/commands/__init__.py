@@ -6,13 +6,17 @@ Each name below is an entry point in ``pyproject.toml``, in the group ``turnstil
 commands shows. A new command is one line here and one there. This module imports nothing, so that listing the
 commands costs nothing.
 
-Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``, ``agents``,
-``doctor``.
+Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``, ``init`` (with
+the files of ``scaffold/``), ``agents``, ``doctor``.
 """
 
 DEMO = (
     "turnstile_server.commands.demo:demo",
     "Play the tiny policy that ships on small tasks: graded, audited, shown token by token.",
+)
+INIT = (
+    "turnstile_server.commands.init:init",
+    "Make a folder with a task of your own as a Python class, and a test that plays it.",
 )
 SERVE = (
     "turnstile_server.commands.serve:serve",

@@ -89,7 +89,10 @@ def serve(
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", help="Task file or folder; may be repeated. None: the tasks that ship."),
+        typer.Option(
+            "--tasks",
+            help="Task file, folder, or Python class (`file.py`); may be repeated. None: the tasks that ship.",
+        ),
     ] = None,
     agent_specs: Annotated[
         list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")

@@ -26,6 +26,7 @@ from turnstile_server.commands.serve import nested
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.validation import Proof, Validator
+from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
@@ -36,6 +37,7 @@ from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.workspace import sandbox_spec
+from turnstile_server.worlds.episode_world import Worlds
 
 WHOLE_LINES = 10_000
 """Columns of a pipe: more than any line has."""
@@ -43,7 +45,8 @@ FAILED = 1
 USAGE = 2
 
 Sources = Annotated[
-    list[str] | None, typer.Argument(help="Task files or folders of them; none: the shipped tasks.")
+    list[str] | None,
+    typer.Argument(help="Task files, folders of them, Python classes (`file.py`); none: the shipped tasks."),
 ]
 
 
@@ -73,7 +76,7 @@ def show_task(
         task = source.get(task_id)
     except NotFound as error:
         _fail(error.message, FAILED)
-    hidden = set() if solution else {"tests", "answer", "grading", "gold"}
+    hidden = set() if solution else {"tests", "answer", "grading", "gold", "world"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110), nl=False)
 
@@ -142,7 +145,8 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
     async with _started_sandboxes(settings) as provider:
         grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
         largest = settings.sandboxes.max_archive_bytes
-        validator = Validator(grader, provider, spec_of, archive_of, largest)
+        parts = ProofParts(provider, spec_of, archive_of, largest, Worlds(settings), settings.tasks)
+        validator = Validator(grader, parts)
 
         async def prove(task: Task) -> None:
             async with places:

@@ -62,11 +62,10 @@ def build_catalog_router(
 
 
 def task_info(task: Task) -> TaskInfo:
-    graders = {"tests": task.tests, "answer": task.answer}
     return TaskInfo(
         id=task.id,
         instruction=task.instruction,
-        graded_by=tuple(name for name, grader in graders.items() if grader is not None),
+        graded_by=tuple(sorted(task.graders, reverse=True)),
         needs_sandbox=task.needs_sandbox,
         image=task.image,
         difficulty=task.difficulty,

@@ -62,6 +62,10 @@ class Lifecycle:
         if status is EpisodeStatus.PREPARING:
             self._started = now
 
+    def instruct(self, instruction: str) -> None:
+        """Records the instruction that the episode's world made."""
+        self.episode = self.episode.model_copy(update={"instruction": instruction})
+
     def request_stop(self, outcome: Outcome) -> bool:
         """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands, or the server
         stops."""

@@ -51,7 +51,7 @@ class Plan:
     @property
     def prepared(self) -> bool:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
-        return self.sandbox is not None or bool(self.own_tools)
+        return self.sandbox is not None or bool(self.own_tools) or self.task.world is not None
 
 
 def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxSettings) -> Plan:

@@ -9,7 +9,8 @@ must hold:
 2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
-3. Own tools are released and the sandbox is destroyed before the end is stored, and the place among
+3. Own tools are released, the sandbox is destroyed and the world is closed before the end is stored, and the
+place among
    ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path: success, failure,
    stop, a bug, shutdown.
 4. A reward comes from a grading that was finished; without one it is None.
@@ -36,6 +37,7 @@ from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import (
     AgentFailed,
     Conflict,
@@ -49,7 +51,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
-from turnstile_server.tools.protocol import ServedTool
+from turnstile_server.tools.protocol import OwnTools, ServedTool
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,7 +96,9 @@ class EpisodeRun:
             if plan.sandbox is not None
             else None
         )
-        self._own_tools = EpisodeOwnTools(plan.own_tools)
+        self._world = RunningWorld.of(plan.task, parts.backends.worlds, settings.tasks, self._sandbox)
+        world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
+        self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
         self._answer: str | None = None
         self._stopping = anyio.Event()
         self._grading = anyio.CancelScope()
@@ -126,6 +130,8 @@ class EpisodeRun:
                     finally:
                         await self._own_tools.close()
                         await self._destroy_sandbox()
+                        if self._world is not None:
+                            await self._world.close()
                 await self._store()
             except Exception:  # noqa: BLE001 - the same boundary: the next start finds the episode unfinished
                 self._log_bug("the owner task of an episode failed")
@@ -153,9 +159,7 @@ class EpisodeRun:
             await self._parts.places.acquire()
             self._has_place = True
             self._move(EpisodeStatus.PREPARING)
-            if self._sandbox is not None:
-                await self._sandbox.prepare()
-            await self._own_tools.open(self, tasks)
+            await self._prepare(tasks)
             self._move(EpisodeStatus.RUNNING)
             outcome = await self._agent_outcome()
         except TurnstileError as error:
@@ -164,6 +168,16 @@ class EpisodeRun:
             self._log_bug("an episode failed")
             outcome = _bug("the server failed")
         self.request_stop(outcome)
+
+    async def _prepare(self, tasks: TaskGroup) -> None:
+        """The world first, because it may write the instruction and the files of the work folder."""
+        if self._world is not None:
+            task = await self._world.reset(self._plan.task, self.episode_id, self.episode.seed)
+            self._plan = replace(self._plan, task=task)
+            self._life.instruct(task.instruction)
+        if self._sandbox is not None:
+            await self._sandbox.prepare(self._plan.task)
+        await self._own_tools.open(self, tasks)
 
     async def _agent_outcome(self) -> Outcome:
         agent, session, sandbox = self._plan.agent, self.session, self._sandbox
@@ -202,8 +216,9 @@ class EpisodeRun:
             work = None
             if self._sandbox is not None:
                 work = await self._sandbox.collect_work()
-                await self._destroy_sandbox()  # makes room for the sandbox in which the work is graded
-            grade = await self._parts.backends.grader.grade(self._plan.task, Work(work, self._answer))
+            scores = await self._world.grade(self._answer) if self._world is not None else None
+            await self._destroy_sandbox()  # makes room for the sandbox in which the work is graded
+            grade = await self._parts.backends.grader.grade(self._plan.task, Work(work, self._answer, scores))
         except FileProblem as error:
             problem = AgentFailed(f"the agent's work cannot be fetched: {error.message}")
             return Outcome(EpisodeStatus.FAILED, problem, outcome.agent)
@@ -310,11 +325,21 @@ class EpisodeRun:
     def own_tools(self) -> tuple[ServedTool, ...]:
         return self._own_tools.tools
 
-    async def submit(self, answer: str) -> None:
+    @property
+    def has_user(self) -> bool:
+        return self._world is not None and self._world.talks
+
+    async def submit(self, answer: str) -> str | None:
         self.check_open()
         self._answer = answer
-        if self._plan.agent is not None and self._plan.agent.ends_on_submit:
+        try:
+            said = await self._world.respond(answer) if self._world is not None else None
+        except TurnstileError as error:
+            self.request_stop(Outcome(EpisodeStatus.FAILED, error))
+            raise
+        if said is None and self._plan.agent is not None and self._plan.agent.ends_on_submit:
             self.request_stop(Outcome(EpisodeStatus.COMPLETED))
+        return said
 
     def check_open(self) -> None:
         self.session.check_open()

@@ -20,6 +20,7 @@ from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import SandboxFailed, TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import prepare_workspace
 
 _HELPER_S = 30.0
@@ -34,23 +35,32 @@ class EpisodeSandbox:
     ) -> None:
         self._episode_id = episode_id
         self._plan = plan
+        self._task = plan.task
         self._spec = spec
         self._backends = backends
         self._max_output_bytes = settings.agents.max_output_bytes
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
         self._sandbox: Sandbox | None = None
         self._usable = False
+        self._prepared = False
 
     @property
     def for_tools(self) -> Sandbox | None:
-        """The sandbox while tools may work in it: prepared, and its work not yet collected."""
-        return self._sandbox if self._usable else None
+        """The sandbox while tools may work in it: prepared, and its work not yet collected. Never where it is only
+        the agent's home."""
+        return self._sandbox if self._usable and self._task.offers_sandbox else None
 
-    async def prepare(self) -> None:
-        """Installs the agent, creates the sandbox and puts the task into it.
+    @property
+    def for_world(self) -> Sandbox | None:
+        """The sandbox while the task's world may look at it: prepared, and not yet destroyed."""
+        return self._sandbox if self._prepared and self._task.offers_sandbox else None
+
+    async def prepare(self, task: Task) -> None:
+        """Installs the agent, creates the sandbox and puts the task into it. ``task``: as this episode has it.
 
         Raises SandboxUnavailable, SandboxFailed, AgentNotInstalled, TaskFailed.
         """
+        self._task = task
         agent, backends = self._plan.agent, self._backends
         if agent is not None:
             await backends.installer.install(agent)
@@ -60,11 +70,11 @@ class EpisodeSandbox:
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
                 "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
-        await prepare_workspace(sandbox, self._plan.task, backends.archive_of)
+        await prepare_workspace(sandbox, task, backends.archive_of)
         if agent is not None and agent.install.pip:
             await _check_python(sandbox, agent)
         sandbox.admit(self._episode_id)
-        self._usable = True
+        self._usable = self._prepared = True
 
     async def run_agent(self, episode_key: str, max_turns: int, env: Mapping[str, str]) -> AgentEnd:
         """Runs the agent to its end; cancelling kills it. Raises SandboxFailed, TaskFailed."""
@@ -101,7 +111,7 @@ class EpisodeSandbox:
             episode_id=self._episode_id,
             episode_key=episode_key,
             agent_url=sandbox.agent_url,
-            instruction=self._plan.task.instruction,
+            instruction=self._task.instruction,
             workdir=sandbox.workdir,
             home=HOMES[User.AGENT],
             install=self._backends.installer.name_of(agent),
@@ -112,18 +122,21 @@ class EpisodeSandbox:
         return build_launch(agent, occasion)
 
     async def collect_work(self) -> bytes | None:
-        """Stops every process of the agent, then gives a tar of its work folder; None where the task grades only
-        an answer. Raises SandboxFailed, and FileProblem above ``sandboxes.max_archive_bytes``."""
+        """Stops every process of the agent, then gives a tar of its work folder; None where nothing grades files.
+        Raises SandboxFailed, and FileProblem above ``sandboxes.max_archive_bytes``."""
         self._usable = False
         sandbox = self._sandbox
-        if sandbox is None or not self._plan.task.grades_files:
+        task = self._task
+        if sandbox is None or (task.world is None and not task.grades_files):
             return None
-        await sandbox.stop_all()
+        await sandbox.stop_all()  # also before a world looks at the sandbox
+        if not task.grades_files:
+            return None
         return await sandbox.download(sandbox.workdir, self._max_work_bytes)
 
     async def destroy(self) -> None:
         """May be repeated; only the first call does anything."""
-        self._usable = False
+        self._usable = self._prepared = False
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             with anyio.CancelScope(shield=True):

@@ -41,7 +41,9 @@ class TaskGrader:
         components: dict[str, Component] = {}
         for name in task.graders:
             components[name] = await self._graders[name].grade(task, work)
-        values = {name: component.value for name, component in components.items()}
+        values: dict[str, float] = {}
+        for name, component in components.items():
+            values.update({name: component.value} if component.parts is None else component.parts)
         detail: dict[str, Any] = {}
         for component in components.values():
             detail.update(component.detail)

@@ -19,6 +19,8 @@ class Work:
     """Tar of the work folder, as ``Sandbox.download`` gave it; never opened on the host. None: no sandbox."""
     answer: str | None = None
     """The last answer that was submitted; None: none was."""
+    world_scores: Mapping[str, float] | None = None
+    """What the episode's world gave, by component; None: its task has no world that grades."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Component:
     """Joins the grade's detail: JSON values."""
     summary: tuple[str, ...] = ()
     """Why the value is not 1, for a person: each item is one line."""
+    parts: Mapping[str, float] | None = None
+    """Components by name that stand in the grade in the place of this one; ``value`` is their product."""
 
 
 @dataclass(frozen=True, slots=True)

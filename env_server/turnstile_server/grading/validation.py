@@ -7,7 +7,7 @@ graded like any agent's work. Its findings are for the task's author.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,11 +17,10 @@ import anyio
 from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
 from turnstile_server.grading.protocol import Grade, Grader, Work
-from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
-from turnstile_server.tasks.model import Files, Gold, Task
+from turnstile_server.grading.world_validation import ProofParts, played, put_gold
+from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.workspace import prepare_workspace
-
-DELETE_TIMEOUT_S = 30.0
 
 
 class ProofVerdict(StrEnum):
@@ -47,21 +46,11 @@ class Proof:
 
 
 class Validator:
-    """Proves tasks. ``provider`` is started; ``archive_of`` packs a task's files as a tar."""
+    """Proves tasks."""
 
-    def __init__(
-        self,
-        grader: Grader,
-        provider: SandboxProvider,
-        spec_of: Callable[[Task], SandboxSpec],
-        archive_of: Callable[[Files], bytes],
-        max_work_bytes: int,
-    ) -> None:
+    def __init__(self, grader: Grader, parts: ProofParts) -> None:
         self._grader = grader
-        self._provider = provider
-        self._spec_of = spec_of
-        self._archive_of = archive_of
-        self._max_work_bytes = max_work_bytes
+        self._parts = parts
 
     async def prove(self, task: Task) -> Proof:
         """Does not raise for a task that is wrong or sandboxes that fail: that is the proof's verdict."""
@@ -75,6 +64,8 @@ class Validator:
         return Proof(task.id, verdict, tuple(problems), time.monotonic() - began)
 
     async def _prove(self, task: Task) -> tuple[ProofVerdict, list[str]]:
+        if task.world is not None:
+            return await self._prove_world(task)
         if not task.graded:
             return ProofVerdict.NOT_GRADED, []
         if task.gold is None:
@@ -82,27 +73,37 @@ class Validator:
         empty, gold = await self._works(task, task.gold)
         problems = []
         for name, work, right in (("the gold solution", gold, True), ("the empty work", empty, False)):
-            first = await self._grader.grade(task, work)
-            second = await self._grader.grade(task, work)
-            if (first.reward == 1.0) is not right:
-                problems.append(f"{name} scores {first.reward:g}{_why(first) if right else ', too'}")
-            elif outcome(first) != outcome(second):
-                problems.append(f"{name} scores {first.reward:g}, then {second.reward:g}{_why(second)}")
+            grades = [await self._grader.grade(task, work) for _ in range(2)]
+            problems += _compared(name, grades, right=right)
+        return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
+
+    async def _prove_world(self, task: Task) -> tuple[ProofVerdict, list[str]]:
+        """Like any task, but each grade is of a world of its own, made from the same seed: a world that is not the
+        same twice shows itself in two grades that differ."""
+        assert task.world is not None
+        if not task.graded:
+            await played(task, self._parts, solve=False)
+            return ProofVerdict.NOT_GRADED, []
+        if task.gold is None and not task.world.solvable:
+            return ProofVerdict.WRONG, ["its world has no `solve`, so nothing shows that the task can be solved"]
+        problems = []
+        for name, solve in (("the known solution", True), ("doing nothing", False)):
+            grades = []
+            for _ in range(2):
+                begun, work = await played(task, self._parts, solve=solve)
+                grades.append(await self._grader.grade(begun, work))
+            problems += _compared(name, grades, right=solve)
         return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
 
     async def _works(self, task: Task, gold: Gold) -> tuple[Work, Work]:
         """The work of an agent that does nothing, and of one that does what the gold solution says."""
         if not task.grades_files:
             return Work(), Work(answer=gold.answer)
-        sandbox = await self._provider.create(self._spec_of(task))
+        sandbox = await self._parts.provider.create(self._parts.spec_of(task))
         try:
-            await prepare_workspace(sandbox, task, self._archive_of)
+            await prepare_workspace(sandbox, task, self._parts.archive_of)
             empty = await self._fetch(sandbox)
-            if gold.files is not None:
-                await sandbox.upload(await anyio.to_thread.run_sync(self._archive_of, gold.files), sandbox.workdir)
-            if gold.delete:
-                argv = ("rm", "-rf", "--", *gold.delete)
-                await sandbox.exec(Command(argv=argv, timeout_s=DELETE_TIMEOUT_S))
+            await put_gold(sandbox, gold, self._parts.archive_of)
             solved = await self._fetch(sandbox)
         except FileProblem as error:
             raise _wrong(task, error) from error
@@ -113,7 +114,17 @@ class Validator:
 
     async def _fetch(self, sandbox: Sandbox) -> bytes:
         await sandbox.stop_all()
-        return await sandbox.download(sandbox.workdir, self._max_work_bytes)
+        return await sandbox.download(sandbox.workdir, self._parts.max_work_bytes)
+
+
+def _compared(name: str, grades: Sequence[Grade], *, right: bool) -> list[str]:
+    """What two grades of the same work show to be wrong. ``right``: whether the work should score 1."""
+    first, second = grades
+    if (first.reward == 1.0) is not right:
+        return [f"{name} scores {first.reward:g}{_why(first) if right else ', too'}"]
+    if outcome(first) != outcome(second):
+        return [f"{name} scores {first.reward:g}, then {second.reward:g}{_why(second)}"]
+    return []
 
 
 def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]:
@@ -136,6 +147,7 @@ def _why(grade: Grade) -> str:
         reasons.append(f"{said}. {tests.get('output', '')}".strip())
     if answer and not answer["right"]:
         reasons.append(f"its answer is wrong: {answer['note']}")
+    reasons += [line for line in grade.detail.get("summary", ()) if line.startswith("world: ")]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)
 

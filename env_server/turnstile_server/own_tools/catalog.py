@@ -32,9 +32,14 @@ class OwnToolCatalog:
 
     def add_task(self, task_id: str, specs: OwnToolSpecs) -> None:
         """Builds the tools of a task; its paths are absolute. Raises StartupError."""
-        built = self._built(f"task {task_id}", specs, () if self._server is None else self._server.names)
+        built = self._built(f"task {task_id}", specs, self.server_names)
         if built is not None:
             self._tasks[task_id] = built
+
+    @property
+    def server_names(self) -> tuple[NamedTool, ...]:
+        """Names of the tools of the server's settings, which every episode has."""
+        return () if self._server is None else self._server.names
 
     def of(self, task_id: str) -> tuple[OwnTools, ...]:
         """Where the own tools of an episode of this task come from; the server's for a task that has none."""

@@ -4,8 +4,8 @@ A command-line flag wins over an environment variable (``TURNSTILE_GATE__MAX_BOD
 given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is generated from the descriptions.
 
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
-openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``sandboxes`` (sandboxes, tools) and ``engine``
-(engine, rendering, journal). ``section`` is the base class of all sections.
+openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``sandboxes`` (sandboxes, tools) and
+``engine`` (engine, rendering, journal). ``section`` is the base class of all sections.
 """
 
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
@@ -14,6 +14,7 @@ from turnstile_server.settings.listeners import ControlSettings, GateSettings, O
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
+from turnstile_server.settings.worlds import WorldSettings
 
 __all__ = [
     "AgentSettings",
@@ -30,5 +31,6 @@ __all__ = [
     "Settings",
     "TaskSettings",
     "ToolSettings",
+    "WorldSettings",
     "load_settings",
 ]

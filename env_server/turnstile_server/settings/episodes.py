@@ -62,7 +62,9 @@ class TaskSettings(Section):
     """Where tasks come from."""
 
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
-        (), description="Task files (YAML, JSONL) or folders of them; empty: the tasks that ship with Turnstile."
+        (),
+        description="Task files (YAML, JSONL), folders of them, and Python classes (`file.py`, `file.py:Class`, "
+        "`module:Class`); empty: the tasks that ship with Turnstile.",
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
     max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
@@ -70,6 +72,7 @@ class TaskSettings(Section):
     max_folder_bytes: int = Field(
         32 << 20, ge=1024, description="Size of one `folder` of a task, at most, all files together."
     )
+    max_class_tasks: int = Field(10_000, ge=1, description="Tasks of one Python class (a world), at most.")
 
 
 class AgentSettings(Section):

@@ -21,6 +21,7 @@ from turnstile_server.settings.engine import EngineSettings, JournalSettings, Re
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
+from turnstile_server.settings.worlds import WorldSettings
 
 
 class _ShortControlKey(PydanticBaseSettingsSource):
@@ -67,6 +68,7 @@ class Settings(BaseSettings):
     sandboxes: SandboxSettings = SandboxSettings()
     tools: ToolSettings = ToolSettings()
     tasks: TaskSettings = TaskSettings()
+    worlds: WorldSettings = WorldSettings()
     grading: GradingSettings = GradingSettings()
     agents: AgentSettings = AgentSettings()
 

@@ -9,12 +9,24 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    InstanceOf,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from turnstile.models import Limits
 from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
+from turnstile_server.worlds.definition import WorldDefinition
 
 MAX_PATH = 1024
 
@@ -151,6 +163,13 @@ class SandboxWish(TaskPart):
     pids: int | None = Field(None, ge=8)
 
 
+def _only_from_a_source(value: object) -> object:
+    """Text from outside names no code of this machine."""
+    if value is not None and not isinstance(value, WorldDefinition):
+        raise ValueError("a class is a task source of its own, `file.py:Class`; it is not named in a task")
+    return value
+
+
 class Task(TaskPart):
     """What an agent is asked, what it is given, and how its work is graded."""
 
@@ -171,6 +190,9 @@ class Task(TaskPart):
         OwnToolSpecs(), description="Tools of its own, beside the server's. Not in inline tasks."
     )
     gold: Gold | None = None
+    world: Annotated[InstanceOf[WorldDefinition] | None, BeforeValidator(_only_from_a_source)] = Field(
+        None, description="The Python class that makes, serves and grades its episodes. Not in files and requests."
+    )
     limits: Limits = Limits()
     sandbox: SandboxWish = SandboxWish()
     difficulty: Literal["easy", "medium", "hard"] | None = None
@@ -180,7 +202,7 @@ class Task(TaskPart):
     @field_validator("grading")
     @classmethod
     def _names_no_field(cls, grading: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name in ("answer", "tests"):
+        for name in ("answer", "tests", "world"):
             if name in grading:
                 raise ValueError(f"`{name}` is a field of the task, not of `grading`")
         return grading
@@ -188,18 +210,40 @@ class Task(TaskPart):
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        own = (("answer", self.answer), ("tests", self.tests))
-        return (*(name for name, part in own if part is not None), *self.grading)
+        own = (
+            ("answer", self.answer is not None),
+            ("tests", self.tests is not None),
+            ("world", self.world is not None and self.world.graded),
+        )
+        return (*(name for name, asked in own if asked), *self.grading)
 
     @property
     def graded(self) -> bool:
         """Whether an episode of the task has a reward."""
         return bool(self.graders)
 
+    @field_serializer("world")
+    def _shown_world(self, world: WorldDefinition | None) -> dict[str, Any] | None:
+        if world is None:
+            return None
+        return {"class": world.name, "parameters": dict(world.parameters), "seed": world.seed}
+
+    @property
+    def all_files(self) -> tuple[Files | None, ...]:
+        """The files of base, tests and gold solution."""
+        tests = self.tests.files if self.tests is not None else None
+        return (self.base, tests, self.gold.files if self.gold is not None else None)
+
     @property
     def grades_files(self) -> bool:
         """Whether the work folder is fetched for the graders; an answer alone needs none."""
         return self.tests is not None or bool(self.grading)
+
+    @property
+    def offers_sandbox(self) -> bool:
+        """Whether the tools of a sandbox are the agent's, where its episode has one. A world says so itself: an
+        agent that the server launches lives in a sandbox also where its world is all it should act on."""
+        return self.world is None or self.world.world_class.needs_sandbox
 
     @property
     def needs_sandbox(self) -> bool:

@@ -14,8 +14,10 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, TaskCatalog, TaskProblem, TaskSource
 from turnstile_server.tasks.task_files import SHIPPED, TaskFiles
+from turnstile_server.tasks.world_source import WorldClasses
 
 TASK_SOURCES: list[TaskSource] = [
+    WorldClasses(),
     TaskFiles(),
 ]
 

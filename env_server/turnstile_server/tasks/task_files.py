@@ -41,13 +41,19 @@ class TaskFiles:
         if path.is_dir():
             files = list(find_files(path))
             if not files:
-                yield _problem(path, f"no tasks here: no {TASK_FILE} and no .jsonl below this folder")
+                yield _problem(path, f"no tasks here: no {TASK_FILE} and no .jsonl below this folder{_hint(path)}")
             for file in files:
                 yield from _read(file, settings)
         elif path.is_file():
             yield from _read(path, settings)
         else:
             yield _problem(path, "no such file or folder")
+
+
+def _hint(folder: Path) -> str:
+    """Python in a folder is never run because it lies there; only a file that is named is."""
+    found = sorted(path.name for path in folder.glob("*.py"))
+    return f". A task that is a Python class is named by its file, like {folder / found[0]}" if found else ""
 
 
 def _read(path: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:

@@ -115,11 +115,17 @@ class EpisodeTools(Protocol):
         """The tools beside the built-in ones: the same from the start of the episode to its end."""
         ...
 
-    async def submit(self, answer: str) -> None:
-        """Keeps the answer; the last one counts.
+    @property
+    def has_user(self) -> bool:
+        """Whether a simulated user answers what is submitted."""
+        ...
 
-        It ends the episode only for an agent whose spec says ``ends_on_submit``. Raises what ``check_open``
-        raises.
+    async def submit(self, answer: str) -> str | None:
+        """Keeps the answer; the last one counts. Returns what the simulated user says to it; None where there is
+        no user, or the conversation is over.
+
+        Where it returns None it ends the episode, for an agent whose spec says ``ends_on_submit`` and no other.
+        Raises what ``check_open`` raises, and TaskFailed where the user cannot be played.
         """
         ...
 

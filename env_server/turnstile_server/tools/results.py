@@ -56,6 +56,12 @@ class SubmitResult(Result):
     received: bool = Field(description="True: the answer is kept. It says nothing of its worth.")
 
 
+class TalkResult(SubmitResult):
+    """Of ``submit`` where a simulated user answers."""
+
+    user: str | None = Field(description="What the user replies; null: the conversation is over.")
+
+
 def output_schema(model: type[Result]) -> dict[str, Any]:
     """JSON Schema of the result, without pydantic's titles."""
     made = model.model_json_schema(mode="serialization")

@@ -8,7 +8,7 @@ after another, so that no edit is lost. Nothing here knows of reward.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 import anyio
@@ -45,6 +45,7 @@ from turnstile_server.tools.results import (
     ReadFileResult,
     Result,
     SubmitResult,
+    TalkResult,
     WriteFileResult,
     output_schema,
 )
@@ -86,8 +87,11 @@ class _Submit:
         most = self.settings.max_answer_chars
         if len(answer) > most:
             raise WrongArguments(f"the answer has {len(answer)} characters; the most is {most}")
-        await episode.submit(answer)
-        return ToolResult("Your answer was received.", structured=SubmitResult(received=True).model_dump())
+        said = await episode.submit(answer)
+        if not episode.has_user:
+            return ToolResult("Your answer was received.", structured=SubmitResult(received=True).model_dump())
+        text = "The conversation is over." if said is None else f"The user replies: {said}"
+        return ToolResult(text, structured=TalkResult(received=True, user=said).model_dump())
 
 
 _HINTS: dict[str, tuple[str, type[Result], bool, bool, bool]] = {
@@ -98,6 +102,11 @@ _HINTS: dict[str, tuple[str, type[Result], bool, bool, bool]] = {
     SUBMIT: ("Submit the answer", SubmitResult, False, False, True),
 }
 """Title, result, and whether a tool only reads, may destroy, and may be repeated without further effect."""
+_TALK = (
+    "Sends a message to the user; the result is the user's reply. Go on until the result says that the "
+    "conversation is over."
+)
+"""``submit`` where a simulated user answers."""
 _WRITERS = frozenset({"write_file", "edit_file"})
 """Tools that change files: one after another in an episode."""
 
@@ -112,7 +121,11 @@ class Toolbox:
         def tool(name: str, arguments: type[ArgumentsT], run: _Run[ArgumentsT]) -> _SandboxTool[ArgumentsT]:
             return _SandboxTool(_spec(name, arguments, settings), arguments, run, settings)
 
-        self._submit: ServedTool = _Submit(_spec(SUBMIT, SubmitArguments, settings), settings)
+        submit = _spec(SUBMIT, SubmitArguments, settings)
+        self._submit: ServedTool = _Submit(submit, settings)
+        hints = mcp.ToolAnnotations(title="Talk to the user", read_only_hint=False, open_world_hint=False)
+        talk = replace(submit, description=_TALK, title=hints.title, annotations=hints)
+        self._talk: ServedTool = _Submit(replace(talk, output_schema=output_schema(TalkResult)), settings)
         self._builtin: tuple[ServedTool, ...] = (
             tool("bash", BashArguments, bash),
             tool("read_file", ReadFileArguments, read_file),
@@ -132,6 +145,8 @@ class Toolbox:
 
     def _tools_of(self, episode: EpisodeTools) -> tuple[ServedTool, ...]:
         builtin = (self._submit,) if episode.sandbox is None else self._builtin
+        if episode.has_user:
+            builtin = (*builtin[:-1], self._talk)
         return (*builtin, *episode.own_tools)
 
     async def call(

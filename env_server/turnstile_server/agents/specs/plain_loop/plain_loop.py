@@ -4,7 +4,9 @@
 
 It sends the task as the user's only message, with no text of its own: no system prompt, no clock. It offers the
 model the tools of one MCP server and runs what the model calls, one call after another, until the model answers
-without a call, calls `submit`, or has used its turns. It prints one line of JSON per turn.
+without a call, calls `submit`, or has used its turns. Where a simulated user answers `submit`, an answer without a
+call is what the model says to the user, and it goes on until the conversation is over. It prints one line of JSON
+per turn.
 
 Exit codes: 0 the model was done, 3 the model API refused a call for good, 4 the model API failed, 5 turns,
 context or budget are used up, 6 the MCP endpoint failed; 1 a crash, 2 a wrong command line.
@@ -147,13 +149,19 @@ class Tools:
         self.http = Connection(url, key, TOOLS_SILENCE_S)
         self.numbers = itertools.count(1)
         self.session = {"accept": "application/json, text/event-stream"}
+        self.has_user = False
         about = {"name": "plain-loop", "version": "1.0"}
         self.rpc("initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": about})
         self.session["mcp-protocol-version"] = PROTOCOL
         self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def offered(self) -> list[dict[str, Any]]:
-        """The tools, as Chat Completions takes them."""
+        """The tools, as Chat Completions takes them. Notes whether a simulated user answers `submit`."""
+        found = self.rpc("tools/list", {})["tools"]
+        self.has_user = any(
+            tool["name"] == "submit" and "user" in tool.get("outputSchema", {}).get("properties", {})
+            for tool in found
+        )
         return [
             {
                 "type": "function",
@@ -163,11 +171,11 @@ class Tools:
                     "parameters": tool["inputSchema"],
                 },
             }
-            for tool in self.rpc("tools/list", {})["tools"]
+            for tool in found
         ]
 
     def call(self, function: dict[str, str]) -> tuple[str, bool]:
-        """The result for the model, and whether the call succeeded."""
+        """The result for the model, and whether the call succeeded and nobody replied to it."""
         try:
             arguments = json.loads(function["arguments"] or "{}")
         except ValueError as error:
@@ -177,7 +185,11 @@ class Tools:
         result = self.rpc("tools/call", {"name": function["name"], "arguments": arguments})
         text = "\n".join(part["text"] for part in result["content"] if part["type"] == "text")
         failed = bool(result.get("isError"))
-        return (f"Error: {text}" if failed else text), not failed
+        return (f"Error: {text}" if failed else text), not failed and _user(result) is None
+
+    def say_to_user(self, text: str) -> str | None:
+        """What the simulated user replies; None: the conversation is over, or cannot go on."""
+        return _user(self.rpc("tools/call", {"name": "submit", "arguments": {"answer": text}}))
 
     def rpc(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         number = next(self.numbers)
@@ -199,6 +211,12 @@ class Tools:
         if session := response.headers.get("mcp-session-id"):
             self.session["mcp-session-id"] = session
         return found
+
+
+def _user(result: dict[str, Any]) -> str | None:
+    """What a simulated user replied, in the result of a tool."""
+    said: str | None = (result.get("structuredContent") or {}).get("user")
+    return said
 
 
 def _answer(response: http.client.HTTPResponse, number: int | None) -> dict[str, Any]:
@@ -243,7 +261,9 @@ def play(options: argparse.Namespace) -> None:
             text, done = tools.call(call["function"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
             handed_in = handed_in or (done and call["function"]["name"] == "submit")
-        if handed_in or not calls:
+        if not calls and tools.has_user and (said := tools.say_to_user(reply.get("content") or "")) is not None:
+            messages.append({"role": "user", "content": said})
+        elif handed_in or not calls:
             return
     raise Ended(LIMIT, f"{options.max_turns} turns were had")
 

@@ -3,8 +3,9 @@
     OPENAI_BASE_URL=… OPENAI_API_KEY=… TOOL_URL=… python3 tool_loop.py INSTRUCTION_FILE [--stream]
 
 It offers the model the tools of one MCP server and does what the model calls, one call after another, until the
-model answers without a call, calls `submit`, or has had its turns. It prints one line of JSON per turn, and its
-exit code says how it ended (see `Ending`).
+model answers without a call, calls `submit`, or has had its turns. Where a simulated user answers `submit`, an
+answer without a call is what the model says to the user, and it goes on until the conversation is over. The agent
+prints one line of JSON per turn, and its exit code says how it ended (see `Ending`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Ending(enum.IntEnum):
     """Exit codes. 1 and 2 are Python's own: a crash, a wrong command line."""
 
     FINISHED = 0
-    """The model answered without calling a tool, or handed in its answer with `submit`."""
+    """The model answered without calling a tool, or handed in its answer with `submit` and nobody replied."""
     REFUSED = 3
     """The API refused the call for good: a bad key, an episode that is over, a request it does not serve."""
     API_FAILED = 4
@@ -71,8 +72,9 @@ async def ask(api: openai.AsyncOpenAI, request: dict[str, Any], stream: bool) ->
 
 
 async def use(tools: mcp.Client, function: dict[str, str]) -> tuple[str, bool]:
-    """One tool call: what the model is told, and whether it did what was asked. Raises mcp.MCPError and
-    httpx2.HTTPError when the tool server does not answer."""
+    """One tool call: what the model is told, and whether it did what was asked and nobody replied to it (as a
+    simulated user does to `submit`). Raises mcp.MCPError and httpx2.HTTPError when the tool server does not
+    answer."""
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError as error:
@@ -81,10 +83,21 @@ async def use(tools: mcp.Client, function: dict[str, str]) -> tuple[str, bool]:
         return "Error: the arguments are not a JSON object", False
     result = await tools.call_tool(function["name"], arguments)
     text = "\n".join(part.text for part in result.content if part.type == "text")
-    return (f"Error: {text}" if result.is_error else text), not result.is_error
+    replied = (result.structured_content or {}).get("user") is not None
+    return (f"Error: {text}" if result.is_error else text), not result.is_error and not replied
+
+
+async def say_to_user(tools: mcp.Client, text: str) -> str | None:
+    """What the simulated user replies; None: the conversation is over, or cannot go on. Raises as ``use``."""
+    result = await tools.call_tool("submit", {"answer": text})
+    said: str | None = (result.structured_content or {}).get("user")
+    return said
 
 
 async def loop(api: openai.AsyncOpenAI, tools: mcp.Client, options: argparse.Namespace) -> Ending:
+    found = (await tools.list_tools()).tools
+    results = {tool.name: (tool.output_schema or {}).get("properties", {}) for tool in found}
+    has_user = "user" in results.get("submit", {})
     offered = [
         {
             "type": "function",
@@ -94,7 +107,7 @@ async def loop(api: openai.AsyncOpenAI, tools: mcp.Client, options: argparse.Nam
                 "parameters": tool.input_schema,
             },
         }
-        for tool in (await tools.list_tools()).tools
+        for tool in found
     ]
     task = options.instruction.read_text("utf-8")
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
@@ -110,7 +123,9 @@ async def loop(api: openai.AsyncOpenAI, tools: mcp.Client, options: argparse.Nam
             text, done = await use(tools, call["function"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
             handed_in = handed_in or (done and call["function"]["name"] == "submit")
-        if handed_in or not calls:
+        if not calls and has_user and (said := await say_to_user(tools, reply["content"] or "")) is not None:
+            messages.append({"role": "user", "content": said})
+        elif handed_in or not calls:
             return Ending.FINISHED
     return Ending.LIMIT
 

@@ -1,0 +1,88 @@
+"""The world of one running episode, for the owner task: opened, reset, asked, graded, closed.
+
+Joins a task's world (``worlds/``) with the episode: its seed, its sandbox, its task as ``reset`` made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.errors import AgentFailed
+from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.world_source import task_of_episode
+from turnstile_server.tools.protocol import EpisodeTools, ServedTool
+from turnstile_server.worlds.definition import WorldDefinition
+from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
+from turnstile_server.worlds.served import world_tools
+
+
+class RunningWorld:
+    """Implements ``OwnTools``. Not opened before ``reset``, so an episode in the queue costs nothing.
+
+    ``sandbox_of`` gives the sandbox that the world may use, from the end of the preparation to the end of
+    ``grade``.
+    """
+
+    def __init__(
+        self,
+        definition: WorldDefinition,
+        worlds: Worlds,
+        settings: TaskSettings,
+        sandbox_of: Callable[[], Sandbox | None],
+    ) -> None:
+        self.place = f"world {definition.name}"
+        self._definition = definition
+        self._worlds = worlds
+        self._settings = settings
+        self._sandbox_of = sandbox_of
+        self._world: EpisodeWorld | None = None
+        self._ready = False
+
+    @staticmethod
+    def of(
+        task: Task, worlds: Worlds, settings: TaskSettings, sandbox: EpisodeSandbox | None
+    ) -> RunningWorld | None:
+        """The world of an episode of ``task``; None where it has none."""
+        if task.world is None:
+            return None
+        return RunningWorld(task.world, worlds, settings, lambda: None if sandbox is None else sandbox.for_world)
+
+    async def reset(self, task: Task, episode_id: str, seed: int | None) -> Task:
+        """Makes the world. The task as this episode has it. Raises TaskFailed, WorldUnavailable."""
+        self._world = self._worlds.open(self._definition, episode_id)
+        return task_of_episode(task, await self._world.reset(seed, task.instruction), self._settings)
+
+    @asynccontextmanager
+    async def open(self, episode: EpisodeTools) -> AsyncIterator[Sequence[ServedTool]]:
+        """See ``OwnTools``: the agent may begin now. The world itself outlives its tools, to be graded."""
+        world = self._world
+        assert world is not None
+        world.show_sandbox(self._sandbox_of)
+        self._ready = True
+        yield world_tools(world)
+
+    @property
+    def talks(self) -> bool:
+        return self._definition.talks
+
+    async def respond(self, answer: str) -> str | None:
+        """What the simulated user says to a submitted answer, if there is one. Raises TaskFailed."""
+        return await self._world.respond(answer) if self._world is not None else None
+
+    async def grade(self, answer: str | None) -> Mapping[str, float] | None:
+        """None where the world does not grade. Raises TaskFailed, SandboxFailed, and AgentFailed where the agent
+        was finished before the world was there: nothing says what its work is worth."""
+        if not self._definition.graded:
+            return None
+        if self._world is None or not self._ready:
+            raise AgentFailed("the agent was finished before the episode ran, so its world cannot grade it")
+        return await self._world.grade(answer)
+
+    async def close(self) -> None:
+        """Never raises; may be repeated."""
+        if self._world is not None:
+            await self._world.close()

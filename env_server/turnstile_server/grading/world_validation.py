@@ -1,0 +1,81 @@
+"""Plays a task's world without an agent, for the proof of the task: doing nothing, or its known solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from turnstile_server.grading.protocol import Work
+from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Files, Gold, Task
+from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.tasks.world_source import task_of_episode
+from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
+
+DELETE_TIMEOUT_S = 30.0
+EPISODE_ID = "validate"
+
+
+@dataclass(frozen=True, slots=True)
+class ProofParts:
+    """What works are made with. ``provider`` is started; ``archive_of`` packs a task's files as a tar."""
+
+    provider: SandboxProvider
+    spec_of: Callable[[Task], SandboxSpec]
+    archive_of: Callable[[Files], bytes]
+    max_work_bytes: int
+    worlds: Worlds
+    tasks: TaskSettings
+
+
+async def played(task: Task, parts: ProofParts, *, solve: bool) -> tuple[Task, Work]:
+    """The task as one episode has it, and the work of an agent that does nothing, or that plays the solution.
+
+    Raises TaskFailed, SandboxUnavailable, SandboxFailed, FileProblem.
+    """
+    assert task.world is not None
+    world = parts.worlds.open(task.world, EPISODE_ID)
+    sandbox: Sandbox | None = None
+    try:
+        start = await world.reset(None, task.instruction)
+        task = task_of_episode(task, start, parts.tasks)
+        if task.needs_sandbox:
+            sandbox = await parts.provider.create(parts.spec_of(task))
+            await prepare_workspace(sandbox, task, parts.archive_of)
+        answer = await _solved(world, sandbox, task, parts) if solve else None
+        archive = None
+        if sandbox is not None:
+            await sandbox.stop_all()
+            if task.grades_files:
+                archive = await sandbox.download(sandbox.workdir, parts.max_work_bytes)
+        world.show_sandbox(lambda: sandbox)
+        scores = await world.grade(answer) if world.definition.graded else None
+        return task, Work(archive, answer, scores)
+    finally:
+        with anyio.CancelScope(shield=True):
+            if sandbox is not None:
+                await sandbox.destroy()
+            await world.close()
+
+
+async def _solved(world: EpisodeWorld, sandbox: Sandbox | None, task: Task, parts: ProofParts) -> str | None:
+    """Puts the gold solution of the task in place, if it has one, then has the world play its own. The answer."""
+    gold = task.gold or Gold()
+    if sandbox is not None:
+        await put_gold(sandbox, gold, parts.archive_of)
+    world.show_sandbox(lambda: sandbox)
+    answer = await world.solve() if world.definition.solvable else None
+    return gold.answer if answer is None else answer
+
+
+async def put_gold(sandbox: Sandbox, gold: Gold, archive_of: Callable[[Files], bytes]) -> None:
+    """Makes the work folder what the gold solution says. Raises FileProblem, SandboxFailed, TaskFailed."""
+    if gold.files is not None:
+        await sandbox.upload(await anyio.to_thread.run_sync(archive_of, gold.files), sandbox.workdir)
+    if gold.delete:
+        argv = ("rm", "-rf", "--", *gold.delete)
+        await sandbox.exec(Command(argv=argv, timeout_s=DELETE_TIMEOUT_S))

@@ -1,0 +1,103 @@
+"""Tasks that are Python classes: the task source of worlds, and a world's task as one episode has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnstile_server.errors import TaskFailed
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
+from turnstile_server.worlds.world import Start, WorldTask, about
+
+OWN_FIELDS = frozenset({"id", "instruction", "world", "tools"})
+"""Fields of a task that a world says elsewhere than in ``fields``; its tools are its methods."""
+
+
+class WorldClasses:
+    """A ``TaskSource``: a SOURCE is ``file.py``, ``file.py:Class`` or ``package.module:Class``."""
+
+    def recognises(self, source: str) -> bool:
+        return names_a_world(source) and not Path(source).is_dir()
+
+    def host_paths(self, source: str) -> Sequence[Path]:
+        file = file_of(source)
+        return () if file is None else (file,)
+
+    def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+        # It takes the MCP SDK's server, half a second, which only those pay who have a world.
+        from turnstile_server.worlds.load import WorldProblem, each_definition  # noqa: PLC0415
+
+        for found in each_definition(source, settings.max_class_tasks):
+            if isinstance(found, WorldProblem):
+                yield TaskProblem(found.file, found.line, found.field, found.message)
+            else:
+                yield from _checked(*found)
+
+
+def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[FoundTask | TaskProblem]:
+    """The task, or everything that is wrong with its fields."""
+    file, line = place_of(definition.world_class)
+    whose = f"{definition.world_class.__name__}: task {declared.id}: "
+    twice = sorted(OWN_FIELDS & declared.fields.keys())
+    if twice:
+        yield TaskProblem(file, line, f"fields.{twice[0]}", f"{whose}this is no field of `fields`")
+        return
+    instruction = declared.instruction or about(definition.world_class)
+    if not instruction:
+        message = f"{whose}it needs an instruction, or its class a docstring, for lists of tasks"
+        yield TaskProblem(file, line, "instruction", message)
+        return
+    needs_sandbox = definition.world_class.needs_sandbox
+    values: dict[str, Any] = {
+        **({"base": Files()} if needs_sandbox and "base" not in declared.fields else {}),
+        **declared.fields,
+        "id": declared.id,
+        "instruction": instruction,
+    }
+    try:
+        task = Task.model_validate(values)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            field = ".".join(str(part) for part in item["loc"] if part != "[key]")
+            said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+            yield TaskProblem(file, line, field, whose + said.removeprefix("Value error, "))
+        return
+    if any(files is not None and files.folder is not None for files in task.all_files):
+        message = f"{whose}a world has its files in `inline`, or makes them in `reset`"
+        yield TaskProblem(file, line, "fields", message)
+        return
+    if task.needs_sandbox and not needs_sandbox:
+        message = f"{whose}its fields need a sandbox: set needs_sandbox = True in the class"
+        yield TaskProblem(file, line, "fields", message)
+        return
+    yield FoundTask(task.model_copy(update={"world": definition}), file, line)
+
+
+def task_of_episode(task: Task, start: Start, settings: TaskSettings) -> Task:
+    """The task as one episode has it: with the instruction and files that ``reset`` made. Raises TaskFailed."""
+    update: dict[str, Any] = {"instruction": start.instruction}
+    if start.files:
+        if not task.needs_sandbox:
+            raise TaskFailed(f"task {task.id}: reset gives files, but the world has needs_sandbox = False")
+        base = task.base or Files()
+        try:
+            added = Files.model_validate({"inline": {**base.inline, **start.files}})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            message = first["msg"].removeprefix("Value error, ")
+            raise TaskFailed(f"task {task.id}: the files that reset gives cannot be used: {message}") from None
+        size = sum(len(text.encode()) for text in added.inline.values())
+        if len(added.inline) > settings.max_folder_files or size > settings.max_folder_bytes:
+            raise TaskFailed(
+                f"task {task.id}: reset gives {len(added.inline)} files of {size} bytes; the most is "
+                f"{settings.max_folder_files} files (tasks.max_folder_files) of {settings.max_folder_bytes} bytes "
+                "(tasks.max_folder_bytes)"
+            )
+        update["base"] = base.model_copy(update={"inline": added.inline})
+    return task.model_copy(update=update)
