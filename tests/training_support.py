@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 from tokenizers import Tokenizer
 
 from control_support import KEY, in_thread
-from turnstile_server.process import start
+from turnstile_server.process import running
 from turnstile_server.settings import Settings
 
 SLOW_S = 60
@@ -65,15 +64,8 @@ def trainer_server(model: Path, data_dir: Path, **settings: Any) -> Iterator[Tra
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[TrainerServer]:
-        async with AsyncExitStack() as stack:
-            server = await start(wanted, stack)
-            stop = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(server.serve, stop)
-                try:
-                    yield TrainerServer(server.control_url, KEY, model)
-                finally:
-                    stop.set()
+        async with running(wanted) as server:
+            yield TrainerServer(server.control_url, KEY, model)
 
     with in_thread(serving) as server:
         yield server

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -41,18 +42,20 @@ from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.origins import OriginRules
+from turnstile_server.http.starting import StartProgress
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import JournalCollector, Metrics
-from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
-from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.settings import Settings
+from turnstile_server.settings import RenderingSettings, Settings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
 
-EngineFactory = Callable[[Vocabulary, Renderer], Engine]
+if TYPE_CHECKING:
+    from turnstile_server.rendering.vocabulary import Vocabulary
+
+EngineFactory = Callable[["Vocabulary", Renderer], Engine]
 """Makes the engine for a model folder; not started."""
 
 
@@ -62,6 +65,7 @@ async def open_apps(
     agent_url: str,
     stack: AsyncExitStack,
     *,
+    progress: StartProgress | None = None,
     make_engine: EngineFactory | None = None,
     backends: Backends | None = None,
     observe: Callable[[ASGIApp], ASGIApp] | None = None,
@@ -70,7 +74,9 @@ async def open_apps(
 
     ``model_dir`` None: a server without a model. ``agent_url``: of the agent listener, as it is bound. Test
     servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
+    ``progress`` is told what the start waits for.
     """
+    progress = progress or StartProgress()
     if model_dir is None:
         control = build_standby_app(
             key=_control_key(settings),
@@ -79,6 +85,7 @@ async def open_apps(
             production=settings.openenv.mode == "production",
         )
         return Apps(control, standby_gate, anyio.Event())
+    progress.waits_for = "the data directory and its journal"
     await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
     # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.
     journal = await FileJournal.open(journal_folder(settings.data_dir), settings.journal)
@@ -88,16 +95,26 @@ async def open_apps(
     backends = backends or build_backends(settings)  # a wrong task is told before an engine is waited for
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
-    vocabulary = await anyio.to_thread.run_sync(load_vocabulary, model_dir)
-    renderer = await anyio.to_thread.run_sync(create_renderer, model_dir, settings.rendering)
+    progress.waits_for = "the model's tokenizer and chat template"
+    vocabulary, renderer = await anyio.to_thread.run_sync(_load_renderer, model_dir, settings.rendering)
     if make_engine is not None:
         engine = make_engine(vocabulary, renderer)
     else:
         engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
     stack.push_async_callback(_shielded, engine.close)
+    progress.waits_for = f"the engine ({settings.engine.kind})"
     await engine.start()
+    progress.waits_for = "its episodes and sandboxes"
     parts = Parts(settings, journal, renderer, engine, keys, metrics, backends, observe)
     return await assemble(parts, agent_url, control_key, stack)
+
+
+def _load_renderer(model_dir: Path, settings: RenderingSettings) -> tuple[Vocabulary, Renderer]:
+    # Imported here, in a thread and with a model only: transformers takes a second and more.
+    from turnstile_server.rendering.factory import create_renderer  # noqa: PLC0415
+    from turnstile_server.rendering.vocabulary import load_vocabulary  # noqa: PLC0415
+
+    return load_vocabulary(model_dir), create_renderer(model_dir, settings)
 
 
 def _control_key(settings: Settings) -> str | None:

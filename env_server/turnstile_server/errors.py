@@ -189,6 +189,14 @@ class EngineRefused(TurnstileError):
     type = "engine_refused"
 
 
+class ServerStarting(TurnstileError):
+    """The server accepts connections, but the engine, the journal or the sandboxes are not ready yet."""
+
+    status = 503
+    type = "server_starting"
+    retryable = True
+
+
 class JournalUnavailable(TurnstileError):
     """The turn could not be made durable (disk full, closed journal): it was not recorded."""
 

@@ -1,6 +1,7 @@
 """The server as a process: its two listeners, its signals, its exit code.
 
-``run`` is what ``turnstile serve`` calls. Everything behind the listeners is built by ``app.py``.
+``run`` is what ``turnstile serve`` calls. The listeners accept connections at once. Everything behind them is
+imported and built by ``app.py`` meanwhile; ``http/starting.py`` says what they serve until then.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ import json
 import logging
 import signal
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
-from turnstile_server.app import model_folder, open_apps
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.http.starting import StartingApp, StartProgress
 from turnstile_server.settings import Settings
+
+if TYPE_CHECKING:
+    from turnstile_server.app import Apps
 
 
 def run(settings: Settings) -> int:
@@ -47,17 +55,16 @@ def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when both
-    listeners accept connections."""
+    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when it is ready:
+    both listeners serve all that they have."""
     stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_on_signal, stop, started, starting)
         with starting:
-            async with AsyncExitStack() as stack:
-                server = await start(settings, stack)
+            async with running(settings) as server:
                 started.set()
                 _announce(settings, server)
-                await server.serve(stop)
+                await stop.wait()
         tasks.cancel_scope.cancel()
 
 
@@ -88,49 +95,100 @@ async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.Ca
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A started server, with two listeners that do not accept connections before ``serve``."""
+    """A server that is ready."""
 
-    control: Listener
-    agent: Listener
     control_url: str
     agent_url: str
     sandboxes: str
     """Kind of the sandboxes: docker, local or none."""
-    closing: anyio.Event
-
-    async def serve(self, stop: anyio.Event) -> None:
-        """Serves both applications until ``stop`` is set."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.control.serve)
-            tasks.start_soon(self.agent.serve)
-            await stop.wait()
-            self.closing.set()
-            self.control.stop()
-            self.agent.stop()
 
 
-async def start(settings: Settings, stack: AsyncExitStack) -> Server:
-    """Builds and starts everything; ``stack`` owns what was started. Raises StartupError."""
-    model_dir = model_folder(settings)
-    control_socket = bind("control", settings.control.host, settings.control.port)
-    stack.callback(control_socket.close)
-    agent_socket = bind("agent", settings.gate.host, settings.gate.port)
-    stack.callback(agent_socket.close)
-    apps = await open_apps(settings, model_dir, url_of(agent_socket), stack)
-    idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
-    return Server(
-        control=Listener(
-            apps.control,
-            control_socket,
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Server]:
+    """A server for the length of the block, which begins when it is ready. Raises StartupError.
+
+    At the end requests in progress get ``shutdown_grace_s``; then what is behind the listeners is released.
+    """
+    async with _listening(settings) as listeners, AsyncExitStack() as stack:
+        apps = await _build(settings, listeners, stack)
+        listeners.attach(apps)
+        try:
+            yield Server(
+                control_url=loopback_url(listeners.control_url),
+                agent_url=settings.gate.public_url or loopback_url(listeners.agent_url),
+                sandboxes=apps.sandboxes,
+            )
+        finally:
+            apps.closing.set()
+            with anyio.CancelScope(shield=True):
+                await listeners.close()
+
+
+async def _build(settings: Settings, listeners: Listeners, stack: AsyncExitStack) -> Apps:
+    # Imported only now, and in a thread: it takes seconds on a small machine (transformers and mcp most of them),
+    # in which /health must answer already.
+    app = await anyio.to_thread.run_sync(import_module, "turnstile_server.app", abandon_on_cancel=True)
+    apps: Apps = await app.open_apps(
+        settings, app.model_folder(settings), listeners.agent_url, stack, progress=listeners.progress
+    )
+    return apps
+
+
+class Listeners:
+    """Both listeners: they accept connections, and serve the applications once these are attached."""
+
+    def __init__(self, settings: Settings, sockets: ExitStack) -> None:
+        """Binds the sockets, which ``sockets`` closes. Raises StartupError."""
+        control = bind("control", settings.control.host, settings.control.port)
+        sockets.callback(control.close)
+        agent = bind("agent", settings.gate.host, settings.gate.port)
+        sockets.callback(agent.close)
+        self.control_url, self.agent_url = url_of(control), url_of(agent)
+        self.progress = StartProgress()
+        self._control_app = StartingApp(self.progress, settings.start_wait_s, probes=True)
+        self._agent_app = StartingApp(self.progress, settings.start_wait_s, probes=False)
+        idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
+        self._control = Listener(
+            self._control_app,
+            control,
             idle_s=idle_s,
             grace_s=grace_s,
             access_log=True,
             ping_interval_s=settings.openenv.ping_interval_s,
             ping_timeout_s=settings.openenv.ping_timeout_s,
-        ),
-        agent=Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False),
-        control_url=loopback_url(url_of(control_socket)),
-        agent_url=settings.gate.public_url or loopback_url(url_of(agent_socket)),
-        sandboxes=apps.sandboxes,
-        closing=apps.closing,
-    )
+        )
+        self._agent = Listener(self._agent_app, agent, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        self._closed = anyio.Event()
+
+    def attach(self, apps: Apps) -> None:
+        self._control_app.attach(apps.control)
+        self._agent_app.attach(apps.agent)
+
+    async def serve(self) -> None:
+        """Serves until ``close``. A cancellation from outside does not cut off requests in progress."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._control.serve)
+                tasks.start_soon(self._agent.serve)
+        self._closed.set()
+
+    async def close(self) -> None:
+        """Stops accepting; returns when the requests in progress have ended or used up their time."""
+        for app, listener in ((self._control_app, self._control), (self._agent_app, self._agent)):
+            app.abandon()
+            listener.stop()
+        await self._closed.wait()
+
+
+@asynccontextmanager
+async def _listening(settings: Settings) -> AsyncIterator[Listeners]:
+    """Listeners that serve for the length of the block, however it is left."""
+    with ExitStack() as sockets:
+        listeners = Listeners(settings, sockets)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listeners.serve)
+            try:
+                yield listeners
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await listeners.close()

@@ -86,7 +86,8 @@ async def test_an_engine_that_comes_later_is_waited_for(tiny_model: Path, tmp_pa
             assert server.stderr is not None
             said, ready = BufferedByteReceiveStream(server.stderr), BufferedByteReceiveStream(server.stdout)
             try:
-                waiting = await said.receive_until(b"\n", LINE_BYTES)
+                while b"waiting for the engine" not in (waiting := await said.receive_until(b"\n", LINE_BYTES)):
+                    continue
                 assert f"waiting for the engine at http://127.0.0.1:{port}, 0 of 600 s" in waiting.decode()
                 async with engine_at(port, tiny_model):
                     assert json.loads(await ready.receive_until(b"\n", LINE_BYTES))["event"] == "ready"

@@ -78,7 +78,7 @@ def _add_open_routes(router: APIRouter) -> None:
 
     @router.get("/ready")
     async def ready() -> dict[str, str]:
-        """Constant: the listener opens after the engine and the journal, so a server that answers is ready."""
+        """Constant: these routes serve once all is started; ``http/starting.py`` answers before."""
         return {"status": "ready"}
 
 

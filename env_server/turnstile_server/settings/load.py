@@ -52,6 +52,12 @@ class Settings(BaseSettings):
         description="Folder of the journal, its index and the keys. Each server has its own.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    start_wait_s: float = Field(
+        8.0,
+        ge=0,
+        description="Requests that come while the server starts wait this long for it; then they are 503 "
+        "`server_starting` with `Retry-After`. OpenEnv's clients give a connection 10 s.",
+    )
     shutdown_grace_s: float = Field(
         10.0, ge=0, description="At shutdown, time for requests in progress; then they are cut off."
     )

@@ -1,16 +1,17 @@
 """``openenv-core``, imported once, in a worker thread, at the first request that needs it.
 
-The package brings a web user interface along and takes seconds to import. So no module that the server starts with
-imports it, and the event loop keeps running during the import. A server without the package answers 501 and says
-what to install.
+The package takes a second to import, and four with its web interface (gradio, pandas), which it imports where that
+is installed. So no module that the server starts with imports it, the web interface is kept out, and the event
+loop keeps running during the import. A server without the package answers 501 and says what to install.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -46,7 +47,8 @@ class OpenEnvLoader:
 
     def _load(self) -> OpenEnvServer:
         try:
-            module = importlib.import_module(self._module)
+            with _not_imported("gradio"):
+                module = importlib.import_module(self._module)
         except ImportError as error:
             raise NotInstalled(
                 f"this server cannot speak OpenEnv: {error}. Install openenv-core==0.3.0 beside it, or the extra "
@@ -56,6 +58,22 @@ class OpenEnvLoader:
         gc.freeze()
         server: OpenEnvServer = module.OpenEnvServer(self._parts)
         return server
+
+
+@contextmanager
+def _not_imported(name: str) -> Iterator[None]:
+    """Make ``import name`` fail as if the package were not installed, unless it is imported already.
+
+    None in ``sys.modules`` is Python's own way to say so. openenv-core then goes without its web interface.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 @asynccontextmanager

@@ -1,0 +1,97 @@
+"""What a listener serves while the server behind it is still being built: ``/health``, ``/ready``, and patience.
+
+Platforms and OpenEnv's provider wait for ``/health`` and give up after seconds, while an engine may load for
+minutes. So ``/health`` answers at once; ``/ready`` is 503 and says what is waited for. Every other request waits
+for the server, WebSocket handshakes too: a client that connects as soon as ``/health`` answers, as OpenEnv's
+does, tries only once. Nothing of a waiting request is read, so one that is refused in the end had no effect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from turnstile_server.errors import ServerStarting
+
+RETRY_AFTER_S: Final = 1
+"""A refused caller may come back at once: it waits on the server again, not on its own clock."""
+
+_KEY_PREFIX = re.compile(r"^/k/[^/]*")
+
+
+@dataclass(slots=True)
+class StartProgress:
+    """How far the start is. ``waits_for`` completes "the server is starting: it waits for …"."""
+
+    waits_for: str = "its code"
+
+
+class StartingApp:
+    """An ASGI application that passes requests to another one as soon as that is attached.
+
+    ``wait_s``: how long a request waits; then it is 503 with ``Retry-After``. ``probes``: it answers ``/health``
+    and ``/ready`` meanwhile.
+    """
+
+    def __init__(self, progress: StartProgress, wait_s: float, *, probes: bool) -> None:
+        self._progress = progress
+        self._wait_s = wait_s
+        self._probes = probes
+        self._app: ASGIApp | None = None
+        self._decided = anyio.Event()
+
+    def attach(self, app: ASGIApp) -> None:
+        """From now on ``app`` serves, the waiting requests first."""
+        self._app = app
+        self._decided.set()
+
+    def abandon(self) -> None:
+        """The start has failed, or the server is stopping: refuse what waits, now. No-op after ``attach``."""
+        self._decided.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None and scope["type"] in ("http", "websocket"):
+            probe = self._probe(scope)
+            if probe is not None:
+                await probe(scope, receive, send)
+                return
+            with anyio.move_on_after(self._wait_s):
+                await self._decided.wait()
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        else:
+            await self._refuse(scope, receive, send)
+
+    def _probe(self, scope: Scope) -> Response | None:
+        if not self._probes or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return None
+        if scope["path"] == "/health":
+            return JSONResponse({"status": "healthy"})
+        if scope["path"] == "/ready":
+            return JSONResponse({"status": "not ready", "reason": self._reason()}, 503, _retry_after())
+        return None
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = ServerStarting(f"{self._reason()}. Try again.", retry_after_s=RETRY_AFTER_S)
+        # The server's own scope: the access log prints it, and the control key may be in the path.
+        scope["path"] = _KEY_PREFIX.sub("", scope["path"]) or "/"
+        body = json.dumps({"error": {"type": error.type, "message": error.message}})
+        response = Response(body, error.status, _retry_after(), media_type="application/json")
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).send_denial_response(response)
+        else:
+            await response(scope, receive, send)
+
+    def _reason(self) -> str:
+        return f"the server is starting: it waits for {self._progress.waits_for}"
+
+
+def _retry_after() -> dict[str, str]:
+    return {"retry-after": str(RETRY_AFTER_S)}
