@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import Any
@@ -65,6 +66,24 @@ async def test_the_inspector_lists_and_calls_tools(
     assert said["content"] == [{"type": "text", "text": "hello\n[exit status 0]"}]
     await inspect(stage, episode, tmp_path, *call, "submit", "--tool-arg", "answer=forty-two")
     assert episode.answers == ["forty-two"]
+
+
+async def test_the_inspector_starts_turnstile_mcp_and_calls_tools(
+    stage: McpStage, episode: PlayedEpisode, tmp_path: Path
+) -> None:
+    server = (sys.executable, "-m", "turnstile", "mcp", "--tool-url", stage.tool_url(episode))
+    call = ("--method", "tools/call", "--tool-name", "bash", "--tool-arg", "command=echo hello")
+    key = ("-e", f"TURNSTILE_EPISODE_KEY={episode.key}")
+    said = json.loads(await run("mcp-inspector", "--cli", *key, *server, *call, home=tmp_path))
+    assert said["content"] == [{"type": "text", "text": "hello\n[exit status 0]"}]
+    assert said["structuredContent"]["stdout"] == "hello\n"
+
+
+async def test_claude_code_starts_turnstile_mcp(stage: McpStage, episode: PlayedEpisode, tmp_path: Path) -> None:
+    server = (sys.executable, "-m", "turnstile", "mcp", "--tool-url", stage.tool_url(episode))
+    key = ("--env", f"TURNSTILE_EPISODE_KEY={episode.key}")
+    await run("claude", "mcp", "add", "turnstile", *key, "--", *server, home=tmp_path)
+    assert "Connected" in await run("claude", "mcp", "list", home=tmp_path)
 
 
 async def test_claude_code_connects_by_its_mcp_settings(

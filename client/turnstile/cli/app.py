@@ -27,6 +27,9 @@ COMMANDS = {
     ),
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
+    "mcp": CommandEntry(
+        "turnstile.cli.mcp:mcp", "Serve the tools of an episode as an MCP server on standard input and output."
+    ),
     "audit": CommandEntry(
         "turnstile.cli.audit:audit", "Re-score recorded tokens on the engine and check every invariant."
     ),
