@@ -162,6 +162,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing = anyio.Event()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
+    await stack.enter_async_context(backends.own_tools)
     pipeline = await stack.enter_async_context(
         CallPipeline(renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine))
     )

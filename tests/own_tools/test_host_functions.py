@@ -297,6 +297,7 @@ async def test_a_context_is_of_no_use_after_its_call(tmp_path: Path) -> None:
             await episode("use")
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_does_not_keep_the_process_from_exiting(tmp_path: Path) -> None:
     program = f"""
 import sys, anyio

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -70,21 +72,30 @@ async def mcp_client(created: EpisodeCreated) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_the_example_is_played_over_mcp_and_graded() -> None:
+async def test_the_example_is_played_over_mcp_and_graded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shutil.which("bwrap"), "install bubblewrap: the suites' sandboxes are made with it"
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # its python3 has the SDK
     async with running(sandboxes={"kind": "local"}, tasks={"sources": [EXAMPLE]}) as server:
         created = await external(server, TaskRef(id="own-tools"))
         async with mcp_client(created) as client:
             names = [tool.name for tool in (await client.list_tools()).tools]
-            assert names[-3:] == ["remember", "recall", "count_words"]
+            assert names[-5:] == ["remember", "recall", "count_words", "shelf_add", "shelf_cover"]
             counted = await client.call_tool("count_words", {"path": "letter.txt", "at_least": 2})
             assert counted.structured_content == {"the": 3}
             kept = await client.call_tool("remember", {"key": "the", "text": "3"})
             assert kept.structured_content == {"key": "the", "text": "3", "notes": 1}
             assert (await client.call_tool("recall", {"key": "cat"})).is_error
-            await client.call_tool(
-                "submit", {"answer": (await client.call_tool("recall", {"key": "the"})).content[0].text}
-            )  # type: ignore[union-attr]
+            news: list[tuple[Any, ...]] = []
+
+            async def hear(*report: Any) -> None:
+                news.append(report)
+
+            added = await client.call_tool("shelf_add", {"title": "Emma"}, progress_callback=hear)
+            assert added.structured_content == {"books": ["Emma"]}
+            assert news == [(1, 2, "looking at Emma"), (2, 2, "done")]
+            assert (await client.call_tool("shelf_cover")).content[0].type == "image"
+            noted = (await client.call_tool("recall", {"key": "the"})).content[0]
+            await client.call_tool("submit", {"answer": noted.text})
         await server.control.post(f"/episodes/{created.episode_id}/finish")
         episode = await server.wait_for_end(created.episode_id)
     assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 1.0)
@@ -167,3 +178,30 @@ async def test_a_task_with_a_reserved_name_stops_the_start(tmp_path: Path) -> No
     with pytest.raises(StartupError, match=r"task bad: function .*recall: 'Reset' is a simulation control"):
         async with running(tasks={"sources": [tmp_path]}):
             pass
+
+
+async def test_a_server_of_the_settings_that_cannot_start_stops_the_start(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit('no licence')")
+    spec = {"name": "far", "command": sys.executable, "args": [str(broken)], "where": "host", "allow": ["*"]}
+    with pytest.raises(StartupError, match=r"the settings: MCP server far cannot be used: .*\nno licence"):
+        async with running(tools={"servers": [spec]}):
+            pass
+
+
+async def test_an_episode_whose_mounted_server_cannot_start_fails_with_its_fault_and_last_words(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "fragile.py").write_text("raise SystemExit('no licence')")
+    (tmp_path / "task.yaml").write_text(
+        "id: fragile\ninstruction: x\ntools:\n  servers:\n    - {name: far, where: host, allow: ['*'], "
+        f"command: {sys.executable}, args: [fragile.py]}}\n"
+    )
+    async with running(tasks={"sources": [tmp_path]}) as server:
+        created = await server.create(EpisodeRequest(task=TaskRef(id="fragile"), agent="external"))
+        episode = await server.wait_for_end(created.episode_id)
+    assert episode.status is EpisodeStatus.FAILED
+    assert episode.error is not None
+    assert (episode.error.type, episode.error.fault) == ("task_failed", "task")
+    assert "MCP server far cannot be used" in episode.error.message
+    assert "no licence" in episode.error.message

@@ -17,6 +17,7 @@ from mcp.server.mcpserver.exceptions import InvalidSignature
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, func_metadata
 from pydantic import PydanticUserError, ValidationError
 
+from turnstile_server.own_tools.content import as_result
 from turnstile_server.own_tools.declare import DECLARED, ToolContext, ToolDeclaration
 from turnstile_server.tools.protocol import ToolResult, ToolSpec, WrongArguments
 
@@ -75,30 +76,6 @@ class FunctionSignature:
         if not isinstance(converted, mcp.CallToolResult):
             return ToolResult(f"{self.spec.name} asked for input, which no tool here can", is_error=True)
         return as_result(converted)
-
-
-def as_result(converted: mcp.CallToolResult) -> ToolResult:
-    """An MCP result as this server's: ``content`` is kept where it is more than one text."""
-    blocks = tuple(converted.content)
-    plain = len(blocks) == 1 and isinstance(blocks[0], mcp.TextContent) and blocks[0].annotations is None
-    return ToolResult(
-        "\n".join(text_of(block) for block in blocks),
-        bool(converted.is_error),
-        converted.structured_content,
-        () if plain or not blocks else blocks,
-    )
-
-
-def text_of(block: mcp.ContentBlock) -> str:
-    """A content block where only text can be shown."""
-    if isinstance(block, mcp.TextContent):
-        return block.text
-    if isinstance(block, mcp.ImageContent | mcp.AudioContent):
-        return f"[{block.type}: {block.mime_type}, {len(block.data) * 3 // 4} bytes]"
-    if isinstance(block, mcp.EmbeddedResource):
-        inner = block.resource
-        return inner.text if isinstance(inner, mcp.TextResourceContents) else f"[resource: {inner.uri}]"
-    return f"[resource: {block.uri}]"
 
 
 def declaration(function: Callable[..., Any]) -> ToolDeclaration | None:

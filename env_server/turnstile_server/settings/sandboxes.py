@@ -158,6 +158,32 @@ class ToolSettings(Section):
     own_stuck_threads: int = Field(
         64, ge=1, description="The same over all episodes. Python cannot stop a thread: only a restart ends them."
     )
+    mount_start_timeout_s: float = Field(
+        30.0, gt=0, description="Time for a mounted MCP server to start and name its tools."
+    )
+    mount_grace_s: float = Field(
+        2.0,
+        gt=0,
+        description="Time for a mounted server to end when it is told to; then its process group is killed.",
+    )
+    mount_restart_s: float = Field(
+        1.0,
+        gt=0,
+        description="Pause before a mounted server that died is started again; doubled after each failure.",
+    )
+    mount_max_restart_s: float = Field(60.0, gt=0, description="The longest such pause.")
+    mount_max_tools: int = Field(
+        128, ge=1, description="Tools that a mounted server may name; more are a failure."
+    )
+    mount_max_notifications: int = Field(
+        1000, ge=1, description="Notifications of a mounted server in ten seconds; one that sends more is cut off."
+    )
+    mount_max_garbage_bytes: int = Field(
+        32 << 20,
+        ge=1024,
+        description="Output of a mounted server in ten seconds that is no message, or too large for a result; one "
+        "that sends more is cut off.",
+    )
     own_max_arguments_bytes: int = Field(
         1 << 20, ge=1024, description="Largest arguments (as JSON) that an own tool is called with."
     )
