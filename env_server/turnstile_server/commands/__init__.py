@@ -7,7 +7,7 @@ commands shows. A new command is one line here and one there. This module import
 commands costs nothing.
 
 Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``, ``init`` (with
-the files of ``scaffold/``), ``agents``, ``doctor``.
+the files of ``scaffold/``), ``agents``, ``doctor``, ``openenv_layout``.
 """
 
 DEMO = (
@@ -38,6 +38,16 @@ TASKS = (
         ),
     },
     "List, show and validate tasks.",
+)
+
+OPENENV = (
+    {
+        "layout": (
+            "turnstile_server.commands.openenv_layout:layout",
+            "Write the layout that `openenv push` wants into a folder.",
+        ),
+    },
+    "Prepare this project for OpenEnv's tools.",
 )
 
 AGENTS_INSTALL = (

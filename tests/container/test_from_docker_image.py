@@ -1,0 +1,64 @@
+"""``from_docker_image`` of OpenEnv's clients with examples/openenv_docker.py: hardened, with the key on."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from image_builds import run
+from openenv.core import GenericEnvClient, MCPToolClient
+
+from openenv_docker import TurnstileProvider, main
+
+pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pytest.mark.timeout(900)]
+
+TRAINER = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "tiny"}
+
+
+def containers(image: str) -> list[str]:
+    return run("docker", "ps", "--all", "--quiet", "--filter", f"ancestor={image}").splitlines()
+
+
+async def test_the_example_plays_an_episode_and_leaves_no_container(server_image: str) -> None:
+    assert await main(server_image) == 1.0
+    assert not containers(server_image)
+
+
+async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(server_image: str) -> None:
+    provider = TurnstileProvider()
+    env = await GenericEnvClient.from_docker_image(server_image, provider=provider, env_vars=TRAINER)
+    try:
+        begun = await env.reset(seed=3)  # a shipped task, in a sandbox of the container
+        bash = {"type": "call_tool", "tool_name": "bash", "arguments": {"command": "echo from-the-sandbox"}}
+        assert "from-the-sandbox" in (await env.step(bash)).observation["result"]
+        url = env._ws_url.removesuffix("/ws").replace("ws://", "http://")
+        bare, _, key = url.partition("/k/")
+        assert len(key) > 16
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{bare}/episodes")).status_code == 401
+            assert (await http.get(f"{bare}/k/{key[:-1]}x/episodes")).status_code == 401
+            shown = await http.get(f"{url}/episodes/{begun.observation['episode_id']}")
+            assert shown.json()["status"] == "running"
+        assert begun.observation["model_url"].startswith("http://127.0.0.1:8001/e/")
+        [container] = containers(server_image)
+        assert key not in run("ps", "-eo", "args")
+        assert run("docker", "exec", container, "id", "-u") == "10001"
+    finally:
+        await env.close()
+    assert not containers(server_image)
+
+
+async def test_the_tool_client_s_production_mode_too(server_image: str) -> None:
+    env = await MCPToolClient.from_docker_image(server_image, provider=TurnstileProvider(), env_vars=TRAINER)
+    try:
+        env.use_production_mode = True
+        assert await env.has_tool("bash")
+        assert "hello" in await env.call_tool("bash", command="echo hello")
+    finally:
+        await env.close()
+
+
+async def test_a_container_that_ends_is_reported_with_its_log(server_image: str) -> None:
+    wrong = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "/nowhere"}
+    with pytest.raises(RuntimeError, match="/nowhere"):
+        await GenericEnvClient.from_docker_image(server_image, provider=TurnstileProvider(), env_vars=wrong)
+    assert not containers(server_image)
