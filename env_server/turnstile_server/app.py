@@ -10,6 +10,7 @@ The result is two ASGI applications without a port. ``process.py`` gives them li
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -272,7 +273,14 @@ def model_folder(settings: Settings) -> Path | None:
     if settings.engine.kind == NO_ENGINE:
         return None
     if settings.model is None:
-        raise StartupError("no model: --model DIR names the Hugging Face folder with tokenizer and chat template")
+        raise StartupError(
+            "no model: --model DIR (TURNSTILE_MODEL) names a Hugging Face folder with tokenizer and chat template"
+        )
+    if settings.model.is_dir() and not os.access(settings.model, os.R_OK | os.X_OK):
+        raise StartupError(
+            f"the model folder {settings.model} cannot be read by uid {os.geteuid()}, which runs the server. Run "
+            f"`chmod -R a+rX {settings.model}` (for a container: on the folder that is mounted there)."
+        )
     return settings.model
 
 
