@@ -1,4 +1,4 @@
-"""Makes containers and waits to be killed: ``docker_child.py PYTHON_IMAGE BARE_IMAGE RUN_DIR``."""
+"""Makes containers and waits to be killed: ``docker_child.py PYTHON_IMAGE BARE_IMAGE RUN_DIR [TRANSPORT]``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import SandboxSettings
 
 
-async def main(image: str, bare: str, run_dir: str) -> None:
-    provider = docker_provider(SandboxSettings(), Path(run_dir), image)
+async def main(image: str, bare: str, run_dir: str, transport: str = "auto") -> None:
+    settings = SandboxSettings.model_validate({"docker_transport": transport})
+    provider = docker_provider(settings, Path(run_dir), image)
     async with BackgroundTasks() as tasks:
         await provider.start(agents_of(EchoApp()), tasks)
         for spec in (SPEC, SPEC, replace(SPEC, image=bare)):

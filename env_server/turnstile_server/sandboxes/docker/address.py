@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import ByteStream
 from docker import TLSConfig
+from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
 from turnstile_server.errors import SandboxUnavailable
@@ -90,7 +91,11 @@ class EngineAddress:
 
 
 def _ssl_context(tls: TLSConfig | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.ca_cert if tls is not None and tls.verify else None)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls is not None and tls.verify and tls.ca_cert:
+        context.load_verify_locations(tls.ca_cert)
+    else:
+        context.load_default_certs()
     if tls is not None and not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -127,7 +132,10 @@ def _socket_fault(path: Path) -> str | None:
 
 
 def _innermost(error: BaseException) -> str:
-    """The text of the first error of a chain: the SDK and its HTTP client wrap it several times."""
-    while (inner := error.__cause__ or error.__context__) is not None:
+    """The engine's own words, else the text of the first error of a chain: the SDK and its HTTP client wrap it
+    several times."""
+    while not isinstance(error, APIError) and (inner := error.__cause__ or error.__context__) is not None:
         error = inner
+    if isinstance(error, APIError):
+        return str(error.explanation or error)
     return str(error) or type(error).__name__

@@ -36,7 +36,9 @@ _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 _OLDEST_API = (1, 41)
-"""Docker 20.10."""
+_TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
+_NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
+"""What comes of a reply that is not Docker's."""
 _UNSEEN = "bind source path does not exist"
 """What the engine says of a bind mount that is not in its own file system."""
 
@@ -63,6 +65,14 @@ class ContainerState:
     error: str
 
 
+class _Client(docker.APIClient):
+    """Trusts the engine's own authority also where REQUESTS_CA_BUNDLE is set, which requests puts first."""
+
+    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        chosen = self.verify if verify is None else verify
+        return super().merge_environment_settings(url, proxies, stream, chosen, cert)
+
+
 class DockerEngine:
     """Connects at ``open``."""
 
@@ -82,7 +92,7 @@ class DockerEngine:
 
         def connect() -> tuple[docker.APIClient, str]:
             try:
-                api = docker.APIClient(
+                api = _Client(
                     version="auto",
                     timeout=max(1, round(self._settings.docker_timeout_s)),
                     max_pool_size=self._settings.docker_parallel + _EXTRA_CONNECTIONS,
@@ -91,11 +101,13 @@ class DockerEngine:
                 found = api.version()
                 spoken = found["ApiVersion"]
                 version = f"{found['Version']} at {address.url}"
-            except (DockerException, requests.exceptions.RequestException, OSError, KeyError, ValueError) as error:
+            except (DockerException, requests.exceptions.RequestException, *_NOT_AN_ENGINE) as error:
+                if "no longer supported by this library" in str(error):
+                    raise SandboxUnavailable(f"the engine at {address.url} {_TOO_OLD}") from error
                 raise SandboxUnavailable(address.fault(error)) from error
             if tuple(int(part) for part in spoken.split(".")) < _OLDEST_API:
                 api.close()
-                raise SandboxUnavailable(f"Docker {version} is too old: it must be 20.10 or newer (API 1.41)")
+                raise SandboxUnavailable(f"Docker {version} {_TOO_OLD}")
             return api, version
 
         api, version = await self._run(connect, "connect", undo=lambda made: made[0].close())
