@@ -183,7 +183,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         settings=settings.gate,
         metrics=metrics,
     )
-    toolbox = Toolbox(settings.tools)
+    toolbox = Toolbox(settings.tools, backends.own_tools.server_specs)
     origins = OriginRules.of("gate", settings.gate, settings.gate.public_url)
     endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools, origins))
     agent = AgentApp(gate, endpoint)

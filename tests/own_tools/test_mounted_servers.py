@@ -4,6 +4,7 @@ tools."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -114,6 +115,36 @@ async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
         assert (await episode("echo", text="hello")).text == "hello"
     assert time.monotonic() - began < 5
     assert not alive(int(pids.read_text()))
+
+
+@pytest.mark.slow
+def test_a_killed_turnstile_leaves_no_server_behind(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+import sys, anyio
+sys.path[:0] = {[str(HERE), str(HERE.parent / "tools")]!r}
+from own_tools_support import OwnServer
+async def main():
+    server = OwnServer({{"t": {{"servers": [{rogue("stubborn", pids)!r}]}}}})
+    async with server.episode() as episode:
+        print((await episode("echo", text="hello")).text, flush=True)
+        await anyio.sleep(600)
+anyio.run(main)
+"""
+    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    try:
+        assert running.stdout.readline() == "hello\n"
+        (pid,) = map(int, pids.read_text().split())
+        assert alive(pid)
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
+    give_up = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert not alive(pid)
 
 
 async def test_a_server_that_dies_in_a_call_gives_an_error_and_its_last_words() -> None:

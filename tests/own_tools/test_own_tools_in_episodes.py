@@ -106,6 +106,8 @@ async def test_openenv_lists_and_calls_the_same_tools(tmp_path: Path) -> None:
     async with running(tools={"functions": functions(path, "remember", "recall")}) as server:
         control = server.control
         task = {"instruction": "x"}
+        before = (await control.post("/step", json={"action": {"type": "list_tools"}})).json()
+        assert {"bash", "remember", "recall"} <= {tool["name"] for tool in before["observation"]["tools"]}
         made = (await control.post("/reset", json={"task": task, "agent": "external"})).json()
         episode_id = made["observation"]["episode_id"]
 

@@ -157,3 +157,10 @@ def test_show_hides_what_an_agent_must_not_see() -> None:
     assert not {"tests", "answer", "gold"} & shown.keys()
     assert {"answer", "gold"} <= yaml.safe_load(run("show", "count-errors", "--solution").stdout).keys()
     assert "Close to it: count-errors" in run("show", "count-error").stderr
+
+
+def test_a_tool_of_a_task_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    done = run("validate", written(tmp_path, tools={"functions": [{"function": "absent.py:look"}]}), *LOCAL)
+    assert done.exit_code == 2
+    assert "sound: function" in done.stderr
+    assert "there is no file" in done.stderr

@@ -28,6 +28,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.validation import Proof, Validator
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
@@ -197,7 +198,11 @@ def _load(sources: Sequence[str] | None, settings: Settings) -> list[Task]:
 def _source(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
     """The tasks of ``sources``, else of the settings; ends the command with every problem of their files."""
     try:
-        return load_tasks(sources or settings.tasks.sources, settings.tasks)
+        tasks = load_tasks(sources or settings.tasks.sources, settings.tasks)
+        own_tools = OwnToolCatalog(settings.tools)
+        for task in tasks:
+            own_tools.add_task(task.id, task.tools)
+        return tasks
     except StartupError as error:
         _fail(error.message, USAGE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -19,14 +19,15 @@ from turnstile_server.own_tools.stdio import MissingVariable, environment
 from turnstile_server.own_tools.threads import ToolThreads
 from turnstile_server.settings import ToolSettings
 from turnstile_server.settings.own_tools import ALL, FunctionSpec, OwnToolSpecs, ServerSpec, Where
-from turnstile_server.tools.protocol import OwnTools
+from turnstile_server.tools.protocol import OwnTools, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTools:
     """The tools of one place: of the settings, or of a task."""
 
-    functions: tuple[OwnTools, ...]
+    sources_of_functions: tuple[OwnTools, ...]
+    functions: tuple[ToolSpec, ...]
     mounted: tuple[MountedTools, ...]
     function_names: tuple[NamedTool, ...]
     allowed_names: tuple[NamedTool, ...]
@@ -36,7 +37,7 @@ class BuiltTools:
 
     @property
     def sources(self) -> tuple[OwnTools, ...]:
-        return (*self.functions, *self.mounted)
+        return (*self.sources_of_functions, *self.mounted)
 
     @property
     def names(self) -> tuple[NamedTool, ...]:
@@ -87,20 +88,23 @@ def build_tools(place: str, specs: OwnToolSpecs, taken: Sequence[NamedTool], wor
         functions.append(HostFunctions(place, host, workshop.threads, settings))
     if inside:
         functions.append(SandboxFunctions(place, inside))
-    return BuiltTools(tuple(functions), tuple(mounted), tuple(names), tuple(allowed), bool(inside))
+    specs_of_functions = (*(one.spec for one in host), *(one.spec for one in inside))
+    return BuiltTools(
+        tuple(functions), specs_of_functions, tuple(mounted), tuple(names), tuple(allowed), bool(inside)
+    )
 
 
-async def mounted_names(built: BuiltTools, taken: Sequence[NamedTool]) -> Sequence[NamedTool]:
-    """The names of all tools, by starting every mounted server; those that are shared are left running.
+async def mounted_specs(built: BuiltTools, taken: Sequence[NamedTool]) -> Mapping[NamedTool, ToolSpec]:
+    """The mounted tools, by starting every server; those that are shared are left running.
 
     Raises StartupError for a server that cannot be started, and for a name that is reserved or taken.
     """
-    found: list[Sequence[NamedTool]] = [()] * len(built.mounted)
+    found: list[Sequence[ToolSpec]] = [()] * len(built.mounted)
     failed: list[TurnstileError] = []
 
     async def ask(number: int, mounted: MountedTools) -> None:
         try:
-            found[number] = await mounted.names()
+            found[number] = await mounted.specs()
         except TurnstileError as error:
             failed.append(error)
 
@@ -109,9 +113,13 @@ async def mounted_names(built: BuiltTools, taken: Sequence[NamedTool]) -> Sequen
             tasks.start_soon(ask, number, mounted)
     if failed:
         raise StartupError("\n".join(error.message for error in failed))
-    names = [*built.function_names, *(name for names in found for name in names)]
-    _check_names(names, taken)
-    return names
+    named = [
+        (NamedTool(spec.name, mounted.place), spec)
+        for mounted, specs in zip(built.mounted, found, strict=True)
+        for spec in specs
+    ]
+    _check_names([*built.function_names, *(name for name, _ in named)], taken)
+    return dict(named)
 
 
 def _check_names(names: Sequence[NamedTool], taken: Sequence[NamedTool]) -> None:

@@ -19,7 +19,7 @@ from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_pro
 from turnstile_server.own_tools.threads import ToolThreads
 from turnstile_server.settings import ToolSettings
 from turnstile_server.settings.own_tools import OwnToolSpecs
-from turnstile_server.tools.protocol import OwnTools
+from turnstile_server.tools.protocol import OwnTools, ToolSpec
 
 if TYPE_CHECKING:
     from turnstile_server.own_tools.build import BuiltTools
@@ -35,6 +35,8 @@ class OwnToolCatalog:
         self._shared: TaskGroup | None = None
         specs = OwnToolSpecs(functions=settings.functions, servers=settings.servers)
         self._server = self._built("the settings", specs.below(Path.cwd()), (), ToolsUnavailable)
+        self._mounted: tuple[ToolSpec, ...] = ()
+        """The tools of the settings' mounted servers, once those were asked."""
         self._tasks: dict[str, BuiltTools] = {}
 
     def add_task(self, task_id: str, specs: OwnToolSpecs) -> None:
@@ -69,6 +71,11 @@ class OwnToolCatalog:
         """Names of the tools of the server's settings, which every episode has."""
         return () if self._server is None else self._server.names
 
+    @property
+    def server_specs(self) -> tuple[ToolSpec, ...]:
+        """The tools of the server's settings; those of mounted servers from the entering of the catalog on."""
+        return () if self._server is None else (*self._server.functions, *self._mounted)
+
     def of(self, task_id: str) -> tuple[OwnTools, ...]:
         """Where the own tools of an episode of this task come from; the server's for a task that has none."""
         built = (self._server, self._tasks.get(task_id))
@@ -99,9 +106,11 @@ class OwnToolCatalog:
     async def _check_mounted(self) -> None:
         if self._server is None or not self._server.mounted:
             return
-        from turnstile_server.own_tools.build import mounted_names  # noqa: PLC0415 - as above
+        from turnstile_server.own_tools.build import mounted_specs  # noqa: PLC0415 - as above
 
-        names = await mounted_names(self._server, BUILT_IN_TOOLS)
+        mounted = await mounted_specs(self._server, BUILT_IN_TOOLS)
+        self._mounted = tuple(mounted.values())
+        names = (*self._server.function_names, *mounted)
         for built in self._tasks.values():
             problem = name_problem(built.names, (*BUILT_IN_TOOLS, *names))
             if problem is not None:

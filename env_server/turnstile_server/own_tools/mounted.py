@@ -15,7 +15,6 @@ import mcp_types as mcp
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.own_tools.mounted_server import MountedServer, MountFailed
-from turnstile_server.own_tools.names import NamedTool
 from turnstile_server.settings import ToolSettings
 from turnstile_server.settings.own_tools import ServerSpec
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
@@ -99,15 +98,14 @@ class MountedTools:
             raise self._fault(f"{self.place} is not running, and did not come back within {wait_s:g} s")
         return self._tools(self._server)
 
-    async def names(self) -> Sequence[NamedTool]:
-        """The names of its tools: starts the server for it, and ends it again unless it is shared. Raises the
-        fault."""
+    async def specs(self) -> Sequence[ToolSpec]:
+        """Its tools: starts the server to ask it, and ends it again unless it is shared. Raises the fault."""
         if self.shared:
             tools = await self._shared_tools()
         else:
             async with self._own_tools() as tools:
                 pass
-        return [NamedTool(tool.spec.name, self.place) for tool in tools]
+        return [tool.spec for tool in tools]
 
     def end(self) -> None:
         """Has the shared server end."""

@@ -9,11 +9,15 @@ whole process group is killed, also where its leader left by itself. Wire format
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from subprocess import PIPE
 
 import anyio
@@ -34,6 +38,22 @@ _ENVELOPE_BYTES = 4096
 _EXIT_S = 0.3
 _EDGE_BYTES = 256
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"[^"\\]{1,64}")\s*[,}]')
+
+
+_DIE_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv[1]) or os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""PR_SET_PDEATHSIG: a server that does not mind the end of its input goes with Turnstile, also when that is
+killed."""
+
+
+def _launcher() -> tuple[str, ...]:
+    """What stands before the command; nothing but Linux has it."""
+    here = (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()))
+    return here if sys.platform == "linux" else ()
 
 
 class MissingVariable(Exception):
@@ -59,14 +79,28 @@ def environment(spec: ServerSpec) -> Mapping[str, str]:
     }
 
 
+def _program(command: str, path: str, cwd: Path | None) -> str:
+    """The file of a command, found as the shell would find it. Raises FileNotFoundError."""
+    found = shutil.which(str((cwd or Path.cwd()) / command) if "/" in command else command, path=path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command)
+    return found
+
+
 @asynccontextmanager
 async def stdio_streams(
     spec: ServerSpec, settings: ToolSettings, link: ServerLink
 ) -> AsyncIterator[TransportStreams]:
     """Starts the command; leaving the block ends it. Raises OSError where it cannot be started."""
     assert spec.command is not None
+    env = environment(spec)
     process = await start_process(
-        [spec.command, *spec.args], env=environment(spec), cwd=spec.cwd, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        [*_launcher(), _program(spec.command, env["PATH"], spec.cwd), *spec.args],
+        env=env,
+        cwd=spec.cwd,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None

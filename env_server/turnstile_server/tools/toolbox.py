@@ -7,7 +7,7 @@ after another, so that no edit is lost. Nothing here knows of reward.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
@@ -114,8 +114,10 @@ _WRITERS = frozenset({"write_file", "edit_file"})
 class Toolbox:
     """The tools of every episode. Keeps only what running calls of one episode share."""
 
-    def __init__(self, settings: ToolSettings) -> None:
+    def __init__(self, settings: ToolSettings, own: Sequence[ToolSpec] = ()) -> None:
+        """``own``: tools of the server's settings, to be listed where there is no episode yet."""
         self._settings = settings
+        self._own = tuple(own)
         self._in_use: dict[str, _RunningCalls] = {}
 
         def tool(name: str, arguments: type[ArgumentsT], run: _Run[ArgumentsT]) -> _SandboxTool[ArgumentsT]:
@@ -136,8 +138,9 @@ class Toolbox:
 
     @property
     def all_tools(self) -> tuple[ToolSpec, ...]:
-        """The five built-in tools; an episode may have fewer, and own tools beside them."""
-        return tuple(tool.spec for tool in self._builtin)
+        """The built-in tools and those of the server's settings. An episode may have fewer (without a sandbox),
+        and its task's beside them."""
+        return (*(tool.spec for tool in self._builtin), *self._own)
 
     def tools_of(self, episode: EpisodeTools) -> tuple[ToolSpec, ...]:
         """The tools of an episode: the built-in ones (``submit`` alone where it has no sandbox), then its own."""

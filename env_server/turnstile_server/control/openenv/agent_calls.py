@@ -56,7 +56,7 @@ class EpisodeToolCalls:
         self._toolbox = toolbox
 
     def known(self) -> Sequence[ToolSpec]:
-        """The built-in tools; an episode may have fewer, and own tools beside them."""
+        """All tools of the server; an episode may have fewer, and its task's beside them."""
         return self._toolbox.all_tools
 
     def of(self, episode_id: str, key: str) -> Sequence[ToolSpec]:
