@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the MCP clients that the MCP endpoint is tested with, at pinned versions, into DIR:
+# Installs the MCP clients that the MCP endpoint is tested with, and the official conformance suite, at pinned
+# versions, into DIR:
 #
-#     scripts/install_mcp_clients.sh DIR     then DIR/bin/mcp-inspector and DIR/bin/claude
+#     scripts/install_mcp_clients.sh DIR     then DIR/bin/mcp-inspector, DIR/bin/claude, DIR/bin/conformance
 #
 # Node.js comes along, for npm picks older versions of both under an older one; only npm must be there. It does
 # nothing when DIR already holds these versions, so DIR may be kept between runs.
@@ -9,7 +10,11 @@ set -euo pipefail
 
 directory=${1:?usage: install_mcp_clients.sh DIR}
 readonly NODE=node@24.21.0
-readonly CLIENTS=(@modelcontextprotocol/inspector@2.12.0 @anthropic-ai/claude-code@2.1.329)
+readonly CLIENTS=(
+  @modelcontextprotocol/inspector@2.12.0
+  @anthropic-ai/claude-code@2.1.329
+  @modelcontextprotocol/conformance@0.1.16
+)
 pins=$(printf '%s\n' "$NODE" "${CLIENTS[@]}")
 
 if [ "$(cat "$directory/installed" 2> /dev/null)" = "$pins" ]; then
@@ -22,7 +27,7 @@ quiet=(--silent --no-audit --no-fund --no-update-notifier)
 npm install "${quiet[@]}" --prefix "$directory/node" "$NODE"
 node=$directory/node/node_modules/node/bin
 PATH=$node:$PATH npm install "${quiet[@]}" --prefix "$directory/clients" "${CLIENTS[@]}"
-for client in mcp-inspector claude; do
+for client in mcp-inspector claude conformance; do
   printf '#!/bin/sh\nPATH=%s:$PATH exec %s "$@"\n' "$node" "$directory/clients/node_modules/.bin/$client" \
     > "$directory/bin/$client"
   chmod +x "$directory/bin/$client"

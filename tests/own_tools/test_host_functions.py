@@ -129,11 +129,17 @@ async def test_images_pass_as_content_and_are_named_in_the_text(tmp_path: Path) 
 class News:
     """Implements Progress."""
 
+    wanted = True
+
     def __init__(self) -> None:
         self.reports: list[tuple[Any, ...]] = []
+        self.logs: list[tuple[Any, ...]] = []
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         self.reports.append((progress, total, message))
+
+    async def log(self, level: str, data: Any, logger: str | None = None) -> None:
+        self.logs.append((level, data, logger))
 
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
@@ -154,6 +160,35 @@ async def test_progress_reaches_the_client_and_only_the_latest_is_kept(tmp_path:
         assert (await episode("work", progress=news)).text == "done"
     assert news.reports[-1] == (9999, 10_000, "working")
     assert [report[0] for report in news.reports] == sorted(report[0] for report in news.reports)
+
+
+@pytest.mark.parametrize("kind", ["async def", "def"])
+async def test_log_messages_reach_the_client_in_order_and_a_flood_costs_no_memory(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tool_file(
+        tmp_path,
+        f"""
+        @tool(where="host")
+        {kind} work(context: ToolContext, wrong: str = "") -> str:
+            "Works."
+            if wrong == "level":
+                context.log("loud", "?")
+            if wrong == "data":
+                context.log("info", object())
+            for step in range(10_000):
+                context.log("info", {{"step": step}}, "worker")
+            return "done"
+        """,
+    )
+    news = News()
+    async with OwnServer(functions=functions(path, "work")).episode() as episode:
+        assert (await episode("work", progress=news)).text == "done"
+        assert "there is no log level 'loud'" in await episode.error("work", wrong="level")
+        assert "TypeError" in await episode.error("work", wrong="data")
+    steps = [data["step"] for _, data, _ in news.logs]
+    assert steps == sorted(steps)
+    assert news.logs[-1] == ("info", {"step": 9999}, "worker")
 
 
 @pytest.mark.parametrize("kind", ["async def", "def"])

@@ -13,6 +13,8 @@ from typing import Literal, Protocol, TypeVar
 DECLARED = "__turnstile_tool__"
 """Attribute of a function that ``@tool`` marked."""
 
+LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -128,6 +130,13 @@ class ToolContext(Protocol):
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tells the client how far the call is. Never waits; from any thread."""
+        ...
+
+    def log(self, level: LogLevel, data: object, logger: str | None = None) -> None:
+        """Sends the client a log message: JSON, and the name of what logs. Never waits; from any thread.
+
+        Raises ValueError for an unknown level, TypeError for what is no JSON.
+        """
         ...
 
     def wait_for(self, work: Callable[[], Awaitable[T]]) -> T:

@@ -6,19 +6,21 @@ A context leads to the call's own episode only, and is of no use after the call.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import posixpath
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
 from turnstile_server.errors import Gone
-from turnstile_server.own_tools.declare import CommandOutput, EpisodeState, ToolSandbox
+from turnstile_server.own_tools.declare import CommandOutput, EpisodeState, LogLevel, ToolSandbox
 from turnstile_server.own_tools.signature import FunctionSignature
 from turnstile_server.own_tools.threads import ToolThreads
 from turnstile_server.sandboxes.protocol import Command, Sandbox
@@ -30,6 +32,8 @@ from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
+_LOGS_KEPT = 64
+"""Log messages of one call that wait to be sent; of more the oldest are lost."""
 
 
 class HostFunctions:
@@ -107,6 +111,7 @@ class HostCall:
         self._loop = LoopCaller()
         self._token = anyio.lowlevel.current_token()
         self._news: tuple[float, float | None, str | None] | None = None
+        self._logs: deque[tuple[LogLevel, object, str | None]] = deque(maxlen=_LOGS_KEPT)
         self._has_news = anyio.Event()
 
     @staticmethod
@@ -142,6 +147,13 @@ class HostCall:
         if self._open:
             self._loop.call(self._note, (progress, total, message))
 
+    def log(self, level: LogLevel, data: object, logger: str | None = None) -> None:
+        json.dumps(data)  # what is no JSON is the tool's mistake, and raised in the tool
+        if level not in get_args(LogLevel):
+            raise ValueError(f"there is no log level {level!r}; the levels are {', '.join(get_args(LogLevel))}")
+        if self._open:
+            self._loop.call(self._note_log, (level, data, logger))
+
     def wait_for(self, work: Callable[[], Awaitable[T]]) -> T:
         self._check()
 
@@ -158,14 +170,21 @@ class HostCall:
         self._news = news
         self._has_news.set()
 
+    def _note_log(self, said: tuple[LogLevel, object, str | None]) -> None:
+        self._logs.append(said)
+        self._has_news.set()
+
     async def _report(self, progress: Progress) -> None:
-        """Only the latest news is kept, so a tool that reports in a tight loop costs no memory."""
+        """Only the latest news and the latest logs are kept, so a tool that reports in a tight loop costs no
+        memory."""
         while True:
             await self._has_news.wait()
             self._has_news = anyio.Event()
             await self._send(progress)
 
     async def _send(self, progress: Progress) -> None:
+        while self._logs:
+            await progress.log(*self._logs.popleft())
         news, self._news = self._news, None
         if news is not None:
             await progress.report(*news)
