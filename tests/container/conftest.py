@@ -31,13 +31,18 @@ def _image(request: pytest.FixtureRequest, what: str, make: Callable[[str], None
     if named is not None:
         yield named
         return
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     tag, began = f"turnstile-test:{what}-{secrets.token_hex(4)}", time.monotonic()
-    if reporter is not None:
-        reporter.write_line(f"\nbuilding the {what} image …")
+    _say(request.config, f"building the {what} image with `openenv build` …")
     make(tag)
     size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", tag)) / 1e6
-    if reporter is not None:
-        reporter.write_line(f"built in {time.monotonic() - began:.0f} s, {size:.0f} MB")
+    _say(request.config, f"built in {time.monotonic() - began:.0f} s: {size:.0f} MB")
     yield tag
     run("docker", "rmi", tag)
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    """Shows a line while a fixture works: it takes a minute or more."""
+    reporter, capture = (config.pluginmanager.get_plugin(name) for name in ("terminalreporter", "capturemanager"))
+    if reporter is not None and capture is not None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(line)
