@@ -126,7 +126,7 @@ async def test_without_a_flag_it_serves_on_and_says_which_to_add(
     assert found["kind"] == "none"
     assert said in found["missing"]
     assert "--security-opt seccomp=server/seccomp.json --security-opt systempaths=unconfined" in found["missing"]
-    assert f"WARNING turnstile_server.sandboxes.pool: sandboxes: {found['missing']}" in log
+    assert f"WARNING turnstile_server.sandboxes.pool: sandboxes: none: {found['missing']}" in log
     assert found["missing"] in refused["error"]["message"]
 
 

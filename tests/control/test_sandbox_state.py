@@ -28,7 +28,7 @@ def test_a_server_without_a_backend_says_the_same_in_the_log_in_its_state_and_in
     assert refused.status_code == 422
     assert found.missing in refused.json()["error"]["message"]
     (line,) = [record for record in caplog.records if record.getMessage().startswith("sandboxes: ")]
-    assert (line.levelname, line.getMessage()) == ("WARNING", f"sandboxes: {found.missing}")
+    assert (line.levelname, line.getMessage()) == ("WARNING", f"sandboxes: none: {found.missing}")
     assert served.status_code == 201  # an episode that needs no sandbox
 
 

@@ -40,7 +40,7 @@ class NoSandboxes:
 
     def __init__(self, reason: str) -> None:
         self.missing: str | None = reason
-        self.description = reason
+        self.description = f"none: {reason}"
         self._reason = reason
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
