@@ -17,6 +17,7 @@ from fake_backends import FakeBackends, FakeProcess, fake_backends, result
 from gate_support import CONTEXT, Prompted, Said, Stage, fails, says, staged
 from test_life import Breaking
 
+from local import ROOT
 from turnstile_server.errors import (
     EngineUnavailable,
     FileProblem,
@@ -483,6 +484,35 @@ async def test_a_submission_ends_an_episode_whose_agent_says_so(server: EpisodeS
     assert shown["status"] == "completed"
     assert server.grader.graded[0][1].answer == "42"
     assert process.killed
+
+
+async def test_a_submission_that_a_user_answers_ends_nothing_until_the_conversation_is_over(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source = str(ROOT / "examples" / "worlds" / "refund_desk.py")
+    fakes = fake_backends(tmp_path / "installs", tasks={"sources": (source,)})
+    async with staged(tiny_model, tmp_path / "data", work=fakes.backends, episodes={}) as stage:
+        stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]
+        server = EpisodeServer(stage, fakes)
+        created = await server.play(agent="eager", task={"id": "refund-0"})
+        process = await server.provider.agent()
+        await server.think(process)
+        assert stage.apps.tools is not None
+        tools = stage.apps.tools.open_tools(created["episode_id"], process.command.env["KEY"])
+        assert tools.has_user
+        assert tools.sandbox is None, "the agent's home is no place for its tools"
+        assert [tool.spec.name for tool in tools.own_tools] == ["list_orders", "refund"]
+        for _ in range(2):
+            assert await tools.submit("Hello?") is not None
+            assert (await stage.get(created))["status"] == "running"
+        assert await tools.submit("Goodbye.") is None
+        shown = await server.ended(created)
+        assert shown["status"] == "completed"
+        ((task, work),) = server.grader.graded
+        assert (task, work.answer) == ("refund-0", "Goodbye.")
+        assert work.world_scores == {"state": 0.0, "policy": 1.0}
+        assert fakes.backends.worlds.open_worlds == 0
+        assert shown["instruction"].startswith("You work at the refund desk")
 
 
 async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(

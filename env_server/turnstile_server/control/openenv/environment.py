@@ -348,6 +348,8 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         return self._created.episode_key
 
     def _instruction(self, episode: Episode) -> str | None:
+        if episode.instruction is not None:  # written by the task's world for this episode
+            return episode.instruction
         if episode.task.instruction is not None or episode.task.id is None or self._parts.tasks is None:
             return episode.task.instruction
         return self._parts.tasks.get(episode.task.id).instruction
