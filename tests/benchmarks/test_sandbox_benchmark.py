@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "sandbox.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROWS = [
     "`true`",
     "write a file of 64 KiB",
@@ -19,10 +19,19 @@ ROWS = [
     "`docker run --rm --network none … true`",
     "bubblewrap",
 ]
+TRANSPORT_ROWS = [
+    "exec of `true`",
+    "write a file of 1 MiB",
+    "read a file of 1 MiB",
+    "model call, POST of 40 KiB",
+    "new sandbox, first command done",
+    "sandbox removed",
+    "first sandbox with an agent of 200 MiB",
+]
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARK), *arguments]
+def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / program), *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=200
     )
@@ -31,7 +40,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_prints_every_row() -> None:
-    done = run("--rounds", "2", "--starts", "2")
+    done = run("sandbox.py", "--rounds", "2", "--starts", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     for row in ROWS:
         assert f"| {row}" in done.stdout
@@ -41,8 +50,19 @@ def test_a_quick_run_prints_every_row() -> None:
     assert {line.count("|") for line in commands if "docker run" not in line} == {7}, "columns are missing"
 
 
-def test_without_an_engine_it_fails_and_says_so(tmp_path: Path) -> None:
-    done = run(DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+@pytest.mark.slow
+@pytest.mark.docker
+def test_a_quick_run_puts_the_transports_side_by_side() -> None:
+    done = run("sandbox_transports.py", "--rounds", "1", "--starts", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [row[0].strip() for row in rows[1:]] == TRANSPORT_ROWS
+    assert all(float(cell) > 0 for row in rows[1:] for cell in row[1:])
+
+
+@pytest.mark.parametrize("program", ["sandbox.py", "sandbox_transports.py"])
+def test_without_an_engine_it_fails_and_says_so(tmp_path: Path, program: str) -> None:
+    done = run(program, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert done.returncode == 1
     assert "cannot measure" in done.stderr
     assert "|" not in done.stdout

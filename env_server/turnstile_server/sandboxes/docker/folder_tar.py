@@ -20,14 +20,6 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """``skip``: names of folders below it that are left out."""
-
-    path: Path
-    skip: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class _Entry:
     path: str
     name: str
@@ -35,7 +27,7 @@ class _Entry:
     status: os.stat_result
 
 
-def digest(folder: Folder) -> str:
+def digest(folder: Path) -> str:
     """Of names, kinds, executable bits and content. Raises OSError, also for a pipe, a socket or a device."""
     content = hashlib.sha256()
     for entry in _entries(folder):
@@ -52,7 +44,7 @@ def digest(folder: Folder) -> str:
     return content.hexdigest()
 
 
-def tar_of(folder: Folder, stamp: str) -> Iterator[bytes]:
+def tar_of(folder: Path, stamp: str) -> Iterator[bytes]:
     """The parts of the tar. Raises OSError, also where a file changes meanwhile."""
     for entry in _entries(folder):
         mode = entry.status.st_mode
@@ -74,9 +66,9 @@ def tar_of(folder: Folder, stamp: str) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _entries(folder: Folder) -> Iterator[_Entry]:
+def _entries(folder: Path) -> Iterator[_Entry]:
     """Everything below the folder, each folder before what is in it, always in the same order."""
-    waiting = [(str(folder.path), "")]
+    waiting = [(str(folder), "")]
     while waiting:
         path, prefix = waiting.pop()
         with os.scandir(path) as listing:
@@ -86,8 +78,6 @@ def _entries(folder: Folder) -> Iterator[_Entry]:
             status = each.stat(follow_symlinks=False)
             name = prefix + each.name
             if stat.S_ISDIR(status.st_mode):
-                if each.name in folder.skip:
-                    continue
                 below.append((each.path, f"{name}/"))
             elif not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
                 raise OSError(f"{each.path} is neither a file, a folder nor a link")

@@ -18,7 +18,6 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileErr
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
-from turnstile_server.sandboxes.docker.folder_tar import Folder
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET
@@ -35,7 +34,7 @@ _SETTLE_S = 0.1
 _SETTLE_LOOKS = 50
 """The engine knows the end of a container a moment after its output has ended."""
 _FILL_ROUNDS = 3
-_HELPER = (Folder(HELPER_FOLDER, frozenset({"__pycache__"})), HELPER_TARGET)
+_HELPER = (HELPER_FOLDER, HELPER_TARGET)
 
 Bodies = Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
 """A container with these mounts, as a body of the Engine API."""
@@ -73,7 +72,7 @@ class Launcher:
     async def create(self, new: NewSandbox, body: Bodies, tasks: BackgroundTasks, *, helper: bool = True) -> None:
         """Creates the container with its files, the helper among them. A volume that was removed meanwhile is
         filled again. Raises TaskFailed, SandboxUnavailable."""
-        wanted = [(Folder(mount.source), mount.target) for mount in new.spec.mounts]
+        wanted = [(mount.source, mount.target) for mount in new.spec.mounts]
         if helper:
             wanted.append(_HELPER)
         for _ in range(_FILL_ROUNDS):

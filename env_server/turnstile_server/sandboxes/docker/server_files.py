@@ -24,7 +24,6 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image, UnseenFolder
-from turnstile_server.sandboxes.docker.folder_tar import Folder
 from turnstile_server.sandboxes.docker.volumes import Volume, Volumes
 
 log = logging.getLogger(__name__)
@@ -55,13 +54,13 @@ class ServerFiles:
         self._seen: dict[Path, bool] = {}
 
     async def mounts(
-        self, wanted: Sequence[tuple[Folder, str]], image: Image, image_name: str, tasks: BackgroundTasks
+        self, wanted: Sequence[tuple[Path, str]], image: Image, image_name: str, tasks: BackgroundTasks
     ) -> list[FileMount]:
         """Each folder at its target inside, read-only. Raises SandboxUnavailable."""
         made: list[FileMount] = []
         for folder, target in wanted:
-            if await self._bound(folder.path, image):
-                made.append(FileMount(containers.bind_mount(str(folder.path), target), None))
+            if await self._bound(folder, image):
+                made.append(FileMount(containers.bind_mount(str(folder), target), None))
             else:
                 volume = await self._volumes.of(folder, image, image_name, tasks)
                 made.append(FileMount(containers.volume_mount(volume.name, target), volume))

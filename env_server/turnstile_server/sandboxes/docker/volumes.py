@@ -19,6 +19,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -30,7 +31,7 @@ from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
-from turnstile_server.sandboxes.docker.folder_tar import STAMP, Folder, digest, tar_of
+from turnstile_server.sandboxes.docker.folder_tar import STAMP, digest, tar_of
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Volumes:
         self._ready: dict[Key, Volume] = {}
         self._making: dict[Key, BackgroundTask[Volume]] = {}
 
-    async def of(self, folder: Folder, image: Image, image_name: str, tasks: BackgroundTasks) -> Volume:
+    async def of(self, folder: Path, image: Image, image_name: str, tasks: BackgroundTasks) -> Volume:
         """The volume with the folder's content; made and filled where it is missing, with a container of
         ``image``.
 
@@ -70,16 +71,16 @@ class Volumes:
         that come meanwhile wait for the same fill. Raises SandboxUnavailable.
         """
         try:
-            status = folder.path.stat()
+            status = await anyio.Path(folder).stat()
         except OSError as error:
-            raise SandboxUnavailable(f"{folder.path}, which a sandbox needs: {error.strerror}") from error
-        key = (str(folder.path), status.st_dev, status.st_ino, status.st_mtime_ns)
+            raise SandboxUnavailable(f"{folder}, which a sandbox needs: {error.strerror}") from error
+        key = (str(folder), status.st_dev, status.st_ino, status.st_mtime_ns)
         if (ready := self._ready.get(key)) is not None:
             return ready
         making = self._making.get(key)
         if making is None:
             make = partial(self._make, key, folder, image, image_name)
-            making = tasks.start(make, name=f"volume of {folder.path}", shielded=False)
+            making = tasks.start(make, name=f"volume of {folder}", shielded=False)
             self._making[key] = making
         return await making.wait()
 
@@ -111,17 +112,17 @@ class Volumes:
 
     # Making.
 
-    async def _make(self, key: Key, folder: Folder, image: Image, image_name: str) -> Volume:
+    async def _make(self, key: Key, folder: Path, image: Image, image_name: str) -> Volume:
         try:
             volume = await self._find_or_fill(folder, image, image_name)
         except OSError as error:
-            raise SandboxUnavailable(f"{folder.path} cannot be copied to the engine: {error}") from error
+            raise SandboxUnavailable(f"{folder} cannot be copied to the engine: {error}") from error
         finally:
             del self._making[key]
         self._ready[key] = volume
         return volume
 
-    async def _find_or_fill(self, folder: Folder, image: Image, image_name: str) -> Volume:
+    async def _find_or_fill(self, folder: Path, image: Image, image_name: str) -> Volume:
         content = await anyio.to_thread.run_sync(digest, folder)
         name = f"turnstile-{self._owner}-{content[:16]}"
         labels = await self._labels(name)
@@ -133,7 +134,7 @@ class Volumes:
         volume = Volume(name, secrets.token_hex(8))
         labels = {
             containers.OWNER_LABEL: self._owner,
-            SOURCE_LABEL: str(folder.path),
+            SOURCE_LABEL: str(folder),
             _DIGEST_LABEL: content,
             _FILL_LABEL: volume.fill,
         }
@@ -147,13 +148,13 @@ class Volumes:
             with anyio.CancelScope(shield=True):
                 await self._remove(name)
             raise
-        log.info("%s was copied to the engine, into the volume %s", folder.path, name)
+        log.info("%s was copied to the engine, into the volume %s", folder, name)
         for other, theirs in await self._own():
-            if theirs.get(SOURCE_LABEL) == str(folder.path) and other != name:
+            if theirs.get(SOURCE_LABEL) == str(folder) and other != name:
                 await self._remove(other)
         return volume
 
-    async def _fill(self, volume: Volume, folder: Folder, content: str, image: Image, image_name: str) -> None:
+    async def _fill(self, volume: Volume, folder: Path, content: str, image: Image, image_name: str) -> None:
         container = await self._container(volume.name, image, image_name)
 
         def put(api: docker.APIClient) -> None:
@@ -161,7 +162,7 @@ class Volumes:
             api.put_archive(container, _FILL_AT, tar_of(folder, content))
 
         try:
-            await self._engine.call(put, f"take a copy of {folder.path}", timeout_s=self._fill_timeout_s)
+            await self._engine.call(put, f"take a copy of {folder}", timeout_s=self._fill_timeout_s)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._engine.remove(container)
