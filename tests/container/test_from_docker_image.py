@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import httpx
 import pytest
-from image_builds import run
+from image_builds import ROOT, run
 from openenv.core import GenericEnvClient, MCPToolClient
 
 from openenv_docker import TurnstileProvider, main
@@ -61,4 +64,16 @@ async def test_a_container_that_ends_is_reported_with_its_log(server_image: str)
     wrong = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "/nowhere"}
     with pytest.raises(RuntimeError, match="/nowhere"):
         await GenericEnvClient.from_docker_image(server_image, provider=TurnstileProvider(), env_vars=wrong)
+    assert not containers(server_image)
+
+
+async def test_the_example_of_the_docs_runs_as_printed(
+    server_image: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "openenv.md").read_text(encoding="utf-8")
+    [code] = [
+        code for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "from_docker_image" in code
+    ]
+    await eval(compile(code, "openenv.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {"IMAGE": server_image})
+    assert len(capsys.readouterr().out) > 20
     assert not containers(server_image)
