@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the MCP clients that the MCP endpoint is tested with, and the official conformance suite, at pinned
-# versions, into DIR:
+# Installs the MCP clients that the MCP endpoint is tested with, the official conformance suite, and an MCP server
+# that is mounted behind the endpoint, at pinned versions, into DIR:
 #
-#     scripts/install_mcp_clients.sh DIR     then DIR/bin/mcp-inspector, DIR/bin/claude, DIR/bin/conformance
+#     scripts/install_mcp_clients.sh DIR     then DIR/bin/mcp-inspector, claude, conformance, mcp-server-everything
 #
 # Node.js comes along, for npm picks older versions of both under an older one; only npm must be there. It does
 # nothing when DIR already holds these versions, so DIR may be kept between runs.
@@ -14,6 +14,7 @@ readonly CLIENTS=(
   @modelcontextprotocol/inspector@2.12.0
   @anthropic-ai/claude-code@2.1.329
   @modelcontextprotocol/conformance@0.1.16
+  @modelcontextprotocol/server-everything@2026.8.31
 )
 pins=$(printf '%s\n' "$NODE" "${CLIENTS[@]}")
 
@@ -27,7 +28,7 @@ quiet=(--silent --no-audit --no-fund --no-update-notifier)
 npm install "${quiet[@]}" --prefix "$directory/node" "$NODE"
 node=$directory/node/node_modules/node/bin
 PATH=$node:$PATH npm install "${quiet[@]}" --prefix "$directory/clients" "${CLIENTS[@]}"
-for client in mcp-inspector claude conformance; do
+for client in mcp-inspector claude conformance mcp-server-everything; do
   printf '#!/bin/sh\nPATH=%s:$PATH exec %s "$@"\n' "$node" "$directory/clients/node_modules/.bin/$client" \
     > "$directory/bin/$client"
   chmod +x "$directory/bin/$client"

@@ -207,3 +207,22 @@ async def test_an_episode_whose_mounted_server_cannot_start_fails_with_its_fault
     assert (episode.error.type, episode.error.fault) == ("task_failed", "task")
     assert "MCP server far cannot be used" in episode.error.message
     assert "no licence" in episode.error.message
+
+
+@pytest.mark.agents
+async def test_a_launched_agent_finds_and_calls_own_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference agent, installed from the registry, in a real sandbox: it asks the endpoint for its tools."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    steps = [
+        Step(text="I count.", tool="count_words", arguments={"path": "letter.txt", "at_least": 2}),
+        Step(text="I note it.", tool="remember", arguments={"key": "the", "text": "3"}),
+        Step(text="A book.", tool="shelf_add", arguments={"title": "Emma"}),
+        Step(text="I submit.", tool="submit", arguments={"answer": "3"}),
+        Step(text="Done."),
+    ]
+    settings = Settings(sandboxes={"kind": "local"}, tasks={"sources": [EXAMPLE]})
+    async with scripted_server(settings, lambda call: steps[min(call.turn, len(steps) - 1)]) as server:
+        played = await server.play("tool-loop", "own-tools")
+    assert (played.episode.status, played.episode.reward) == (EpisodeStatus.COMPLETED, 1.0), played.episode.error
+    assert played.accounted
+    assert played.tool_calls == 3, "the submission ends the agent before it could show a fourth result"
