@@ -19,7 +19,20 @@ import time
 from typing import Any
 
 MODE = sys.argv[1]
-TOOLS = ["echo", "die", "hang", "notify", "garbage", "giant", "giant_id_first", "rename", "pid", "wrong", "env"]
+TOOLS = [
+    "echo",
+    "die",
+    "hang",
+    "notify",
+    "garbage",
+    "answers",
+    "giant",
+    "giant_id_first",
+    "rename",
+    "pid",
+    "wrong",
+    "env",
+]
 names = {"reserved": ["reset"], "empty": [], "many": [f"t{n}" for n in range(200)]}.get(MODE, TOOLS)
 
 
@@ -67,6 +80,9 @@ def call(request: dict[str, Any]) -> None:
                 send(
                     {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
                 )
+        case "answers":  # to questions that nobody asked
+            while True:
+                send({"jsonrpc": "2.0", "id": 10**6, "result": {"x": "y" * 1000}})
         case "garbage":
             while True:
                 sys.stdout.write("this is no message " * 1000 + "\n")

@@ -178,6 +178,7 @@ async def test_a_call_that_hangs_is_stopped_in_its_time_and_the_next_is_answered
     ("tool", "said"),
     [
         ("notify", "it sent more than 50 notifications in 10 s (tools.mount_max_notifications)"),
+        ("answers", "it sent more than 1000000 bytes in 10 s that are no messages, or too large ones"),
         ("garbage", "it sent more than 1000000 bytes in 10 s that are no messages, or too large ones"),
     ],
 )
@@ -203,7 +204,7 @@ async def test_renamed_tools_fail_clearly_and_the_list_stays(caplog: pytest.LogC
         before = episode.names
         assert (await episode("rename")).text == "renamed"
         gone = await episode.error("echo", text="x")
-        assert gone.startswith("the tool 'echo' is gone: task t: MCP server rogue has die, echo2, ")
+        assert gone.startswith("the tool 'echo' is gone: task t: MCP server rogue has answers, die, echo2, ")
         assert episode.names == before
         assert "there is no tool 'echo2'" in await episode.error("echo2")
         assert (await episode("pid")).text.isdigit()
@@ -222,7 +223,7 @@ async def test_a_result_that_breaks_its_schema_is_an_error() -> None:
         (rogue("silent", start_timeout_s=0.5), "it did not name its tools within 0.5 s; the last of its standard"),
         (rogue("empty"), "it has no tools"),
         (rogue("many"), "it names more than 128 tools (tools.mount_max_tools)"),
-        (rogue(allow=["echo", "missing"]), "it has no tool 'missing' (allow); it has die, echo, "),
+        (rogue(allow=["echo", "missing"]), "it has no tool 'missing' (allow); it has answers, die, echo, "),
         (rogue(command="no-such-program"), "there is no program no-such-program"),
         (
             {"name": "far", "url": "http://127.0.0.1:9/mcp", "allow": ["*"]},

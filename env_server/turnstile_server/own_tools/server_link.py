@@ -34,6 +34,8 @@ class ServerLink:
         """The connection is being closed from this side, so that the server's end says nothing."""
         self._reason: str | None = None
         self._lines: deque[str] = deque(maxlen=STDERR_LINES)
+        self._open: set[str | int | None] = set()
+        """Requests without an answer; those that were cancelled stay, a number each."""
         self._window_began = 0.0
         self._notifications = 0
         self._garbage = 0
@@ -48,8 +50,17 @@ class ServerLink:
         if line.strip():
             self._lines.append(line.rstrip()[:LINE_CHARS])
 
+    def asked(self, request_id: str | int) -> None:
+        self._open.add(request_id)
+
+    def answered(self, request_id: str | int | None) -> bool:
+        """Whether this answers a request that has no answer yet."""
+        known = request_id in self._open
+        self._open.discard(request_id)
+        return known
+
     def notified(self) -> None:
-        """Counts a notification. Raises Flooded."""
+        """Counts a notification, or a request of the server's own. Raises Flooded."""
         self._renew()
         self._notifications += 1
         most = self._settings.mount_max_notifications

@@ -110,7 +110,7 @@ async def stdio_streams(
     reader = _Reader(process, to_session, settings.own_max_result_bytes + _ENVELOPE_BYTES, link)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader.run, process.stdout)
-        tasks.start_soon(_write, process.stdin, from_session)
+        tasks.start_soon(_write, process.stdin, from_session, link)
         tasks.start_soon(_keep_stderr, process.stderr, link)
         try:
             yield from_server, to_server
@@ -184,7 +184,11 @@ class _Reader:
         message = self._too_large(skipped, line) if skipped else self._parsed(line)
         if message is None:
             return
-        if isinstance(message, mcp.JSONRPCNotification):
+        if isinstance(message, mcp.JSONRPCResponse | mcp.JSONRPCError):
+            if not self._link.answered(message.id):
+                self._link.discarded(len(line))
+                return
+        else:
             self._link.notified()
         with contextlib.suppress(anyio.BrokenResourceError):  # the session has ended: drain
             await self._session.send(SessionMessage(message))
@@ -210,11 +214,13 @@ class _Reader:
         return mcp.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
-async def _write(stdin: ByteSendStream, messages: ObjectReceiveStream[SessionMessage]) -> None:
+async def _write(stdin: ByteSendStream, messages: ObjectReceiveStream[SessionMessage], link: ServerLink) -> None:
     """Ends with the session, or with the process: the reader then says why."""
     async with messages:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             async for message in messages:
+                if isinstance(message.message, mcp.JSONRPCRequest):
+                    link.asked(message.message.id)
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await stdin.send(line.encode() + b"\n")
 

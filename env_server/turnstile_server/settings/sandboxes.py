@@ -176,7 +176,9 @@ class ToolSettings(Section):
         128, ge=1, description="Tools that a mounted server may name; more are a failure."
     )
     mount_max_notifications: int = Field(
-        1000, ge=1, description="Notifications of a mounted server in ten seconds; one that sends more is cut off."
+        10_000,
+        ge=1,
+        description="Notifications of a mounted server in ten seconds; one that sends more is cut off.",
     )
     mount_max_garbage_bytes: int = Field(
         32 << 20,
