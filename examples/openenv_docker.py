@@ -41,9 +41,12 @@ class TurnstileProvider(LocalDockerProvider):
         self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **_: Any
     ) -> str:
         """Start it, and give its address with the key. Raises RuntimeError."""
-        env = {**(env_vars or {}), "TURNSTILE_CONTROL_KEY": secrets.token_urlsafe(24)}
+        agents = self._find_available_port()
+        env = {"TURNSTILE_GATE__PUBLIC_URL": f"http://127.0.0.1:{agents}", **(env_vars or {})}
+        env["TURNSTILE_CONTROL_KEY"] = secrets.token_urlsafe(24)
         passed = [f"--env={name}" for name in env]  # by name: a process list shows no key
         command = ["docker", "run", "--detach", f"--publish=127.0.0.1:{port or ''}:8000"]
+        command += [f"--publish=127.0.0.1:{agents}:8001"]
         command += [*FLAGS, *SANDBOXES, *self._flags, *passed, image]
         self._container_id = _output(command, {**os.environ, **env})
         address = _output(["docker", "port", self._container_id, "8000"]).splitlines()[0]

@@ -7,6 +7,7 @@ import re
 
 import httpx
 import pytest
+from container_support import started
 from image_builds import ROOT, run
 from openenv.core import GenericEnvClient, MCPToolClient
 
@@ -41,13 +42,29 @@ async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(se
             assert (await http.get(f"{bare}/k/{key[:-1]}x/episodes")).status_code == 401
             shown = await http.get(f"{url}/episodes/{begun.observation['episode_id']}")
             assert shown.json()["status"] == "running"
-        assert begun.observation["model_url"].startswith("http://127.0.0.1:8001/e/")
+            bearer = {"authorization": f"Bearer {begun.observation['episode_key']}"}
+            models = await http.get(f"{begun.observation['model_url']}/v1/models", headers=bearer)
+            assert models.status_code == 200
         [container] = containers(server_image)
         assert key not in run("ps", "-eo", "args")
         assert run("docker", "exec", container, "id", "-u") == "10001"
     finally:
         await env.close()
     assert not containers(server_image)
+
+
+async def test_without_a_public_url_addresses_are_in_the_caller_s_terms(server_image: str) -> None:
+    settings = {name.removeprefix("TURNSTILE_"): value for name, value in TRAINER.items()}
+    with started(server_image, **settings) as container:
+        await container.ready()
+        async with httpx.AsyncClient(base_url=f"{container.control_url}/k/{container.key}", timeout=60) as http:
+            for route in ("/episodes", "/reset"):
+                body = {"task": {"instruction": "x"}}
+                answer = (await http.post(route, json=body, headers={"host": "trainer.example:9000"})).json()
+                told = answer.get("observation", answer)
+                assert told["model_url"] == f"http://trainer.example:8001/e/{told['episode_id']}"
+                assert told["tool_url"] == f"{told['model_url']}/mcp"
+        assert "http://0.0.0.0" not in container.log
 
 
 async def test_the_tool_client_s_production_mode_too(server_image: str) -> None:
