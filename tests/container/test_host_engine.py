@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import docker
 import pytest
 from container_support import STOP_S, Container, started
 from image_builds import base_image, run
@@ -41,37 +41,45 @@ def mounted_socket() -> tuple[str, ...]:
     return ("-v", f"{socket}:{INSIDE}", "--group-add", str(socket.stat().st_gid))
 
 
-@contextlib.contextmanager
-def started_beside_its_sandboxes(image: str, *flags: str, **settings: str) -> Iterator[Container]:
-    """A hardened container with the host's engine. Whatever it leaves on the engine is removed."""
+@dataclass(frozen=True)
+class Beside:
+    """A serving container, and the label's value of what it makes on the engine."""
+
+    container: Container
+    owner: str
+
+    @property
+    def sandboxes(self) -> list[str]:
+        listed = run("docker", "ps", "-a", "-q", "--filter", f"label={OWNER_LABEL}={self.owner}")
+        return listed.split()
+
+
+@contextlib.asynccontextmanager
+async def serving_beside_its_sandboxes(image: str, *flags: str, **settings: str) -> AsyncIterator[Beside]:
+    """A hardened container with the host's engine. The volumes that it leaves there are removed."""
     with started(image, *flags, **SERVER, SANDBOXES__DOCKER_IMAGE=base_image(), **settings) as container:
-        owner = ""
+        await container.ready()
+        made = Beside(container, container.run("python3", "-c", OWNER_OF))
         try:
-            yield container
-            owner = container.run("python3", "-c", OWNER_OF)
+            yield made
+            run("docker", "stop", "--time", str(STOP_S), container.name, timeout_s=STOP_S + 30)
+            assert container.state["ExitCode"] == 0, container.log
+            assert made.sandboxes == []
         finally:
-            owner = owner or container.run("python3", "-c", OWNER_OF)
-            _remove_volumes(owner)
-
-
-def _remove_volumes(owner: str) -> None:
-    engine = docker.from_env()
-    for volume in engine.volumes.list(filters={"label": f"{OWNER_LABEL}={owner}"}):
-        volume.remove(force=True)
-
-
-def containers_of(owner: str) -> list[str]:
-    listed = run("docker", "ps", "-a", "-q", "--filter", f"label={OWNER_LABEL}={owner}")
-    return listed.split()
+            run("docker", "rm", "-f", container.name, ok=False)
+            filters = ("--filter", f"label={OWNER_LABEL}={made.owner}")
+            for sandbox in made.sandboxes:
+                run("docker", "rm", "-f", sandbox, ok=False)
+            for volume in run("docker", "volume", "ls", "-q", *filters).split():
+                run("docker", "volume", "rm", volume)
 
 
 async def test_with_the_engines_socket_it_plays_groups_that_are_graded_and_audited(embedded_image: str) -> None:
-    with started_beside_its_sandboxes(embedded_image, *mounted_socket()) as container:
-        await container.ready()
-        assert "transport stream (the engine does not see this server's" in container.log
-        container.install_agents(OWN_AGENT, NPM_AGENT)
-        await play_all(container)
-        assert containers_of(container.run("python3", "-c", OWNER_OF)) == []
+    async with serving_beside_its_sandboxes(embedded_image, *mounted_socket()) as beside:
+        assert "transport stream (the engine does not see this server's" in beside.container.log
+        beside.container.install_agents(OWN_AGENT, NPM_AGENT)
+        await play_all(beside.container)
+        assert beside.sandboxes == []
 
 
 async def test_with_the_engine_over_tcp_it_plays_and_a_stop_leaves_no_container(embedded_image: str) -> None:
@@ -80,15 +88,9 @@ async def test_with_the_engine_over_tcp_it_plays_and_a_stop_leaves_no_container(
     forwarder.open()
     try:
         address = {"SANDBOXES__DOCKER_HOST": f"tcp://{gateway}:{forwarder.port}"}
-        with started_beside_its_sandboxes(embedded_image, **address) as container:
-            await container.ready()
-            container.install_agents(OWN_AGENT)
-            await play(container, OWN_AGENT, [SHIPPED_TASK])
-            owner = container.run("python3", "-c", OWNER_OF)
-            run("docker", "stop", "--time", str(STOP_S), container.name, timeout_s=STOP_S + 30)
-            assert container.state["ExitCode"] == 0, container.log
-            assert containers_of(owner) == []
-            run("docker", "start", container.name)
+        async with serving_beside_its_sandboxes(embedded_image, **address) as beside:
+            beside.container.install_agents(OWN_AGENT)
+            await play(beside.container, OWN_AGENT, [SHIPPED_TASK])
     finally:
         forwarder.cut()
 

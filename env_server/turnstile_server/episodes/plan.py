@@ -68,14 +68,14 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
         missing = backends.sandboxes.missing
         if missing is not None:
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
-        mounts = () if agent is None else _mounts(backends.installer, agent)
+        mounts = () if agent is None else agent_mounts(backends.installer, agent)
         spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.docker_image
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
 
 
-def _mounts(installer: Installer, agent: AgentSpec) -> tuple[Mount, ...]:
+def agent_mounts(installer: Installer, agent: AgentSpec) -> tuple[Mount, ...]:
     """What is installed for this agent, and nothing of the others'. Many npm packages are binaries, which need no
     Node.js."""
     names = [installer.name_of(agent)]
