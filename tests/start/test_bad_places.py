@@ -35,7 +35,7 @@ def test_a_folder_for_sockets_with_too_long_a_path(tiny_model: Path, tmp_path: P
 def test_a_model_folder_that_the_servers_user_cannot_read(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir(mode=0o000)
-    line = refusal("--model", model, "--data-dir", tmp_path / "data", under=AS_A_USER)
+    line = refusal("--data-dir", tmp_path / "data", under=AS_A_USER, TURNSTILE_MODEL=str(model))
     assert f"the model folder {model} cannot be read by uid" in line
     assert f"chmod -R a+rX {model}" in line
 
