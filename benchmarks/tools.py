@@ -78,6 +78,7 @@ class OneEpisode:
         self.sandbox: Sandbox | None = sandbox
 
     has_user = False
+    plain_tools = False
 
     async def submit(self, answer: str) -> str | None: ...
 

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import McpStage, PlayedEpisode, mcp_stage, text_of
 
+from turnstile_server.agents.registry import load_registry
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -139,3 +140,22 @@ async def test_without_instructions_the_server_says_none(tmp_path: Path, sandbox
         stage.client(stage.episodes.begin("e1", sandbox)) as client,
     ):
         assert client.instructions is None
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_an_agent_with_plain_tools_gets_text_alone(
+    stage: McpStage, sandbox: SubprocessSandbox, mode: str
+) -> None:
+    episode = stage.episodes.begin("e1", sandbox)
+    episode.plain_tools = True
+    async with stage.client(episode, mode=mode) as client:
+        assert client.instructions is None
+        assert [tool.output_schema for tool in (await client.list_tools()).tools] == [None] * 5
+        result = await client.call_tool("bash", {"command": "echo hello"})
+        assert (text_of(result), result.structured_content) == ("hello\n[exit status 0]", None)
+
+
+def test_shipped_agents_that_show_their_model_more_than_text_get_text_alone() -> None:
+    """The reference loops show text only, and read the output schema of ``submit``; ``shell`` is whatever it runs."""
+    rich = {spec.name for spec in load_registry() if spec.uses_tools and not spec.plain_tools}
+    assert rich == {"tool-loop", "plain-loop", "shell"}

@@ -43,6 +43,7 @@ class PlayedEpisode:
     user: Iterator[str] | None = None
     """What a simulated user says to each answer; None: there is no user."""
     own_tools: Sequence[ServedTool] = ()
+    plain_tools: bool = False
 
     def __post_init__(self) -> None:
         self.key = KEYS.key(self.episode_id, new_nonce())

@@ -129,6 +129,11 @@ class AgentSpec(SpecPart):
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
     uses_tools: bool = Field(False, description="Whether it uses the MCP endpoint.")
+    plain_tools: bool = Field(
+        False,
+        description="It shows its model what the MCP endpoint says beside text (structured results, "
+        "instructions), so it gets text alone.",
+    )
     volatile: Annotated[tuple[str, ...], AfterValidator(_volatile)] = Field(
         (),
         description="Regular expressions for the parts of its system and developer messages that change from "

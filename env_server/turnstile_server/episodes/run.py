@@ -329,6 +329,10 @@ class EpisodeRun:
     def has_user(self) -> bool:
         return self._world is not None and self._world.talks
 
+    @property
+    def plain_tools(self) -> bool:
+        return self._plan.agent is not None and self._plan.agent.plain_tools
+
     async def submit(self, answer: str) -> str | None:
         self.check_open()
         self._answer = answer

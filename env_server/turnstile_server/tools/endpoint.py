@@ -48,17 +48,8 @@ class McpEndpoint:
         self._settings = settings
         self._origins = origins
         self._schemas = {tool.name: tool.input_schema for tool in toolbox.all_tools}
-        self._server: Server[Any] = Server(
-            "turnstile",
-            version=version("turnstile-rl"),
-            instructions=settings.instructions or None,
-            get_tool_input_schema=self._schemas.get,
-            on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
-        )
-        # As a handler, not as the constructor's argument, which warns that 2026-07-28 has no such method.
-        self._server.add_request_handler("logging/setLevel", mcp.SetLevelRequestParams, _set_log_level)
-        self._server.middleware.append(_note_version)
+        self._server = self._make_server(settings.instructions)
+        self._plain_server = self._make_server("")
         self._sessions: dict[str, EpisodeSessions] = {}
         """By episode key: an id may be used again after its episode, a key is not."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
@@ -99,7 +90,8 @@ class McpEndpoint:
         episode.check_open()
         sessions = self._sessions.get(key)
         if sessions is None:
-            sessions = self._sessions[key] = EpisodeSessions(self._server, self._settings)
+            server = self._plain_server if episode.plain_tools else self._server
+            sessions = self._sessions[key] = EpisodeSessions(server, self._settings)
             self._tasks.start_soon(self._keep, key, sessions, episode)
         await sessions.serve(episode, scope, body, receive, send)
 
@@ -121,10 +113,28 @@ class McpEndpoint:
         finally:
             self._sessions.pop(key, None)
 
+    def _make_server(self, instructions: str) -> Server[Any]:
+        server: Server[Any] = Server(
+            "turnstile",
+            version=version("turnstile-rl"),
+            instructions=instructions or None,
+            get_tool_input_schema=self._schemas.get,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+        # As a handler, not as the constructor's argument, which warns that 2026-07-28 has no such method.
+        server.add_request_handler("logging/setLevel", mcp.SetLevelRequestParams, _set_log_level)
+        server.middleware.append(_note_version)
+        return server
+
+    def _text_alone(self, episode: EpisodeTools) -> bool:
+        return episode.plain_tools or not self._settings.structured_results
+
     async def _list_tools(
         self, context: ServerRequestContext[Any, Request], params: mcp.PaginatedRequestParams | None
     ) -> mcp.ListToolsResult:
-        tools = self._toolbox.tools_of(_request(context).episode)
+        episode = _request(context).episode
+        tools = self._toolbox.tools_of(episode)
         return mcp.ListToolsResult(
             tools=[
                 mcp.Tool(
@@ -132,7 +142,7 @@ class McpEndpoint:
                     title=tool.title,
                     description=tool.description,
                     input_schema=tool.input_schema,
-                    output_schema=tool.output_schema if self._settings.structured_results else None,
+                    output_schema=None if self._text_alone(episode) else tool.output_schema,
                     annotations=tool.annotations,
                 )
                 for tool in tools
@@ -146,7 +156,7 @@ class McpEndpoint:
         result = ToolResult("the call was stopped", is_error=True)
         with request.running_call(str(context.request_id)):
             result = await self._run_tool(request.episode, params, _progress_of(context))
-        structured = result.structured if self._settings.structured_results else None
+        structured = None if self._text_alone(request.episode) else result.structured
         return mcp.CallToolResult(
             content=list(result.content) or [mcp.TextContent(text=result.text)],
             structured_content=None if structured is None else dict(structured),

@@ -120,6 +120,12 @@ class EpisodeTools(Protocol):
         """Whether a simulated user answers what is submitted."""
         ...
 
+    @property
+    def plain_tools(self) -> bool:
+        """Whether the agent gets text alone: no structured content, output schemas and server instructions, which
+        it would show to its model."""
+        ...
+
     async def submit(self, answer: str) -> str | None:
         """Keeps the answer; the last one counts. Returns what the simulated user says to it; None where there is
         no user, or the conversation is over.
