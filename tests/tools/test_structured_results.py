@@ -156,6 +156,6 @@ async def test_an_agent_with_plain_tools_gets_text_alone(
 
 
 def test_shipped_agents_that_show_their_model_more_than_text_get_text_alone() -> None:
-    """The reference loops show text only, and read the output schema of ``submit``; ``shell`` is whatever it runs."""
+    """The reference loops show text only and read the output schema of ``submit``; ``shell`` is what it runs."""
     rich = {spec.name for spec in load_registry() if spec.uses_tools and not spec.plain_tools}
     assert rich == {"tool-loop", "plain-loop", "shell"}
