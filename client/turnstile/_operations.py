@@ -47,6 +47,11 @@ class ListingPosition:
     cursor: str | None = None
 
 
+READY_POLL_S = 0.5
+"""A long poll ends at the next change of status, so one that begins just after an episode became ready waits this
+long for nothing."""
+
+
 class Operations:
     """The operations of one client. ``urls``: checked; one pool and one set of connections for all of them."""
 
@@ -103,6 +108,15 @@ class Operations:
                 return episode
             if deadline.passed:
                 raise errors.Timeout(f"{episode_id} is still {episode.status} after {timeout_s:g} s")
+
+    async def ready(self, episode_id: str, timeout_s: float | None) -> Episode:
+        """The episode once it is prepared, or has ended. Raises Timeout as ``wait`` does."""
+        deadline, episode = _Deadline(timeout_s), await self.episode(episode_id)
+        while not episode.status.prepared:
+            if deadline.passed:
+                raise errors.Timeout(f"{episode_id} is still {episode.status} after {timeout_s:g} s")
+            episode = await self.episode(episode_id, deadline.within(READY_POLL_S))
+        return episode
 
     async def finish(self, episode_id: str) -> Episode:
         """The episode once it has ended: a server may answer as soon as the grading has begun."""

@@ -42,6 +42,10 @@ class RolloutBackend(Protocol):
         """The episode at its next change of status, after ``wait_s`` seconds at the latest."""
         ...
 
+    async def ready(self, episode_id: str, timeout_s: float | None) -> Episode:
+        """The episode once it is prepared, or has ended."""
+        ...
+
     async def finish(self, episode_id: str) -> Episode:
         """Ends an external agent's episode and has it graded. An ended one stays as it is."""
         ...
@@ -171,6 +175,10 @@ class RolloutRun:
 
     async def _run_agent(self, agent: RunAgent, created: EpisodeCreated) -> tuple[Episode, ErrorInfo | None]:
         episode_id = created.episode_id
+        if not created.status.prepared:
+            now = await self._repeated(lambda: self._backend.ready(episode_id, None))
+            if now.status.ended:
+                return now, None
         try:
             await agent(created)
         except Exception as error:  # noqa: BLE001 - any error is the agent's failure, and becomes the rollout's

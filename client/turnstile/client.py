@@ -234,6 +234,11 @@ class AsyncEpisodeHandle:
         """The episode as it is now."""
         return await self._client._operations.episode(self.episode_id)
 
+    async def ready(self, timeout: float | None = None) -> Episode:  # noqa: ASYNC109 - the time-out is the point
+        """The episode once its sandbox and its world are there (or it has ended): an external agent may begin.
+        Raises Timeout after ``timeout`` seconds."""
+        return await self._client._operations.ready(self.episode_id, timeout)
+
     async def wait(self, timeout: float | None = None) -> Episode:  # noqa: ASYNC109 - the time-out is the point
         """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits without end."""
         return await self._client._operations.wait(self.episode_id, timeout)

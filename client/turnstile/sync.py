@@ -284,6 +284,11 @@ class EpisodeHandle:
         """The episode as it is now."""
         return self._run(AsyncEpisodeHandle.status)
 
+    def ready(self, timeout: float | None = None) -> Episode:
+        """The episode once its sandbox and its world are there (or it has ended): an external agent may begin.
+        Raises Timeout after ``timeout`` seconds."""
+        return self._run(AsyncEpisodeHandle.ready, timeout)
+
     def wait(self, timeout: float | None = None) -> Episode:
         """The episode once it has ended. Raises Timeout after ``timeout`` seconds; None waits without end."""
         return self._run(AsyncEpisodeHandle.wait, timeout)

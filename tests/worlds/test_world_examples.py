@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
+import mcp
 import pytest
+from mcp.client.streamable_http import streamable_http_client
 
+from control_support import OpenDoor
 from local import ROOT
-from turnstile.models import Episode
+from turnstile import AsyncClient
+from turnstile.client import AsyncNewEpisodeHandle
+from turnstile.models import Episode, TaskRef
 from turnstile_server.settings import WorldSettings
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
 
@@ -205,6 +213,41 @@ async def test_the_page_about_worlds_is_true(tmp_path: Path) -> None:
         assert (await server.play(names["guesses"], task="number-10", seed=3)).reward == 1.0
         for seed in range(5):
             assert (await server.play(names["guesses"], task="number-10", seed=seed)).reward == 1.0
-    assert "shop-cancel-0" in blocks[2]
-    compile(blocks[2], "worlds.md", "exec")
     assert set(re.findall(r"`worlds\.(\w+)`", page)) == set(WorldSettings.model_fields)
+
+
+def test_the_loop_of_ten_lines_on_the_page_cancels_the_order(open_door: OpenDoor, tmp_path: Path) -> None:
+    """As a program of its own, against a server with both listeners."""
+    page = (ROOT / "docs" / "worlds.md").read_text()
+    (program,) = re.findall(r"^```python\n(import anyio\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    with open_door(tasks={"sources": [str(EXAMPLES / "shop" / "shop.py")]}) as door:
+        path = tmp_path / "loop.py"
+        path.write_text(f"URL, KEY = {door.url!r}, {door.key!r}\n{program}")
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "You serve the customer" in done.stdout
+    assert done.stdout.endswith("reward 1.0\n")
+
+
+async def test_a_function_is_an_agent_of_rollouts_that_begins_when_its_world_is_there(open_door: OpenDoor) -> None:
+    async def agent(episode: AsyncNewEpisodeHandle) -> None:
+        assert (await episode.status()).status.value == "running"
+        headers = {"authorization": f"Bearer {episode.episode_key}"}
+        async with (
+            httpx2.AsyncClient(headers=headers) as http,
+            mcp.Client(streamable_http_client(episode.tool_url or "", http_client=http)) as tools,
+        ):
+            assert "guess" in [tool.name for tool in (await tools.list_tools()).tools]
+            for number in range(1, 5):
+                await tools.call_tool("guess", {"number": number})
+
+    source = str(EXAMPLES / "worlds" / "number_game.py")
+    with open_door(tasks={"sources": [source]}) as door:
+        async with AsyncClient(door.url, key=door.key) as client:
+            tasks = [TaskRef(id="number-10")]
+            found = [rollout async for rollout in client.rollouts(tasks, agent=agent, n=4, seed=0)]
+    assert [rollout.error for rollout in found] == [None] * 4
+    hidden = {seed: random.Random(seed).randint(1, 10) for seed in range(4)}
+    assert {rollout.episode.seed: rollout.reward for rollout in found if rollout.episode is not None} == {
+        seed: float(number <= 4) for seed, number in hidden.items()
+    }

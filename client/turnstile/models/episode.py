@@ -43,6 +43,11 @@ class EpisodeStatus(StrEnum):
         """Whether the episode is over: its record does not change any more."""
         return self in _ENDED
 
+    @property
+    def prepared(self) -> bool:
+        """Neither queued nor being prepared: an external agent may begin, unless the episode has ended."""
+        return self not in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
+
 
 _ENDED = frozenset(
     {

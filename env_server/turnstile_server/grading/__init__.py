@@ -2,6 +2,6 @@
 agent.
 
 Read ``protocol`` first (work, grade, and the seam for graders), then ``registry`` (the graders), ``grader`` (one
-reward from all components), ``hidden_tests`` with ``verdict`` and the programs in ``inside``, ``answers``, and
-``validation`` (the proof that a task can be solved).
+reward from all components), ``hidden_tests`` with ``verdict`` and the programs in ``inside``, ``answers``,
+``world``, and ``validation`` with ``world_validation`` (the proof that a task can be solved).
 """
