@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 import anyio
+import docker
 import pytest
 from light import SOLVE, TASK
 from test_whole_episodes import ended, played, server
 
 from engine_forwarder import engine_over_tcp
+from turnstile_server.data_dir import owner_of
+from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
 
@@ -40,3 +43,6 @@ async def test_its_episodes_fail_as_infrastructure_and_the_next_one_is_graded_wh
             engine.open()
             after = await played(stage, env={"WORK": SOLVE})
             assert (after["status"], after["reward"], after["error"]) == ("completed", 1.0, None), after
+    volumes = docker.from_env().volumes
+    for left in volumes.list(filters={"label": f"{OWNER_LABEL}={owner_of(tmp_path / 'data')}"}):
+        left.remove()  # the helper's copy stays for the server's next start

@@ -244,6 +244,24 @@ async def test_a_folder_that_the_engine_does_not_see_is_the_infrastructures_faul
         assert refused.value.fault is Fault.INFRASTRUCTURE
 
 
+async def test_a_default_image_that_is_missing_is_said_at_start_and_tasks_with_images_work(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = "turnstile-test:not-there"
+    provider = docker_provider(SandboxSettings(), run_dir, missing)
+    async with BackgroundTasks() as tasks:
+        try:
+            await provider.start(agents_of(EchoApp()), tasks)
+            assert f"tasks that name no image will be refused: Docker has no image {missing}" in caplog.text
+            with pytest.raises(SandboxUnavailable, match=f"{missing}.*docker pull") as refused:
+                await provider.create(SPEC)
+            assert refused.value.fault is Fault.INFRASTRUCTURE
+            sandbox = await provider.create(replace(SPEC, image=python_image()))
+            assert await sh(sandbox, "echo well") == "well\n"
+        finally:
+            await provider.close()
+
+
 # Ends.
 
 
@@ -320,7 +338,10 @@ async def test_an_engine_that_dies_fails_what_runs_as_infrastructure_and_serves_
             with pytest.raises(SandboxUnavailable) as refused:
                 await provider.create(SPEC)
             assert refused.value.fault is Fault.INFRASTRUCTURE
-            forwarder.open()
-            assert await sh(await provider.create(SPEC), "echo well") == "well\n"
             await sandbox.destroy()
+            forwarder.open()
+            after = await provider.create(SPEC)
+            assert await sh(after, "echo well") == "well\n"
+            # What could not be removed while it was away is removed now.
+            await eventually(lambda: containers_of(run_dir.name) == [f"turnstile-{after.sandbox_id}"])
     assert containers_of(run_dir.name) == []

@@ -7,15 +7,17 @@ The address comes from ``sandboxes.docker_host``, else ``DOCKER_HOST``, else the
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 from docker import TLSConfig
 from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
@@ -23,6 +25,8 @@ from docker.utils import kwargs_from_env, parse_host
 from turnstile_server.errors import SandboxUnavailable
 
 DEFAULT = "unix:///var/run/docker.sock"
+_IDLE_S, _PROBE_S, _PROBES = 30, 10, 6
+"""tcp(7): silence before the first probe, time between probes, probes without an answer before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class EngineAddress:
         return cls(url, tls)
 
     @property
-    def socket(self) -> Path | None:
+    def path(self) -> Path | None:
+        """Of the Unix socket."""
         return Path(urlsplit(self.url).path) if self.url.startswith("unix://") else None
 
     def client_options(self) -> dict[str, Any]:
@@ -57,24 +62,29 @@ class EngineAddress:
 
     async def connect(self) -> ByteStream:
         """A new connection, for what the SDK cannot do without blocking. Raises OSError, ssl.SSLError."""
-        if self.socket is not None:
-            return await anyio.connect_unix(self.socket)
+        if self.path is not None:
+            return await anyio.connect_unix(self.path)
         parts = urlsplit(self.url)
         assert parts.hostname is not None
+        assert parts.port is not None  # the SDK asks for one
+        connection: ByteStream
         if parts.scheme == "http":
-            return await anyio.connect_tcp(parts.hostname, parts.port or 2375)
-        return await anyio.connect_tcp(
-            parts.hostname,
-            parts.port or 2376,
-            ssl_context=_ssl_context(self.tls),
-            tls_standard_compatible=False,  # Docker closes without a TLS goodbye
-        )
+            connection = await anyio.connect_tcp(parts.hostname, parts.port)
+        else:
+            connection = await anyio.connect_tcp(
+                parts.hostname,
+                parts.port,
+                ssl_context=_ssl_context(self.tls),
+                tls_standard_compatible=False,  # Docker closes without a TLS goodbye
+            )
+        _keep_alive(connection.extra(SocketAttribute.raw_socket))
+        return connection
 
     def fault(self, error: BaseException) -> str:
         """What is wrong with the set-up where the engine cannot be reached, and what to do."""
         said = _innermost(error)
-        if self.socket is not None:
-            return _socket_fault(self.socket) or f"the engine's socket {self.socket} cannot be used: {said}"
+        if self.path is not None:
+            return _socket_fault(self.path) or f"the engine's socket {self.path} cannot be used: {said}"
         if "HTTP request to an HTTPS server" in said:
             return (
                 f"the engine at {self.url} wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH, the folder "
@@ -102,6 +112,15 @@ def _ssl_context(tls: TLSConfig | None) -> ssl.SSLContext:
     if tls is not None and tls.cert:
         context.load_cert_chain(*tls.cert)
     return context
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """An agent may be silent for long. A machine that is gone is noticed within a minute and a half."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
 def _socket_fault(path: Path) -> str | None:

@@ -87,6 +87,8 @@ class DockerProvider:
         self._watches: set[BackgroundTask[None]] = set()
         self._undoing: set[BackgroundTask[None]] = set()
         """Creations that failed and are being undone."""
+        self._left: set[str] = set()
+        """Containers that the engine did not remove when it was asked to."""
 
     @property
     def description(self) -> str:
@@ -151,6 +153,7 @@ class DockerProvider:
             if spec.image is None:
                 raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
             raise TaskFailed(missing)
+        self._remove_left(tasks)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id))
         made: HelperSandbox | ExecSandbox
@@ -252,19 +255,23 @@ class DockerProvider:
                 if link is not None:
                     await link.close()
 
-        self._undoing = {each for each in self._undoing if not each.ended.is_set()}
         undoing = tasks.start(undo, name=f"undo {container}")
-        self._undoing.add(undoing)
+        self._keep_undoing(undoing)
         with anyio.CancelScope(shield=True):
             await undoing.wait()
+
+    def _keep_undoing(self, task: BackgroundTask[None]) -> None:
+        """``close`` waits for it."""
+        self._undoing = {each for each in self._undoing if not each.ended.is_set()}
+        self._undoing.add(task)
 
     async def _release(self, sandbox_id: str) -> None:
         self._open.pop(sandbox_id, None)
         await self._remove(containers.name(sandbox_id))
 
     async def _remove(self, container: str) -> None:
-        """Never raises: a container that the engine does not remove now is removed by the sweep at close or next
-        start."""
+        """Never raises: a container that the engine does not remove now is removed when it answers again, or by
+        the sweep at close or next start."""
         for pause_s in (*_REMOVE_AGAIN_S, None):
             try:
                 await self._engine.remove(container)
@@ -272,8 +279,15 @@ class DockerProvider:
             except SandboxUnavailable as error:
                 if pause_s is None or self._agents is None:
                     log.warning("a container may be left for the next sweep to remove: %s", error.message)
+                    self._left.add(container)
                     return
             await anyio.sleep(pause_s)
+
+    def _remove_left(self, tasks: BackgroundTasks) -> None:
+        """The engine has just answered: perhaps it removes what it did not remove before."""
+        left, self._left = self._left, set()
+        for container in left:
+            self._keep_undoing(tasks.start(partial(self._remove, container), name=f"remove {container}"))
 
     async def _sweep(self) -> int:
         """Removes every container of this owner; how many there were. Raises SandboxUnavailable."""
