@@ -52,7 +52,9 @@ TESTS_OF = {
     CLIENT: ("client",),
     "examples/": ("examples",),
     "benchmarks/": ("benchmarks",),
+    "scripts/seccomp": ("container",),
     "scripts/": ("scripts",),
+    "server/": ("container",),
     "docs/": ("structure",),
 }
 """Folders below tests/ by product folder; the first that fits counts, so longer paths stand first."""
