@@ -29,8 +29,10 @@ WORD = {
 class Echo:
     """A tool that does with its word what a test says."""
 
-    def __init__(self, does: Callable[[str], Awaitable[ToolResult]], timeout_s: float | None = None) -> None:
-        self.spec = ToolSpec("echo", "Says a word.", WORD, timeout_s=timeout_s)
+    def __init__(
+        self, does: Callable[[str], Awaitable[ToolResult]], timeout_s: float | None = None, name: str = "echo"
+    ) -> None:
+        self.spec = ToolSpec(name, "Says a word.", WORD, timeout_s=timeout_s)
         self._does = does
 
     async def call(self, episode: EpisodeTools, arguments: Mapping[str, Any], progress: Progress) -> ToolResult:
@@ -72,6 +74,34 @@ async def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(
     assert result.text.startswith("wrong arguments for echo")
     assert said in result.text
     assert result.text.endswith("It takes word.")
+
+
+async def test_numbers_of_any_size_pass_and_bound_nothing_else() -> None:
+    async def structured(word: str) -> ToolResult:
+        return ToolResult(word, structured={"n": 10**40})
+
+    assert (await called(Echo(structured), word="a")).structured == {"n": 10**40}
+    assert "12345678901234567890123 is not of type" in (await called(Echo(say), word=12345678901234567890123)).text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"word": {"$ref": "http://127.0.0.1:9/schema"}}},
+        {"type": "object", "properties": {"word": {"$ref": "#/$defs/none"}}},
+        {"type": "object", "properties": {"word": {"pattern": "("}}},
+        {"type": "object", "properties": {"word": {"type": "no such type"}}},
+        {"$ref": "#"},
+    ],
+)
+async def test_a_schema_that_is_none_is_an_error_of_the_tool_and_nothing_is_fetched(
+    schema: dict[str, Any],
+) -> None:
+    tool = Echo(say)
+    tool.spec = ToolSpec("echo", "Says a word.", schema)
+    result = await called(tool, word="a")
+    assert result.is_error
+    assert result.text.startswith("echo failed: ")
 
 
 async def test_arguments_above_their_bound_never_reach_the_tool() -> None:
@@ -119,6 +149,8 @@ async def test_long_text_is_cut_and_a_structured_result_above_its_bound_is_an_er
 
 class Source:
     """Implements OwnTools; notes what happens to it."""
+
+    place = "a test"
 
     def __init__(self, tool: ServedTool, log: list[str], fails: str = "") -> None:
         self._tool = tool
@@ -175,7 +207,7 @@ async def test_the_end_of_the_episode_stops_running_calls_and_then_releases_what
 
 async def test_a_source_that_cannot_be_opened_releases_those_before_it() -> None:
     log: list[str] = []
-    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say), log, fails="open")])
+    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say, name="second"), log, fails="open")])
     async with anyio.create_task_group() as tasks:
         with pytest.raises(TaskFailed):
             await own.open(PlayedEpisode("e1", None), tasks)
@@ -185,7 +217,7 @@ async def test_a_source_that_cannot_be_opened_releases_those_before_it() -> None
 
 async def test_a_preparation_that_is_cancelled_releases_what_was_opened() -> None:
     log: list[str] = []
-    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say), log, fails="hang")])
+    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say, name="second"), log, fails="hang")])
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(0.05):
             await own.open(PlayedEpisode("e1", None), tasks)
@@ -195,9 +227,19 @@ async def test_a_preparation_that_is_cancelled_releases_what_was_opened() -> Non
 
 async def test_a_source_that_cannot_be_released_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
-    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say), log, fails="close")])
+    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say, name="second"), log, fails="close")])
     async with anyio.create_task_group() as tasks:
         await own.open(PlayedEpisode("e1", None), tasks)
         await own.close()
     assert log == ["opened", "opened", "released", "released"]
     assert "own tools could not be released" in caplog.text
+
+
+async def test_two_sources_with_tools_of_one_name_fail_and_are_released() -> None:
+    log: list[str] = []
+    own = EpisodeOwnTools([Source(Echo(say), log), Source(Echo(say), log)])
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(TaskFailed, match="two tools are named 'echo': one of a test, one of a test"):
+            await own.open(PlayedEpisode("e1", None), tasks)
+        await own.close()
+    assert log == ["opened", "opened", "released", "released"]

@@ -10,13 +10,12 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import json
 import symtable
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-
-import orjson
 
 from turnstile_server.own_tools.signature import FunctionSignature, UnusableFunction
 from turnstile_server.sandboxes.protocol import Command
@@ -96,7 +95,7 @@ class SandboxFunction:
             Command(
                 ("python3", "-I", "-c", _RUNNER),
                 max_output_bytes=settings.own_max_result_bytes,
-                stdin=orjson.dumps(job),
+                stdin=json.dumps(job).encode(),
             )
         )
         printed = cut_middle(decoded(done.stderr).strip(), settings.own_max_text_chars)
@@ -105,8 +104,8 @@ class SandboxFunction:
         if done.dropped_bytes:
             return _failed(name, f"returned more than {settings.own_max_result_bytes} bytes", printed)
         try:
-            answer = orjson.loads(done.stdout)
-        except orjson.JSONDecodeError:
+            answer = json.loads(done.stdout)
+        except (ValueError, RecursionError):
             return _failed(name, f"ended without a result (exit code {done.exit_code})", printed)
         if not isinstance(answer, dict) or answer.keys() not in ({"result"}, {"error"}):
             return _failed(name, "gave an answer that cannot be read", printed)

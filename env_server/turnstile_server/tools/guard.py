@@ -6,12 +6,12 @@ are results that say what was raised; its result is bounded.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import anyio
-import orjson
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.settings import ToolSettings
@@ -40,10 +40,10 @@ async def guarded_call(
 ) -> ToolResult:
     """Calls an own tool. Raises WrongArguments and TurnstileErrors, as ``ServedTool.call``."""
     spec = tool.spec
-    _check_arguments(spec, arguments, settings)
     timeout_s = settings.own_timeout_s if spec.timeout_s is None else spec.timeout_s
     result = ToolResult(f"{spec.name} took longer than its {timeout_s:g} s and was stopped", is_error=True)
     try:
+        _check_arguments(spec, arguments, settings)  # inside: a mounted server's schema may be no schema at all
         with anyio.move_on_after(timeout_s):
             result = await tool.call(episode, arguments, progress)
     except (WrongArguments, TurnstileError):
@@ -61,7 +61,7 @@ def described(error: BaseException) -> str:
 
 
 def _check_arguments(spec: ToolSpec, arguments: Mapping[str, Any], settings: ToolSettings) -> None:
-    size = len(orjson.dumps(arguments))
+    size = _json_size(arguments)
     if size > settings.own_max_arguments_bytes:
         raise WrongArguments(
             f"the arguments for {spec.name} have {size} bytes; the most is {settings.own_max_arguments_bytes}"
@@ -70,6 +70,11 @@ def _check_arguments(spec: ToolSpec, arguments: Mapping[str, Any], settings: Too
     if problem is not None:
         takes = ", ".join(spec.input_schema.get("properties", {})) or "no arguments"
         raise WrongArguments(f"wrong arguments for {spec.name}: {problem}. It takes {takes}.")
+
+
+def _json_size(value: Any) -> int:
+    """Bytes of a value as JSON. Not by orjson, which refuses integers above 64 bits."""
+    return len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace"))
 
 
 def schema_problem(schema: Mapping[str, Any], value: Any) -> str | None:
@@ -91,7 +96,7 @@ def schema_problem(schema: Mapping[str, Any], value: Any) -> str | None:
 def _bounded(spec: ToolSpec, result: ToolResult, settings: ToolSettings) -> ToolResult:
     """``result`` within its bounds: long text is cut in the middle; what cannot be cut is an error."""
     most = settings.own_max_result_bytes
-    size = 0 if result.structured is None else len(orjson.dumps(result.structured))
+    size = 0 if result.structured is None else _json_size(result.structured)
     size += sum(len(block.model_dump_json()) for block in result.content)
     if size > most:
         return ToolResult(f"the result of {spec.name} has {size} bytes; the most is {most}", is_error=True)
