@@ -221,6 +221,22 @@ class BadTools(World):
         return 0.75
 
 
+class Shared(World):
+    """Its task's parameters hold a list, which the world changes."""
+
+    @classmethod
+    def tasks(cls) -> list[WorldTask]:
+        return [WorldTask("shared", {"items": []})]
+
+    def reset(self, seed: int, items: list[int]) -> str:
+        self.items = items
+        items.append(seed)
+        return "x"
+
+    def grade(self) -> float:
+        return float(self.items == [0])
+
+
 class Talker(World):
     """A user who goes on for ever."""
 

@@ -72,7 +72,7 @@ def test_the_first_commands_of_its_readme_are_those_that_work(tmp_path: Path) ->
     ]
     ran = turnstile(
         tmp_path / "lamps",
-        *("run", "--tasks", "world.py", "--model", "tiny"),
+        *("run", "--tasks", "world.py:Lamps", "--model", "tiny"),
         *("--agent", "plain-loop", "--sandbox", "local", "--max-turns", "2"),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from turnstile_server.errors import StartupError
-from turnstile_server.settings import TaskSettings
+from turnstile.models import TaskRef
+from turnstile_server.backends import build_backends
+from turnstile_server.errors import StartupError, TaskFailed
+from turnstile_server.settings import Settings, TaskSettings
 from turnstile_server.tasks.inline import task_from_ref
+from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import host_paths, load_tasks
-
-from turnstile.models import TaskRef  # isort: skip
+from turnstile_server.tasks.world_source import task_of_episode
+from turnstile_server.worlds import Start
 
 HEAD = "from turnstile_server.worlds import Start, ToolError, World, WorldTask, tool\n"
 GAME = (
@@ -195,12 +199,16 @@ def test_two_tools_of_one_name_are_refused_and_both_are_named(tmp_path: Path) ->
     [
         ("def act(self, x) -> str:\n        '''Acts.'''", "'x' has no type annotation"),
         ("def act(self, x: int) -> str: return ''", "it has no docstring"),
+        (
+            "def act(self, context: ToolContext) -> str:\n        '''Acts.'''",
+            "a world's tool has no ToolContext",
+        ),
         ("def act(self, *x: int) -> str:\n        '''Acts.'''", "cannot be given by name"),
     ],
 )
 def test_a_tool_that_a_model_could_not_call_is_refused(tmp_path: Path, tool: str, said: str) -> None:
-    body = f"class A(World):\n    '''x'''\n    def reset(self, seed): pass\n    @tool\n    {tool}\n"
-    assert said in refused(tmp_path, body)
+    head = "from turnstile_server.own_tools import ToolContext\nclass A(World):\n    '''x'''\n"
+    assert said in refused(tmp_path, f"{head}    def reset(self, seed): pass\n    @tool\n    {tool}\n")
 
 
 def test_a_world_that_gives_tasks_without_end_is_stopped(tmp_path: Path) -> None:
@@ -244,3 +252,39 @@ def test_neither_a_task_file_nor_a_request_names_a_class(tmp_path: Path) -> None
     ref = TaskRef.model_validate({"instruction": "x", "world": {"class": "os:system"}})
     with pytest.raises(Exception, match=r"task\.world: a class is a task source of its own"):
         task_from_ref(ref, allow_inline=True)
+
+
+def test_a_tool_of_a_world_and_one_of_the_servers_settings_cannot_have_one_name(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def act() -> str:\n    '''Acts.'''\n    return ''\n")
+    body = (
+        "class A(World):\n    '''x'''\n    def reset(self, seed): pass\n"
+        "    @tool\n    def act(self) -> str:\n        '''Acts.'''\n"
+    )
+    settings = Settings.model_validate(
+        {
+            "data_dir": tmp_path / "data",
+            "tasks": {"sources": (written(tmp_path, HEAD + body),)},
+            "tools": {"functions": ({"function": f"{tmp_path}/tools.py:act", "where": "host"},)},
+        }
+    )
+    with pytest.raises(StartupError, match=r"two tools are named 'act'.*world game\.py:A"):
+        build_backends(settings)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"../x": ""}, "not a plain relative path"),
+        ({"a": "", "a/b": ""}, "'a' is a file and"),
+        ({"a": b"\xff"}, "valid string"),
+        ({"a": "x" * 3000}, "1 files of 3000 bytes; the most is"),
+    ],
+)
+def test_files_that_reset_gives_must_be_files_of_a_task(files: dict[str, str], said: str) -> None:
+    task, settings = Task(id="a", instruction="x", base=Files()), TaskSettings(max_folder_bytes=2048)
+    with pytest.raises(TaskFailed, match=re.escape(said)):
+        task_of_episode(task, Start("x", files), settings)
+    made = task_of_episode(task, Start("Do it.", {"b": "new"}), settings)
+    assert made.instruction == "Do it."
+    assert made.base is not None
+    assert made.base.inline["b"] == "new"

@@ -89,6 +89,10 @@ async def test_episodes_at_the_same_time_do_not_see_each_other(server: WorldServ
     assert rewards == {number: number / 10 for number in range(5)}
 
 
+async def test_what_one_episode_does_to_its_parameters_no_other_sees(server: WorldServer) -> None:
+    assert [(await server.play(nothing, task="shared")).reward for _ in range(2)] == [1.0, 1.0]
+
+
 async def test_every_method_may_be_a_coroutine(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
         assert (await agent.call("act")).text == "acted"

@@ -7,6 +7,8 @@ In reading order:
 - ``run``: ``EpisodeRun``, the owner task of an episode: prepare → run → drain → grade → store.
 - ``lifecycle``: the decisions of that task as a pure state machine: transitions, stop requests, limits of time.
 - ``sandbox``: the episode's sandbox, and the agent's process in it.
+- ``own_tools``: the tools of its own that an episode has, opened and released.
+- ``world``: the world of an episode whose task is a Python class.
 - ``outcome``: how an episode ended, and what an agent's exit means.
 - ``keys``: the key with which an agent opens its episode.
 - ``store``: the journal records of an episode, and its token forest rebuilt from them.

@@ -7,6 +7,7 @@ whether or not the code returns; a grade is a checked number or there is none.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
@@ -86,7 +87,8 @@ class EpisodeWorld:
         def make_and_reset() -> object:
             self._made = world = definition.world_class()
             world.episode_id = self._episode_id
-            return world.reset(chosen, **definition.parameters)
+            # A copy, because the same task has other episodes, which must not see what this one changes.
+            return world.reset(chosen, **copy.deepcopy(dict(definition.parameters)))
 
         begun = await self._call("reset", make_and_reset, timeout_s, "worlds.reset_timeout_s")
         return self._checked_start(begun, instruction)

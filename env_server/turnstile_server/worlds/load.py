@@ -136,9 +136,14 @@ def _tools_of(world_class: type[World]) -> tuple[WorldToolMethod, ...]:
             raise _problem(world_class, f"tool {name}: the tools of a world run on the host, with its state")
         try:
             # What callers see: bound to anything at all, because only the parameters after `self` are read.
-            found[name] = WorldToolMethod(name, FunctionSignature(MethodType(method, world_class)))
+            signature = FunctionSignature(MethodType(method, world_class))
         except UnusableFunction as error:
             raise _problem(world_class, f"tool {name}: {error}") from error
+        if signature.context_parameter is not None:
+            raise _problem(
+                world_class, f"tool {name}: a world's tool has no ToolContext; what it needs is in self"
+            )
+        found[name] = WorldToolMethod(name, signature)
     tools = tuple(found.values())
     problem = name_problem([NamedTool(tool.signature.spec.name, f"method {tool.method}") for tool in tools])
     if problem is not None:
