@@ -144,6 +144,28 @@ async def test_nothing_passes_without_the_key(door: Door) -> None:
             assert (await stranger.request(method, path, json={})).status_code == 401
 
 
+async def test_a_page_of_a_stranger_reaches_neither_mcp_nor_a_socket(door: Door) -> None:
+    evil, key = "http://evil.example.com", {"authorization": f"Bearer {door.key}"}
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    async with httpx.AsyncClient(base_url=door.url, headers=key) as http:
+        for header, status, kind in (
+            ({"origin": evil}, 403, "origin_not_allowed"),
+            ({"origin": "null"}, 403, "origin_not_allowed"),
+            ({"host": "evil.example.com"}, 421, "host_not_allowed"),
+        ):
+            refused = await http.post("/mcp", json=ping, headers=header)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (status, kind)
+        assert (await http.post("/mcp", json=ping, headers={"origin": "http://localhost:6274"})).status_code == 200
+    for path in ("/ws", "/mcp"):
+        url = f"{door.url.replace('http://', 'ws://')}/k/{door.key}{path}"
+        with pytest.raises(InvalidStatus) as closed:
+            async with connect(url, proxy=None, additional_headers={"origin": evil}):
+                pass
+        assert closed.value.response.status_code == 403
+        async with connect(url, proxy=None, additional_headers={"origin": door.url}):
+            pass
+
+
 async def test_the_key_of_a_socket_is_in_no_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     async with wired(door) as wire:

@@ -190,6 +190,7 @@ async def test_a_resumed_stream_ends_with_its_session_and_its_episode(
     async with calling(stage, episode, sandbox) as caller:
         event_id = await caller.begin()
         await caller.pid()
+        await wait_until(lambda: stage.endpoint.requests_in_flight == 0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(caller.resume, event_id)
             await wait_until(lambda: stage.endpoint.requests_in_flight == 1)

@@ -202,7 +202,7 @@ class ToolSettings(Section):
     max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
     session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
     resume_s: float = Field(
-        30.0,
+        10.0,
         ge=0,
         description="A call whose client lost its connection goes on for this long, so that the client may come "
         "back for the result; then it is stopped. 0: it is stopped at once.",
