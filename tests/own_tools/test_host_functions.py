@@ -72,8 +72,8 @@ async def test_episodes_have_states_of_their_own_and_each_is_closed_at_its_end(t
                 context.state.count = 0
                 name = context.episode_id
                 context.state.at_end(lambda: note(f"{{name}} first {{context.state.count}}"))
-                async def second(): note(f"{{name}} second")
-                context.state.at_end(second)
+                async def second(text): note(f"{{name}} {{text}}")
+                context.state.at_end(lambda: second("second"))
                 def third(): raise OSError("cannot be closed")
                 context.state.at_end(third)
             context.state.count += 1
@@ -276,6 +276,28 @@ async def test_a_tool_that_never_returns_is_given_up_and_takes_no_place_from_oth
     with anyio.fail_after(5):
         while server.catalog.stuck_threads:  # noqa: ASYNC110 - threads that no one waits for
             await anyio.sleep(0.01)
+
+
+async def test_the_state_is_closed_although_too_many_threads_are_stuck(tmp_path: Path) -> None:
+    path = tool_file(
+        tmp_path,
+        HANG
+        + f"""
+@tool(where="host")
+async def begin(context: ToolContext) -> str:
+    "Begins."
+    context.state.at_end(lambda: open({str(tmp_path / "closed")!r}, "w").close())
+    return "begun"
+""",
+    )
+    server = OwnServer(functions=functions(path, "begin", "hang_briefly"), own_stuck_per_episode=1)
+    try:
+        async with server.episode() as episode:
+            await episode("begin")
+            await episode.error("hang_briefly")
+        assert (tmp_path / "closed").exists()
+    finally:
+        released(path)
 
 
 async def test_stuck_calls_of_all_episodes_together_are_bounded(tmp_path: Path) -> None:

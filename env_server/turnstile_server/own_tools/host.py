@@ -16,8 +16,6 @@ from functools import partial
 from typing import TypeVar, get_args
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 
 from turnstile_server.errors import Gone
 from turnstile_server.own_tools.declare import CommandOutput, EpisodeState, LogLevel, ToolSandbox
@@ -30,6 +28,9 @@ from turnstile_server.tools.functions import cut_middle, decoded
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
 
 T = TypeVar("T")
+
+_NEWS_S = 1.0
+"""Time for a client to take news of progress; then the call goes on without."""
 
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 64
@@ -64,8 +65,10 @@ class HostFunctions:
             with anyio.fail_after(self._settings.own_close_timeout_s):
                 if inspect.iscoroutinefunction(close):
                     await close()
-                else:
-                    await self._threads.run(episode_id, close)
+                    return
+                returned = await self._threads.run(episode_id, close, closing=True)
+                if inspect.isawaitable(returned):  # such as of `lambda: connection.aclose()`
+                    await returned
         except Exception:  # noqa: BLE001 - the boundary to a user's code: logged, and the others are still closed
             _LOG.exception("the state of own tools could not be closed", extra={"episode_id": episode_id})
 
@@ -96,6 +99,8 @@ class HostFunction:
                 returned = await function()
             else:
                 returned = await self._threads.run(episode.episode_id, function)
+                if inspect.isawaitable(returned):
+                    returned = await returned
         return signature.result(returned)
 
 
@@ -109,7 +114,6 @@ class HostCall:
         self._sandbox = None if sandbox is None else _CallSandbox(sandbox, settings, self._check)
         self._open = True
         self._loop = LoopCaller()
-        self._token = anyio.lowlevel.current_token()
         self._news: tuple[float, float | None, str | None] | None = None
         self._logs: deque[tuple[LogLevel, object, str | None]] = deque(maxlen=_LOGS_KEPT)
         self._has_news = anyio.Event()
@@ -160,7 +164,7 @@ class HostCall:
         async def done() -> T:
             return await work()
 
-        return anyio.from_thread.run(done, token=self._token)
+        return self._loop.wait_for(done())
 
     def _check(self) -> None:
         if not self._open:
@@ -187,7 +191,8 @@ class HostCall:
             await progress.log(*self._logs.popleft())
         news, self._news = self._news, None
         if news is not None:
-            await progress.report(*news)
+            with anyio.move_on_after(_NEWS_S, shield=True):  # the end of the call does not take it back
+                await progress.report(*news)
 
 
 class _CallSandbox:

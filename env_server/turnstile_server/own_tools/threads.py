@@ -21,7 +21,7 @@ import anyio
 
 from turnstile_server.errors import ToolsUnavailable
 from turnstile_server.settings import ToolSettings
-from turnstile_server.threads import LoopCaller, result_of
+from turnstile_server.threads import result_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ class ToolThreads:
         """Threads that were given up and still run."""
         return self._stuck.total()
 
-    async def run(self, owner: str, function: Callable[[], T]) -> T:
+    async def run(self, owner: str, function: Callable[[], T], *, closing: bool = False) -> T:
         """Calls ``function`` in a thread, for the episode ``owner``. Cancelling gives the thread up. Raises what
-        it raises, and ToolsUnavailable where too many threads are stuck."""
-        self._check(owner)
+        it raises, and ToolsUnavailable where too many threads are stuck; but what closes is always called."""
+        if not closing:
+            self._check(owner)
         async with self._places:
             future: Future[T] = Future()
-            loop = LoopCaller()
             given_up = threading.Event()
-            work = partial(self._work, owner, function, future, given_up, loop, contextvars.copy_context())
+            work = partial(self._work, owner, function, future, given_up, contextvars.copy_context())
             threading.Thread(target=work, name=f"own tool of {owner}", daemon=True).start()
             try:
                 return await result_of(future)
@@ -67,24 +67,24 @@ class ToolThreads:
         function: Callable[[], Any],
         future: Future[Any],
         given_up: threading.Event,
-        loop: LoopCaller,
         context: contextvars.Context,
     ) -> None:
+        result: Any = None
+        error: Exception | None = None
         try:
-            result, error = context.run(function), None
-        except BaseException as raised:  # noqa: BLE001 - the caller gets it, whatever it is
-            result, error = None, raised
-        with self._lock:
+            result = context.run(function)
+        except Exception as raised:  # noqa: BLE001 - the caller gets it, whatever it is
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - SystemExit and the like must not end the task that waits
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        with self._lock:  # a call is either answered or given up
             if given_up.is_set():
                 self._stuck -= Counter({owner: 1})
                 _LOG.warning("a call of an own tool that had been given up returned after all (%s)", owner)
-                return
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, Exception):
-            future.set_exception(error)
-        else:  # SystemExit and the like must not end the task that waits
-            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            elif error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
     def _check(self, owner: str) -> None:
         limits = self._settings
