@@ -10,17 +10,19 @@ import selectors
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 
 class EngineForwarder:
     """``engine``: path of the engine's socket. ``port`` 0: a free one. ``tls``: of a server. Listens; serves after
-    ``open``."""
+    ``open``. ``delay_s``: what the engine says waits so long, and comes in one piece."""
 
     def __init__(
         self, engine: str, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
     ) -> None:
+        self.delay_s = 0.0
         self._engine = engine
         self._tls = tls
         self._listener = socket.create_server((host, port))
@@ -65,10 +67,10 @@ class EngineForwarder:
             try:
                 engine.connect(self._engine)
                 if self._tls is None:
-                    _pump(client, engine)
+                    _pump(client, engine, self.delay_s)
                 else:
                     with self._tls.wrap_socket(client, server_side=True) as secured:
-                        _pump(secured, engine)
+                        _pump(secured, engine, self.delay_s)
             except OSError:
                 return  # one of them is gone, and with it the other
             finally:
@@ -76,7 +78,7 @@ class EngineForwarder:
                     self._open -= {client, engine}
 
 
-def _pump(client: socket.socket, engine: socket.socket) -> None:
+def _pump(client: socket.socket, engine: socket.socket, delay_s: float) -> None:
     other = {client: engine, engine: client}
     with selectors.DefaultSelector() as both:
         for each in other:
@@ -85,6 +87,8 @@ def _pump(client: socket.socket, engine: socket.socket) -> None:
             for key, _ in both.select():
                 source = key.fileobj
                 assert isinstance(source, socket.socket)
+                if source is engine:
+                    time.sleep(delay_s)
                 data = source.recv(1 << 16)
                 while isinstance(source, ssl.SSLSocket) and source.pending():
                     data += source.recv(source.pending())

@@ -296,6 +296,17 @@ async def test_an_engine_over_tcp_serves_commands_files_and_the_agents_connectio
             assert await sh(bare, "echo well") == "well\n"
 
 
+async def test_nothing_is_lost_where_a_reply_and_what_follows_come_in_one_piece(run_dir: Path) -> None:
+    with engine_over_tcp(os.environ["DOCKER_HOST"]) as forwarder:
+        async with started(run_dir, docker_host=forwarder.url, **STREAM) as provider:
+            bare = await provider.create(replace(SPEC, image=bare_image()))
+            forwarder.delay_s = 0.2
+            for _ in range(4):
+                assert await sh(bare, "echo well") == "well\n"
+            forwarder.delay_s = 0.05
+            assert await sh(await provider.create(SPEC), "echo well") == "well\n"
+
+
 async def test_an_engine_over_tls_does_the_same(
     run_dir: Path, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +322,14 @@ async def test_an_engine_over_tls_does_the_same(
             await _works(await provider.create(replace(SPEC, mounts=(Mount(agent, "/opt/agent"),))))
             bare = await provider.create(replace(SPEC, image=bare_image()))
             assert await sh(bare, "echo well") == "well\n"
+            # TLS closes no half of a connection: the end of the input is told otherwise.
+            data = os.urandom(1 << 20)
+            piped = await bare.exec(Command(("cat",), stdin=data, max_output_bytes=2 << 20, timeout_s=60))
+            assert (piped.exit_code, piped.stdout) == (0, data)
+            unread = await bare.exec(Command(("sh", "-c", "exit 7"), stdin=data, timeout_s=60))
+            assert (unread.exit_code, unread.timed_out) == (7, False)
+            await bare.write("/workspace/x", data)
+            assert await bare.read("/workspace/x", 2 << 20) == data
 
 
 async def _works(sandbox: Sandbox) -> None:

@@ -80,6 +80,29 @@ class EngineAddress:
         _keep_alive(connection.extra(SocketAttribute.raw_socket))
         return connection
 
+    def connect_blocking(self, timeout_s: float) -> socket.socket:
+        """The same, for threads. Raises OSError, ssl.SSLError."""
+        if self.path is not None:
+            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                local.settimeout(timeout_s)
+                local.connect(str(self.path))
+            except BaseException:
+                local.close()
+                raise
+            return local
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        connection = socket.create_connection((parts.hostname, parts.port or 0), timeout_s)
+        _keep_alive(connection)
+        if parts.scheme == "http":
+            return connection
+        try:
+            return _ssl_context(self.tls).wrap_socket(connection, server_hostname=parts.hostname)
+        except BaseException:
+            connection.close()
+            raise
+
     def fault(self, error: BaseException) -> str:
         """What is wrong with the set-up where the engine cannot be reached, and what to do."""
         said = _innermost(error)

@@ -13,12 +13,12 @@ import struct
 from urllib.parse import quote
 
 import anyio
-import h11
 from anyio.abc import ByteStream
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.docker.address import EngineAddress
 from turnstile_server.sandboxes.docker.exec_stream import STDERR, STDOUT
+from turnstile_server.sandboxes.docker.upgrade import UpgradeRequest
 
 _HEADER = struct.Struct(">BxxxL")
 _READ_BYTES = 256 << 10
@@ -87,37 +87,14 @@ async def attach(address: EngineAddress, container: str, timeout_s: float) -> At
             f"the Docker engine took more than {timeout_s:g} s to attach to a container "
             "(sandboxes.docker_timeout_s)"
         ) from error
-    except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, h11.ProtocolError) as error:
+    except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
         raise SandboxUnavailable(f"the Docker engine does not answer (attach): {error or type(error)}") from error
 
 
 async def _upgraded(connection: ByteStream, container: str) -> AttachedStream:
-    http = h11.Connection(h11.CLIENT)
-    request = h11.Request(
-        method="POST",
-        target=f"/containers/{quote(container)}/attach?stream=1&stdin=1&stdout=1&stderr=1",
-        headers=[
-            ("Host", "docker"),
-            ("Connection", "Upgrade"),
-            ("Upgrade", "tcp"),
-            ("Content-Length", "0"),
-        ],
-    )
-    await connection.send((http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b""))
-    refused: h11.Response | None = None
-    said = b""
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await connection.receive(_READ_BYTES))
-        elif isinstance(event, h11.InformationalResponse) and event.status_code == 101:
-            return AttachedStream(connection, http.trailing_data[0])
-        elif isinstance(event, h11.Response):
-            refused = event
-        elif isinstance(event, h11.Data):
-            said = (said + bytes(event.data))[:_KEPT_ERROR]
-        elif isinstance(event, h11.EndOfMessage) and refused is not None:
-            raise SandboxUnavailable(
-                f"the Docker engine cannot attach to a container ({refused.status_code}): "
-                f"{said.decode(errors='replace').strip()}"
-            )
+    request = UpgradeRequest(f"/containers/{quote(container)}/attach?stream=1&stdin=1&stdout=1&stderr=1")
+    await connection.send(request.to_send)
+    first: bytes | None = None
+    while first is None:
+        first = request.feed(await connection.receive(_READ_BYTES))
+    return AttachedStream(connection, first)

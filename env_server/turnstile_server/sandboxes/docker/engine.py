@@ -189,9 +189,12 @@ class DockerEngine:
 
     async def attach(self, container: str) -> AttachedStream:
         """Standard input and output of a container that is not started yet. Raises SandboxUnavailable."""
-        if self._address is None:
-            raise SandboxUnavailable("the Docker engine is not connected")
-        return await attach(self._address, container, self._settings.docker_timeout_s)
+        return await attach(self._found_address(), container, self._settings.docker_timeout_s)
+
+    @property
+    def closes_input(self) -> bool:
+        """Whether the end of a command's standard input can be told by closing half of its connection."""
+        return not self._found_address().url.startswith("https://")
 
     async def wait(self, container: str) -> int:
         """The exit code of a container that ends by itself soon."""
@@ -239,7 +242,7 @@ class DockerEngine:
 
         def start(api: docker.APIClient) -> ExecStream:
             made = api.exec_create(container, argv, stdin=stdin, user=user, workdir=cwd)["Id"]
-            return ExecStream(made, api.exec_start(made, socket=True))
+            return ExecStream.open(self._found_address(), made, self._settings.docker_timeout_s)
 
         return await self.call(start, "start a command", undo=lambda stream: stream.cut())
 
@@ -248,7 +251,8 @@ class DockerEngine:
 
         def run(api: docker.APIClient) -> tuple[int, str]:
             made = api.exec_create(container, argv, user="0:0", workdir="/")["Id"]
-            stream = ExecStream(made, api.exec_start(made, socket=True), self._settings.docker_timeout_s)
+            wait_s = self._settings.docker_timeout_s
+            stream = ExecStream.open(self._found_address(), made, wait_s, wait_s)
             said = bytearray()
             stream.pump(lambda _, data: said.extend(data))
             return int(api.exec_inspect(made)["ExitCode"] or 0), said.decode(errors="replace").strip()
@@ -274,6 +278,11 @@ class DockerEngine:
             # 409: another call is already removing it.
             if error.status_code != 409:
                 raise
+
+    def _found_address(self) -> EngineAddress:
+        if self._address is None:
+            raise SandboxUnavailable("the Docker engine is not connected")
+        return self._address
 
     def _connected(self) -> docker.APIClient:
         if self._api is None:

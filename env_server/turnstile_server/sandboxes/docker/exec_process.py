@@ -23,15 +23,19 @@ from turnstile_server.sandboxes.docker.exec_stream import STDOUT, ExecStream
 from turnstile_server.sandboxes.protocol import ExecResult
 
 _WRAPPED = 'echo "$$"; cd -- "$1" || exit 126; shift; exec env -i "$@"'
+_WRAPPED_SIZED = 'echo "$$"; cd -- "$2" || exit 126; size=$1; shift 2; head -c "$size" | env -i "$@"'
 _MAX_PID_LINE = 32
 KILLED = 137
 _SETTLE_S = 0.3
 
 
-def wrapped(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> list[str]:
+def wrapped(argv: tuple[str, ...], cwd: str, env: dict[str, str], stdin_size: int | None = None) -> list[str]:
     """``argv`` in the folder ``cwd`` with no other environment than ``env``; its first output is its process
-    id."""
-    return ["/bin/sh", "-c", _WRAPPED, "sh", cwd, *(f"{name}={value}" for name, value in env.items()), *argv]
+    id. ``stdin_size``: its input ends after so many bytes; None: with the connection's."""
+    words = [*(f"{name}={value}" for name, value in env.items()), *argv]
+    if stdin_size is None:
+        return ["/bin/sh", "-c", _WRAPPED, "sh", cwd, *words]
+    return ["/bin/sh", "-c", _WRAPPED_SIZED, "sh", str(stdin_size), cwd, *words]
 
 
 class KeptOutput:

@@ -134,7 +134,8 @@ class ExecSandbox:
             **command.env,
         }
         uid = self._settings.agent_uid if command.user is User.AGENT else self._settings.tests_uid
-        argv = wrapped(command.argv, command.cwd or self.workdir, env)
+        size = len(command.stdin) if command.stdin and not self._engine.closes_input else None
+        argv = wrapped(command.argv, command.cwd or self.workdir, env, size)
         try:
             stream = await self._engine.exec_start(
                 self._container, argv, user=f"{uid}:{uid}", cwd="/", stdin=bool(command.stdin)
