@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -24,8 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPENENV = Path(sys.executable).parent / "openenv"
 PYTHON_IMAGE = "python:3.11-slim"
-OWN_BASE = "turnstile-test:server-base"
 OWN_BASE_PACKAGES = ("python3-venv", "libstdc++6", "bubblewrap")
+OWN_BASE = f"turnstile-test:server-base-{hashlib.sha256(' '.join(OWN_BASE_PACKAGES).encode()).hexdigest()[:8]}"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD_S = 900
 
