@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openenv.core import GenericEnvClient
 from openenv.core.containers.runtime.providers import LocalDockerProvider
 
@@ -53,24 +54,28 @@ class TurnstileProvider(LocalDockerProvider):
         return f"http://{address}/k/{env['TURNSTILE_CONTROL_KEY']}"
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 60.0) -> None:
-        """Raises RuntimeError with the log of a container that ended or never served."""
+        """Wait until it can play: ``/health`` answers while it still loads. Raises RuntimeError with its log."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return super().wait_for_ready(base_url, 1.0)
-            except TimeoutError:
-                assert self._container_id is not None
-                state = ["docker", "inspect", "--format={{.State.Status}}", self._container_id]
-                if _output(state) != "running" or time.monotonic() > deadline:
-                    log = _output(["docker", "logs", self._container_id])
-                    self.stop_container()
-                    raise RuntimeError(f"the container does not serve:\n{log}") from None
+        while not _is_ready(base_url):
+            time.sleep(0.2)
+            state = ["docker", "inspect", "--format={{.State.Status}}", str(self._container_id)]
+            if time.monotonic() > deadline or _output(state) != "running":
+                log = _output(["docker", "logs", str(self._container_id)])
+                self.stop_container()
+                raise RuntimeError(f"the container cannot play:\n{log}")
 
     def stop_container(self) -> None:
         """Remove the container and its volumes."""
         if self._container_id is not None:
             _output(["docker", "rm", "--force", "--volumes", self._container_id])
             self._container_id = None
+
+
+def _is_ready(base_url: str) -> bool:
+    try:
+        return httpx.get(f"{base_url}/ready", timeout=2.0, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _output(command: list[str], env: Mapping[str, str] | None = None) -> str:

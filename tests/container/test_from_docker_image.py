@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 
+import anyio
 import httpx
 import pytest
-from container_support import started
+from container_support import READY_S, started
 from image_builds import ROOT, run
 from openenv.core import GenericEnvClient, MCPToolClient
 
@@ -58,6 +59,9 @@ async def test_without_a_public_url_addresses_are_in_the_caller_s_terms(server_i
     with started(server_image, **settings) as container:
         await container.ready()
         async with httpx.AsyncClient(base_url=f"{container.control_url}/k/{container.key}", timeout=60) as http:
+            with anyio.fail_after(READY_S):
+                while (await http.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                    await anyio.sleep(0.2)
             for route in ("/episodes", "/reset"):
                 body = {"task": {"instruction": "x"}}
                 answer = (await http.post(route, json=body, headers={"host": "trainer.example:9000"})).json()

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -46,18 +47,26 @@ class OpenEnvLoader:
         return self._server
 
     def _load(self) -> OpenEnvServer:
-        try:
-            with _not_imported("gradio"):
-                module = importlib.import_module(self._module)
-        except ImportError as error:
-            raise NotInstalled(
-                f"this server cannot speak OpenEnv: {error}. Install openenv-core==0.3.0 beside it, or the extra "
-                "'server' of turnstile-rl; the REST routes (/episodes) work without it"
-            ) from error
+        module = import_openenv(self._module)
         # The package stays for the life of the process: later garbage collections need not visit its objects.
         gc.freeze()
         server: OpenEnvServer = module.OpenEnvServer(self._parts)
         return server
+
+
+def import_openenv(module: str) -> ModuleType:
+    """Import a module of ours that needs ``openenv-core``. Takes a second or more: call it in a worker thread.
+
+    Raises NotInstalled if ``openenv-core`` is missing or cannot be imported.
+    """
+    try:
+        with _not_imported("gradio"):
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise NotInstalled(
+            f"this server cannot speak OpenEnv: {error}. Install openenv-core==0.3.0 beside it, or the extra "
+            "'server' of turnstile-rl; the REST routes (/episodes) work without it"
+        ) from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ JSON-RPC. What needs a model is refused with the reason, in the form of its prot
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnstile_server.control.body import json_bytes, json_response, parse_json
+from turnstile_server.control.openenv.loader import import_openenv
 from turnstile_server.control.openenv.parts import metadata
 from turnstile_server.control.openenv.routes import (
     INVALID_REQUEST,
@@ -24,7 +24,7 @@ from turnstile_server.control.openenv.routes import (
     rpc_error,
     ws_refusal,
 )
-from turnstile_server.errors import EngineUnavailable, NotInstalled
+from turnstile_server.errors import EngineUnavailable
 
 WIRE = "turnstile_server.control.openenv.wire"
 """The module that needs ``openenv-core``."""
@@ -89,9 +89,5 @@ async def _answer_all(websocket: WebSocket, answer: Callable[[str], str]) -> Non
 
 
 def _schemas() -> dict[str, Any]:
-    try:
-        module = importlib.import_module(WIRE)
-    except ImportError as error:
-        raise NotInstalled(f"this server cannot describe its OpenEnv types: {error}") from error
-    found: dict[str, Any] = module.schemas()
+    found: dict[str, Any] = import_openenv(WIRE).schemas()
     return found
