@@ -4,7 +4,8 @@ A sandbox without a mounted socket reaches the agent endpoint like this: the hel
 and carries it as a stream of frames (``helper/turnstile_helper/frames.py``, "conn"); here each stream is joined
 to the sandbox's listener, a Unix socket of the server's. What must hold, whatever the helper sends: at most
 ``max_connections`` streams at once; of each stream, at most a window is held in each direction; a slow stream
-stops no other one and no command; a frame that breaks the format ends the sandbox."""
+stops no other one and no command; a frame that breaks the format ends the sandbox.
+"""
 
 from __future__ import annotations
 

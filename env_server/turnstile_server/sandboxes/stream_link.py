@@ -3,7 +3,8 @@
 The stream is the standard input and output of the sandbox's first program, the helper, so no token is needed:
 nobody else has its other end. ``gate.sock`` is the listener of the agent endpoint, restricted to the one episode
 admitted, in a folder that only the server's user can enter; the connections that the helper carries are joined to
-it. Owns the folder, the listener, the helper's connection and what it carries; ``close`` releases them."""
+it. Owns the folder, the listener, the helper's connection and what it carries; ``close`` releases them.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ shared.
 Owns the connection. Attached before the container is started, so that nothing is missed. Wire format: Docker
 Engine API, "Attach to a container": the HTTP connection is upgraded; what is sent is standard input, what comes
 has a header of 8 bytes (which stream, how many bytes) before each payload. Of standard error the end is kept, for
-the sentence that says why a helper did not start."""
+the sentence that says why a helper did not start.
+"""
 
 from __future__ import annotations
 

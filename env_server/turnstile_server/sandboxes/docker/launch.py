@@ -2,7 +2,8 @@
 
 Two transports, chosen per server (``transport.py``): over Unix sockets in a folder of the server's that the
 container has mounted, or over the container's standard input and output. The caller removes the container and
-closes ``link`` where anything fails."""
+closes ``link`` where anything fails.
+"""
 
 from __future__ import annotations
 

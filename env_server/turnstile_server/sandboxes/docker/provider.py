@@ -3,7 +3,8 @@
 Owns every container and volume with its ``turnstile.owner`` label: those it made, and those that an earlier
 server with the same data directory left. ``start`` removes the containers, and the volumes whose folder is gone.
 What must hold: a call of ``create`` that fails or is cancelled, at any point, leaves no container, no folder and
-no socket; nothing of the agent's runs before the helper has dialed in."""
+no socket; nothing of the agent's runs before the helper has dialed in.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 An engine in whose file system the server lives can mount the server's folders. The engine of a host whose
 container the server is, or one on another machine, sees other files under the same paths, or none: it gets
 copies. Which it is, is tried per folder, once: a container is created with the folder bound, never started, and
-what the engine sees there is compared."""
+what the engine sees there is compared.
+"""
 
 from __future__ import annotations
 

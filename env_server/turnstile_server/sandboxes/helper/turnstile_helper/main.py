@@ -2,7 +2,8 @@
 
 Dials the server's socket and sends the token; where it is given no socket, standard input and output are the
 connection. Holds: the connection is made before any other program runs in the sandbox, and once; a request that
-fails answers with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on."""
+fails answers with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on.
+"""
 
 from __future__ import annotations
 
