@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -291,6 +292,25 @@ async def test_a_server_stops_although_a_world_is_blocked() -> None:
                     status = EpisodeStatus(reply.json()["status"])
             assert status is EpisodeStatus.PREPARING
     _module(server).RELEASE.set()
+
+
+PROGRAM = """
+import sys
+from turnstile_server.testing.world_play import play
+
+async def nothing(agent):
+    pass
+
+print(play(sys.argv[1], nothing, task="grade-blocks", settings={"worlds": {"grade_timeout_s": 0.3}}).error.message)
+"""
+
+
+def test_a_process_ends_although_a_world_never_returned() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, SOURCE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "grade took longer than 0.3 s" in done.stdout
 
 
 def _threads_of(episode: Episode) -> list[str]:

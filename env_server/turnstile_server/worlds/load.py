@@ -84,7 +84,7 @@ def tasks_of(world_class: type[World], at_most: int) -> list[WorldTask]:
     """What ``tasks`` of the class gives. Raises WorldProblem."""
     try:
         found = list(islice(world_class.tasks(), at_most + 1))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _problem(world_class, f"tasks() raised {_shown(error)}") from error
     if len(found) > at_most:
         raise _problem(world_class, f"tasks() gives more than {at_most} tasks (tasks.max_class_tasks)")

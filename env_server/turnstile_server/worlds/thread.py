@@ -120,8 +120,10 @@ class WorldThread:
                 if job.result.set_running_or_notify_cancel():
                     self._do(job)
         finally:
-            self._runner.close()
-            self._on_end()
+            try:
+                self._runner.close()
+            finally:
+                self._on_end()
 
     def _do(self, job: _Job) -> None:
         self._job = job
@@ -142,5 +144,8 @@ class WorldThread:
 
 
 async def _awaited(awaitable: Awaitable[Any], job: _Job) -> Any:
-    job.task = asyncio.current_task()
+    job.task = task = asyncio.current_task()
+    assert task is not None
+    if job.given_up:
+        task.cancel()
     return await awaitable
