@@ -8,10 +8,16 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
+from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.model import Answer, Files, Gold, HiddenTests, SandboxWish, Task
 
 DOC = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
-PARTS: dict[str, type[BaseModel]] = {"tests": HiddenTests, "answer": Answer, "gold": Gold}
+PARTS: dict[str, type[BaseModel]] = {
+    "tests": HiddenTests,
+    "answer": Answer,
+    "gold": Gold,
+    "tools": OwnToolSpecs,
+}
 
 
 def test_every_field_is_in_the_table_and_no_other() -> None:

@@ -305,6 +305,7 @@ print(play(sys.argv[1], nothing, task="grade-blocks", settings={"worlds": {"grad
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_although_a_world_never_returned() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, SOURCE], capture_output=True, text=True, timeout=120, check=False

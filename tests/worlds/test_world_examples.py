@@ -216,6 +216,7 @@ async def test_the_page_about_worlds_is_true(tmp_path: Path) -> None:
     assert set(re.findall(r"`worlds\.(\w+)`", page)) == set(WorldSettings.model_fields)
 
 
+@pytest.mark.slow
 def test_the_loop_of_ten_lines_on_the_page_cancels_the_order(open_door: OpenDoor, tmp_path: Path) -> None:
     """As a program of its own, against a server with both listeners."""
     page = (ROOT / "docs" / "worlds.md").read_text()

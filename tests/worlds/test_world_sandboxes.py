@@ -88,6 +88,7 @@ def validated(*arguments: str) -> Result:
         return thread.submit(CliRunner().invoke, app, command, env={"COLUMNS": "200"}).result()
 
 
+@pytest.mark.slow
 def test_validate_plays_the_solution_in_a_sandbox() -> None:
     result = validated(str(SOURCE))
     assert result.exit_code == 0, result.output
