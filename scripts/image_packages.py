@@ -43,8 +43,17 @@ LEFT_OUT: Final[dict[tuple[str, str], str]] = {
 TRIMMED: Final[dict[str, tuple[str, ...]]] = {
     # C++ tests, headers and what compiles them; the rest of bin/ runs.
     "torch": ("test", "include", "share/cmake", "bin/*test*", "bin/*Test*", "bin/protoc*"),
+    # Tests; numpy.testing imports a module that lies among them.
+    "numpy": ("**/tests/data", "**/tests/test_*.py"),
+    # What its authors generate the files of models from.
+    "transformers": ("models/*/modular_*.py",),
 }
 """Package: patterns of files and folders in it that nothing at run time reads."""
+
+TRIMMED_WITHOUT_TORCH: Final[dict[str, tuple[str, ...]]] = {
+    # Models in torch. Tokenizers and configurations, which a server loads, stay.
+    "transformers": ("models/*/modeling_*.py",),
+}
 
 ELF_HEADER: Final = 64
 """Bytes of the header of a 64-bit ELF file."""
@@ -113,7 +122,7 @@ def install(environment: Path, extras: list[str], torch_index: str) -> None:
             subprocess.run([*pip, "install", *flags, *some], check=True)
     subprocess.run([*pip, "uninstall", "--yes", *NOT_NEEDED], check=True)
     (folder,) = environment.glob("lib/python3*/site-packages")
-    for package, patterns in TRIMMED.items():
+    for package, patterns in (*TRIMMED.items(), *(() if torch else TRIMMED_WITHOUT_TORCH.items())):
         for path in [path for pattern in patterns for path in (folder / package).glob(pattern)]:
             if path.is_dir():
                 shutil.rmtree(path)

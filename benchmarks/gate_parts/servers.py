@@ -152,7 +152,7 @@ class Servers:
         }
         name = f"turnstile-{durability}"
         process = self._spawn(name, command, self._cores[0], {**unlimited, "TURNSTILE_CONTROL_KEY": KEY})
-        await self._ready(process, control, "/health")
+        await self._ready(process, control, "/ready")
         url = f"http://127.0.0.1:{control}"
         paths = []
         for _ in range(self._episodes):

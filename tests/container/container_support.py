@@ -18,7 +18,7 @@ from image_builds import ROOT, run
 from turnstile import AsyncClient
 from turnstile_server.agents.installer import default_install_dir
 
-READY_S = 60.0
+READY_S = 120.0
 STOP_S = 30
 PROFILE = f"seccomp={ROOT / 'server' / 'seccomp.json'}"
 PATHS = "systempaths=unconfined"
@@ -74,16 +74,18 @@ class Container:
         return {f"{pid} {args}": stat for pid, stat, args in (line.split(None, 2) for line in listed)}
 
     async def ready(self) -> None:
-        """Waits until it serves. Raises AssertionError with its log where it does not."""
+        """Waits until its start is over; without a model it is over, and `/ready` stays 503. Raises AssertionError
+        with its log where it is not."""
         async with httpx.AsyncClient(timeout=5) as http:
             end = time.monotonic() + READY_S
             while time.monotonic() < end:
                 assert self.state["Running"], self.log
                 with contextlib.suppress(httpx.TransportError):
-                    if (await http.get(f"{self.control_url}/health")).status_code == 200:
+                    found = await http.get(f"{self.control_url}/ready")
+                    if "starting" not in found.json().get("reason", ""):
                         return
                 await anyio.sleep(0.2)
-        raise AssertionError(f"not healthy after {READY_S:g} s: {self.log}")
+        raise AssertionError(f"not ready after {READY_S:g} s: {self.log}")
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[AsyncClient]:

@@ -12,6 +12,7 @@ import pytest
 import uvloop.loop
 from packaging.requirements import Requirement
 
+import image_first_start
 from image_packages import LEFT_OUT, LOCK, Lock, image_packages, strip
 
 LOCKED = tomllib.loads(LOCK.read_text())
@@ -84,3 +85,12 @@ def test_files_that_are_no_libraries_keep_every_byte(tmp_path: Path) -> None:
     text.write_bytes(b"GROUP ( libc.so.6 )\n" * 100)
     assert strip(text) == 0
     assert text.read_bytes() == b"GROUP ( libc.so.6 )\n" * 100
+
+
+def test_a_cuda_build_of_torch_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert image_first_start.check_torch()
+    monkeypatch.setattr(
+        image_first_start, "requires", lambda name: ["sympy", 'nvidia-cublas==13.1; platform_system == "Linux"']
+    )
+    with pytest.raises(SystemExit, match=r"nvidia-cublas.*TORCH_INDEX"):
+        image_first_start.check_torch()
