@@ -23,6 +23,7 @@ TOOLS = [
     "echo",
     "die",
     "hang",
+    "deaf",
     "notify",
     "garbage",
     "answers",
@@ -75,6 +76,8 @@ def call(request: dict[str, Any]) -> None:
             os._exit(7)
         case "hang":
             return
+        case "deaf":  # reads no more
+            time.sleep(600)
         case "notify":
             while True:
                 send(

@@ -174,6 +174,19 @@ async def test_a_call_that_hangs_is_stopped_in_its_time_and_the_next_is_answered
         assert (await episode("echo", text="hello")).text == "hello"
 
 
+async def test_a_server_that_reads_no_more_holds_up_nothing() -> None:
+    with anyio.fail_after(10):
+        async with mounting(rogue(timeout_s=0.3)).episode() as episode:
+            for name in ("deaf", "echo", "echo"):
+                text = "x" * 500_000  # more than a pipe holds
+                assert await episode.error(name, text=text) == f"{name} took longer than its 0.3 s and was stopped"
+        async with mounting(rogue(), send_timeout_s=0.3).episode() as episode, anyio.create_task_group() as tasks:
+            tasks.start_soon(episode, "deaf")
+            await anyio.sleep(0.1)
+            cut = await episode.error("echo", text="x" * 500_000)
+            assert "it took no input for 0.3 s (tools.send_timeout_s)" in cut
+
+
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
@@ -204,7 +217,7 @@ async def test_renamed_tools_fail_clearly_and_the_list_stays(caplog: pytest.LogC
         before = episode.names
         assert (await episode("rename")).text == "renamed"
         gone = await episode.error("echo", text="x")
-        assert gone.startswith("the tool 'echo' is gone: task t: MCP server rogue has answers, die, echo2, ")
+        assert gone.startswith("the tool 'echo' is gone: task t: MCP server rogue has answers, deaf, die, echo2, ")
         assert episode.names == before
         assert "there is no tool 'echo2'" in await episode.error("echo2")
         assert (await episode("pid")).text.isdigit()
@@ -223,7 +236,7 @@ async def test_a_result_that_breaks_its_schema_is_an_error() -> None:
         (rogue("silent", start_timeout_s=0.5), "it did not name its tools within 0.5 s; the last of its standard"),
         (rogue("empty"), "it has no tools"),
         (rogue("many"), "it names more than 128 tools (tools.mount_max_tools)"),
-        (rogue(allow=["echo", "missing"]), "it has no tool 'missing' (allow); it has answers, die, echo, "),
+        (rogue(allow=["echo", "missing"]), "it has no tool 'missing' (allow); it has answers, deaf, die, echo, "),
         (rogue(command="no-such-program"), "there is no program no-such-program"),
         (
             {"name": "far", "url": "http://127.0.0.1:9/mcp", "allow": ["*"]},

@@ -22,7 +22,7 @@ from subprocess import PIPE
 
 import anyio
 import mcp_types as mcp
-from anyio.abc import ByteReceiveStream, ByteSendStream, ObjectReceiveStream, ObjectSendStream, Process
+from anyio.abc import ByteReceiveStream, ObjectReceiveStream, ObjectSendStream, Process
 from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
@@ -36,6 +36,8 @@ _READ_BYTES = 64 << 10
 _ENVELOPE_BYTES = 4096
 """Room in a line for what is around a result."""
 _EXIT_S = 0.3
+_WAITING_MESSAGES = 16
+"""Messages to a server that does not read at once: above all, that a call is cancelled."""
 _EDGE_BYTES = 256
 _ID = re.compile(rb'"id"\s*:\s*(\d+|"[^"\\]{1,64}")\s*[,}]')
 
@@ -106,11 +108,11 @@ async def stdio_streams(
     assert process.stdout is not None
     assert process.stderr is not None
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](_WAITING_MESSAGES)
     reader = _Reader(process, to_session, settings.own_max_result_bytes + _ENVELOPE_BYTES, link)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader.run, process.stdout)
-        tasks.start_soon(_write, process.stdin, from_session, link)
+        tasks.start_soon(_write, process, from_session, settings.send_timeout_s, link)
         tasks.start_soon(_keep_stderr, process.stderr, link)
         try:
             yield from_server, to_server
@@ -214,15 +216,24 @@ class _Reader:
         return mcp.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
-async def _write(stdin: ByteSendStream, messages: ObjectReceiveStream[SessionMessage], link: ServerLink) -> None:
-    """Ends with the session, or with the process: the reader then says why."""
+async def _write(
+    process: Process, messages: ObjectReceiveStream[SessionMessage], send_s: float, link: ServerLink
+) -> None:
+    """Ends with the session, or with the process: the reader then says why. A server that reads no more is cut off
+    after ``send_s``."""
+    assert process.stdin is not None
     async with messages:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
             async for message in messages:
                 if isinstance(message.message, mcp.JSONRPCRequest):
                     link.asked(message.message.id)
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                await stdin.send(line.encode() + b"\n")
+                with anyio.move_on_after(send_s) as sending:
+                    await process.stdin.send(line.encode() + b"\n")
+                if sending.cancelled_caught:
+                    link.lose(f"it took no input for {send_s:g} s (tools.send_timeout_s)")
+                    kill_group(process)
+                    return
 
 
 async def _keep_stderr(stderr: ByteReceiveStream, link: ServerLink) -> None:
