@@ -51,6 +51,13 @@ class Counter(World):
         self.count = before + number
         return self.count
 
+    @tool
+    async def waits_and_adds(self) -> int:
+        """Add to the count in an hour."""
+        await asyncio.sleep(3600)
+        self.count += 1
+        return self.count
+
     def grade(self) -> float:
         return min(self.count, 10) / 10
 

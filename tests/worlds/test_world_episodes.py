@@ -49,7 +49,7 @@ def failed_by_the_task(episode: Episode, said: str) -> None:
 
 async def test_an_episode_is_graded_by_the_state_that_its_tools_left(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
-        assert agent.tools == ("submit", "add", "add_slowly")
+        assert agent.tools == ("submit", "add", "add_slowly", "waits_and_adds")
         assert (await agent.call("add", number=3)).text == "3"
         assert (await agent.call("add", number=4)).structured == {"result": 7}
 
@@ -163,6 +163,16 @@ async def test_what_a_tool_does_wrong_is_a_result_and_the_episode_goes_on(server
         assert "number" in (await agent.call("refuses", number=1)).text
 
     assert (await server.play(agent, task="bad-tools")).reward == 0.75
+
+
+async def test_a_call_whose_caller_left_changes_nothing_and_the_next_one_runs(server: WorldServer) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        for _ in range(3):
+            with anyio.move_on_after(0.03):
+                await agent.call("waits_and_adds")
+            assert (await agent.call("add", number=1)).is_error is False
+
+    assert (await server.play(agent, task="counter")).reward == 0.3
 
 
 async def test_a_tool_that_can_be_cancelled_delays_nothing(server: WorldServer) -> None:

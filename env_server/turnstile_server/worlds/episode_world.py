@@ -25,6 +25,8 @@ from turnstile_server.worlds.world import Start, World
 
 _LOG = logging.getLogger(__name__)
 
+GRACE_S = 1.0
+"""How long a tool waits for an earlier call that was given up: a coroutine needs a moment to be cancelled."""
 SHOWN_CHARS = 500
 """Of the text of an exception, in an error."""
 
@@ -124,8 +126,9 @@ class EpisodeWorld:
     async def run_tool(self, name: str, function: Callable[[World], object]) -> object:
         """Calls a tool of the world; the toolbox keeps its time. Raises WorldRaised, and WorldBusy where an
         earlier call was given up and has not returned."""
-        if self._thread.overdue is not None:
-            raise WorldBusy(self._thread.overdue)
+        overdue = await self._thread.overdue(GRACE_S)
+        if overdue is not None:
+            raise WorldBusy(overdue)
         return await self._thread.call(name, lambda: function(self._world()), math.inf)
 
     async def grade(self, answer: str | None) -> dict[str, float]:

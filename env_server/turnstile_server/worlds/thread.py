@@ -45,6 +45,8 @@ class _Job:
     name: str
     function: Callable[[], Any]
     result: Future[Any] = field(default_factory=Future)
+    ended: Future[None] = field(default_factory=Future)
+    """Done when the call has returned, also where nobody waits for its result."""
     given_up: bool = False
     task: asyncio.Task[Any] | None = None
     """Of a coroutine, while it runs."""
@@ -82,11 +84,15 @@ class WorldThread:
         finally:
             self._give_up(job)
 
-    @property
-    def overdue(self) -> str | None:
-        """The call that the thread is in although its caller has given it up; None: there is none."""
+    async def overdue(self, grace_s: float) -> str | None:
+        """The call that was given up and does not end within ``grace_s``; None: there is none. A coroutine that
+        was cancelled ends soon."""
         job = self._job
-        return job.name if job is not None and job.given_up else None
+        if job is None or not job.given_up:
+            return None
+        with anyio.move_on_after(grace_s):
+            await result_of(job.ended)
+        return None if job.ended.done() else job.name
 
     def finish(self) -> None:
         """Ends the thread after the calls that were asked for. May be repeated."""
@@ -135,6 +141,7 @@ class WorldThread:
         except BaseException as error:  # noqa: BLE001 - a user's code: whatever it raises is the caller's
             raised = WorldRaised(error)
         self._job = None
+        job.ended.set_result(None)
         if job.given_up:  # nobody waits, and the caller's event loop may be closed by now
             return
         if raised is not None:
