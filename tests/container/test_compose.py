@@ -68,6 +68,12 @@ def test_each_profile_has_its_services_and_nothing_is_open_to_the_network(folder
     assert gpu["turnstile"]["environment"]["TURNSTILE_ENGINE__URL"] == "http://sglang:30000"
 
 
+def test_the_build_takes_another_base_and_torch_for_the_cpu(folder: Path) -> None:
+    tiny = configuration(folder, "tiny", BASE_IMAGE="mine:1")["turnstile-tiny"]["build"]["args"]
+    assert (tiny["BASE_IMAGE"], tiny["EXTRAS"]) == ("mine:1", "server,embedded")
+    assert tiny["TORCH_INDEX"].endswith("/cpu")
+
+
 def test_the_profile_and_further_settings_may_stand_in_files(folder: Path) -> None:
     (folder / ".env").write_text(f"TURNSTILE_CONTROL_KEY={KEY}\nCOMPOSE_PROFILES=tiny\nMEMORY=3g\n")
     (folder / "turnstile.env").write_text("TURNSTILE_EPISODES__MAX_RUNNING=3\n")
