@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import httpx
 import pytest
 from mcp import Client
@@ -194,10 +195,11 @@ async def test_a_wrong_key_a_dead_episode_and_a_server_that_is_gone_are_errors_o
     assert "cannot be reached" in lost["error"]["message"]
 
 
-async def test_a_client_that_is_gone_ends_the_command_and_its_call(
-    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
-) -> None:
-    """By a signal, as clients end a server that does not leave by itself."""
+@asynccontextmanager
+async def calling(
+    stage: McpStage, episode: PlayedEpisode, stdout: int = subprocess.DEVNULL
+) -> AsyncIterator[anyio.abc.Process]:
+    """The command, in a call of ``LONG``."""
     command = (*COMMAND, "--tool-url", stage.tool_url(episode), "--episode-key", episode.key)
     client = {"name": "test", "version": "1"}
     opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
@@ -207,13 +209,38 @@ async def test_a_client_that_is_gone_ends_the_command_and_its_call(
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
     )
-    process = await anyio.open_process(command, env=environment())
-    assert process.stdin is not None
-    for message in messages:
-        await process.stdin.send(json.dumps(message).encode() + b"\n")
-    pid = await pid_of(sandbox)
-    process.send_signal(signal.SIGTERM)
-    assert await process.wait() == 0
+    async with await anyio.open_process(command, env=environment(), stdout=stdout) as process:
+        assert process.stdin is not None
+        for message in messages:
+            await process.stdin.send(json.dumps(message).encode() + b"\n")
+        yield process
+
+
+async def test_a_client_that_is_gone_ends_the_command_and_its_call(
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
+) -> None:
+    """By a signal, as clients end a server that does not leave by itself."""
+    async with calling(stage, episode) as process:
+        pid = await pid_of(sandbox)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    await wait_until(lambda: not alive(pid))
+
+
+async def test_a_client_that_reads_no_more_ends_the_command_and_its_call(
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
+) -> None:
+    """It was killed, and something else keeps its pipe to standard input open."""
+    reader, writer = os.pipe()
+    async with calling(stage, episode, writer) as process:
+        os.close(writer)
+        pid = await pid_of(sandbox)
+        os.close(reader)
+        assert process.stdin is not None
+        await process.stdin.send(b'{"jsonrpc": "2.0", "id": 3, "method": "ping"}\n')
+        assert await process.wait() == 0
+        assert process.stderr is not None
+        assert [line async for line in process.stderr] == []
     await wait_until(lambda: not alive(pid))
 
 

@@ -109,32 +109,37 @@ async def _end(episode: AsyncNewEpisodeHandle, at_end: AtEnd) -> None:
 
 
 async def _serve(tool_url: str, episode_key: str) -> None:
-    """Serves until standard input ends, or the process is asked to end."""
+    """Serves until standard input ends, nobody reads standard output, or the process is asked to end."""
     write_lock = anyio.Lock()
 
     async def write(line: bytes) -> None:
         async with write_lock:
-            await anyio.to_thread.run_sync(_write, line)
+            try:
+                await anyio.to_thread.run_sync(_write, line)
+            except BrokenPipeError:
+                serving.cancel()
 
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {episode_key}"}
     async with (
         httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as http,
-        _stopped_by_signals(),
+        _stopped_by_signals() as serving,
         _lines() as lines,
     ):
         await McpBridge(http, tool_url, write).run(lines)
 
 
 def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+    """By the descriptor, so that Python has nothing left to write when nobody reads any more."""
+    view = memoryview(line)
+    while view:
+        view = view[os.write(sys.stdout.fileno(), view) :]
 
 
 @asynccontextmanager
-async def _stopped_by_signals() -> AsyncIterator[None]:
-    """Leaves the block when a client ends the process instead of closing standard input."""
+async def _stopped_by_signals() -> AsyncIterator[anyio.CancelScope]:
+    """Leaves the block when a client ends the process instead of closing standard input; gives its scope."""
     async with anyio.create_task_group() as tasks:
 
         async def watch() -> None:
@@ -144,7 +149,7 @@ async def _stopped_by_signals() -> AsyncIterator[None]:
                     return
 
         tasks.start_soon(watch)
-        yield
+        yield tasks.cancel_scope
         tasks.cancel_scope.cancel()
 
 
