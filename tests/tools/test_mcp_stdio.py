@@ -83,6 +83,7 @@ async def test_the_official_client_lists_and_calls_tools(
     assert episode.answers == ["done"]
 
 
+@pytest.mark.slow
 @ERAS
 async def test_progress_passes_and_a_cancelled_call_leaves_no_process(
     tmp_path: Path, sandbox: SubprocessSandbox, mode: str
@@ -106,6 +107,7 @@ async def test_progress_passes_and_a_cancelled_call_leaves_no_process(
     assert heard == sorted(heard)
 
 
+@pytest.mark.slow
 async def test_calls_run_at_the_same_time(stage: McpStage, episode: PlayedEpisode) -> None:
     texts: list[str] = []
     async with client_of(stage, episode) as client:
@@ -130,6 +132,7 @@ async def test_a_response_that_the_server_closes_early_is_fetched(
     assert text_of(result) == "done\n[exit status 0]"
 
 
+@pytest.mark.slow
 async def test_the_session_is_closed_when_the_client_goes(stage: McpStage, episode: PlayedEpisode) -> None:
     async with client_of(stage, episode) as client:
         await client.call_tool("bash", {"command": "true"})
@@ -178,6 +181,7 @@ async def test_what_is_no_message_is_an_error_and_stops_nothing(stage: McpStage,
     assert "error" in answers[-1]
 
 
+@pytest.mark.slow
 async def test_a_wrong_key_a_dead_episode_and_a_server_that_is_gone_are_errors_of_each_request(
     stage: McpStage, episode: PlayedEpisode
 ) -> None:
@@ -216,6 +220,7 @@ async def calling(
         yield process
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_gone_ends_the_command_and_its_call(
     stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
 ) -> None:
@@ -227,6 +232,7 @@ async def test_a_client_that_is_gone_ends_the_command_and_its_call(
     await wait_until(lambda: not alive(pid))
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_no_more_ends_the_command_and_its_call(
     stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
 ) -> None:
