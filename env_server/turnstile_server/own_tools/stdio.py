@@ -211,7 +211,8 @@ class _Reader:
         if found is None:
             return None
         text = found[1].decode()
-        error = mcp.ErrorData(code=mcp.INTERNAL_ERROR, message=f"the result has more than {self._most} bytes")
+        said = f"the result has more than {self._most - _ENVELOPE_BYTES} bytes (tools.own_max_result_bytes)"
+        error = mcp.ErrorData(code=mcp.INTERNAL_ERROR, message=said)
         request_id = text.strip('"') if text.startswith('"') else int(text)
         return mcp.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
