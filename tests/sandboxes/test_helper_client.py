@@ -177,6 +177,7 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
         ({"ev": "end"}, b""),
         ({"id": [1], "ev": "end"}, b""),
         ({"id": 1, "ev": "line"}, b"nobody asked"),
+        ({"conn": 1, "do": "open"}, b""),
     ],
     ids=[
         "unknown request",
@@ -188,6 +189,7 @@ async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(
         "no id",
         "odd id",
         "unasked line",
+        "carries what nobody takes",
     ],
 )
 async def test_a_helper_that_breaks_the_protocol_is_given_up(
@@ -200,6 +202,22 @@ async def test_a_helper_that_breaks_the_protocol_is_given_up(
         await request.finish()
     with pytest.raises(SandboxFailed):
         client.begin({"op": "run"})
+
+
+async def test_a_helper_that_reads_nothing_is_given_up_before_the_server_holds_much(
+    linked: tuple[Caller, HelperClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = linked
+    monkeypatch.setattr("turnstile_server.sandboxes.helper_client._MAX_QUEUED", 8 << 20)
+
+    async def send_without_end() -> None:
+        while True:
+            client.send({"conn": 1, "do": "took", "n": 1}, bytes(1 << 16))
+            await asyncio.sleep(0)
+
+    with pytest.raises(SandboxFailed, match="does not read"):
+        await asyncio.wait_for(send_without_end(), 60)
+    assert client.lost.is_set()
 
 
 async def test_a_latest_line_that_is_too_long_is_a_break(linked: tuple[Caller, HelperClient]) -> None:
