@@ -11,6 +11,7 @@ import pytest
 
 from control_support import running_app
 from turnstile.models import Episode
+from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.protocol import EpisodeService
@@ -53,6 +54,7 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
         settings,
         workers,
         anyio.Event(),
+        AgentAddress("http://127.0.0.1:8001"),
     )
     app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:
