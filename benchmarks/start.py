@@ -145,12 +145,13 @@ def size_mb(image: str) -> float:
     return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout) / 1e6
 
 
-def report(times: dict[str, list[Times]], images: list[str], load: float) -> str:
-    """Two tables in Markdown. The first subject is the peer."""
+def report(times: dict[str, list[Times]], images: dict[str, str], load: float) -> str:
+    """Two tables in Markdown. The first subject is the peer. ``images``: tags by what they are."""
     peer_s = statistics.median(one.health_s for one in next(iter(times.values())))
+    busy = " (other work on the machine: compare the ratios)" if load > 1.0 else ""
     lines = [
         f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}; "
-        f"load average before the run {load:.1f}; {time.strftime('%Y-%m-%d')}; medians of "
+        f"load average before the run {load:.1f}{busy}; {time.strftime('%Y-%m-%d')}; medians of "
         f"{len(next(iter(times.values())))}.",
         "",
         "| started | `/health` s | times the peer's | ready s |",
@@ -162,7 +163,8 @@ def report(times: dict[str, list[Times]], images: list[str], load: float) -> str
         ready_s = f"{statistics.median(ready):.1f}" if ready else "-"
         lines.append(f"| {name} | {health_s:.1f} | {health_s / peer_s:.2f} | {ready_s} |")
     if images:
-        lines += ["", "| image | MB |", "|---|---:|", *(f"| {image} | {size_mb(image):.0f} |" for image in images)]
+        sizes = (f"| {name} | {size_mb(image):.0f} |" for name, image in images.items())
+        lines += ["", "| image | MB |", "|---|---:|", *sizes]
     return "\n".join(lines)
 
 
@@ -192,8 +194,8 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for subject in subjects:
                 times[subject.name].append(measure(subject))
-    images = [image for image in (arguments.server_image, arguments.embedded_image) if image]
-    text = report(times, images, load)
+    images = {"server": arguments.server_image, "with the engine inside": arguments.embedded_image}
+    text = report(times, {name: image for name, image in images.items() if image}, load)
     print(text)
     if arguments.write_docs:
         write_docs(text)

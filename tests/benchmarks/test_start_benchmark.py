@@ -29,7 +29,7 @@ def test_medians_are_compared_with_the_peer(benchmark: ModuleType) -> None:
         "peer": [times(4.0, 4.0), times(8.0, 8.0), times(5.0, 5.0)],
         "ours": [times(1.0, None), times(9.0, None), times(2.0, None)],
     }
-    rows = benchmark.report(measured, [], load=0.1).splitlines()
+    rows = benchmark.report(measured, {}, load=0.1).splitlines()
     assert rows[-2:] == ["| peer | 5.0 | 1.00 | 5.0 |", "| ours | 2.0 | 0.40 | - |"]
 
 
