@@ -114,6 +114,9 @@ class ResetBlocks(World):
     def grade(self) -> float:
         return 1.0
 
+    def close(self) -> None:
+        CLOSED.append("reset-blocks")
+
 
 class ResetAsyncBlocks(World):
     """A coroutine that never gives the loop back."""

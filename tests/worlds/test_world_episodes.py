@@ -284,9 +284,11 @@ async def test_worlds_that_never_return_count_until_there_is_no_room() -> None:
         assert (refused.error.type, refused.error.fault) == ("world_unavailable", Fault.INFRASTRUCTURE)
         assert "worlds.max_open" in refused.error.message
         _module(server).RELEASE.set()
+        closed = _noted(server)
         with anyio.fail_after(10):
             while server.server.backends.worlds.open_worlds:  # noqa: ASYNC110 - it ends in a thread
                 await anyio.sleep(0.01)
+        assert "reset-blocks" in closed, "it is closed when its call has returned after all"
         assert (await server.play(nothing, task="counter")).reward == 0.0
 
 

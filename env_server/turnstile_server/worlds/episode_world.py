@@ -157,6 +157,16 @@ class EpisodeWorld:
         if self._closed:
             return
         self._closed = True
+        overdue = await self._thread.overdue(GRACE_S)
+        if overdue is not None:
+            _LOG.error(
+                "world %s is not closed: a call of %s has not returned; it is closed if that ever returns",
+                self.definition.name,
+                overdue,
+                extra={"episode_id": self._episode_id},
+            )
+            self._thread.finish(self._close)
+            return
         if self._made is not None:
             timeout_s = self._settings.worlds.close_timeout_s
             try:
@@ -168,7 +178,9 @@ class EpisodeWorld:
         self._thread.finish()
 
     def _close(self) -> object:
-        world = self._world()
+        world = self._made
+        if world is None:  # its `__init__` never returned, or raised
+            return None
         world.sandbox = None
         return world.close() if self.definition.closes else None
 

@@ -94,11 +94,14 @@ class WorldThread:
             await result_of(job.ended)
         return None if job.ended.done() else job.name
 
-    def finish(self) -> None:
-        """Ends the thread after the calls that were asked for. May be repeated."""
+    def finish(self, last: Callable[[], object] | None = None) -> None:
+        """Ends the thread after the calls that were asked for and after ``last``, whose result nobody hears. May
+        be repeated; only the first call counts."""
         if self._finished:
             return
         self._finished = True
+        if last is not None:
+            self._put(_Job("close", last, given_up=True))
         if self._thread is None:
             self._on_end()
         else:
