@@ -90,7 +90,7 @@ async def test_a_giant_answer_is_an_error_and_the_next_call_is_answered(url: str
 
 async def test_a_call_that_hangs_is_stopped_in_its_time(url: str) -> None:
     async with mounted(url, {"timeout_s": 0.3}) as episode:
-        assert await episode.error("hang") == "hang took longer than its 0.3 s and was stopped"
+        assert await episode.error("hang") == "hang took longer than its limit of 0.3 s"
     async with mounted(url) as episode:
         assert (await episode("echo", text="hello")).text == "hello"
 

@@ -170,7 +170,7 @@ async def test_one_that_is_to_be_restarted_comes_back() -> None:
 
 async def test_a_call_that_hangs_is_stopped_in_its_time_and_the_next_is_answered() -> None:
     async with mounting(rogue(timeout_s=0.2)).episode() as episode:
-        assert await episode.error("hang") == "hang took longer than its 0.2 s and was stopped"
+        assert await episode.error("hang") == "hang took longer than its limit of 0.2 s"
         assert (await episode("echo", text="hello")).text == "hello"
 
 
@@ -179,7 +179,7 @@ async def test_a_server_that_reads_no_more_holds_up_nothing() -> None:
         async with mounting(rogue(timeout_s=0.3)).episode() as episode:
             for name in ("deaf", "echo", "echo"):
                 text = "x" * 500_000  # more than a pipe holds
-                assert await episode.error(name, text=text) == f"{name} took longer than its 0.3 s and was stopped"
+                assert await episode.error(name, text=text) == f"{name} took longer than its limit of 0.3 s"
         async with mounting(rogue(), send_timeout_s=0.3).episode() as episode, anyio.create_task_group() as tasks:
             tasks.start_soon(episode, "deaf")
             await anyio.sleep(0.1)

@@ -70,7 +70,7 @@ async def test_what_comes_out_of_the_sandbox(tmp_path: Path, sandbox: Subprocess
         raised = await episode.error("act", what="raise")
         assert raised == "act failed: LookupError: no such thing\nIt printed:\nbefore"
         assert await episode.error("act", what="exit") == "act ended without a result (exit code 7)"
-        assert await episode.error("act", what="sleep") == "act took longer than its 1 s and was stopped"
+        assert await episode.error("act", what="sleep") == "act took longer than its limit of 1 s"
         assert await episode.error("act", what="large") == "act returned more than 4096 bytes"
         assert "without a result" in await episode.error("act", what="garbage")
         assert "a sandbox tool returned a object, which is not JSON" in await episode.error("act", what="object")

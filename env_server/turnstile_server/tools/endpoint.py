@@ -135,19 +135,8 @@ class McpEndpoint:
     ) -> mcp.ListToolsResult:
         episode = _request(context).episode
         tools = self._toolbox.tools_of(episode)
-        return mcp.ListToolsResult(
-            tools=[
-                mcp.Tool(
-                    name=tool.name,
-                    title=tool.title,
-                    description=tool.description,
-                    input_schema=tool.input_schema,
-                    output_schema=None if self._text_alone(episode) else tool.output_schema,
-                    annotations=tool.annotations,
-                )
-                for tool in tools
-            ]
-        )
+        text_alone = self._text_alone(episode)
+        return mcp.ListToolsResult(tools=[tool.as_mcp(text_alone=text_alone) for tool in tools])
 
     async def _call_tool(
         self, context: ServerRequestContext[Any, Request], params: mcp.CallToolRequestParams
@@ -156,12 +145,7 @@ class McpEndpoint:
         result = ToolResult("the call was stopped", is_error=True)
         with request.running_call(str(context.request_id)):
             result = await self._run_tool(request.episode, params, _progress_of(context))
-        structured = None if self._text_alone(request.episode) else result.structured
-        return mcp.CallToolResult(
-            content=list(result.content) or [mcp.TextContent(text=result.text)],
-            structured_content=None if structured is None else dict(structured),
-            is_error=result.is_error,
-        )
+        return result.as_mcp(text_alone=self._text_alone(request.episode))
 
     async def _run_tool(
         self, episode: EpisodeTools, params: mcp.CallToolRequestParams, progress: Progress

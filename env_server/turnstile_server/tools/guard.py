@@ -41,7 +41,7 @@ async def guarded_call(
     """Calls an own tool. Raises WrongArguments and TurnstileErrors, as ``ServedTool.call``."""
     spec = tool.spec
     timeout_s = settings.own_timeout_s if spec.timeout_s is None else spec.timeout_s
-    result = ToolResult(f"{spec.name} took longer than its {timeout_s:g} s and was stopped", is_error=True)
+    result = ToolResult(f"{spec.name} took longer than its limit of {timeout_s:g} s", is_error=True)
     try:
         _check_arguments(spec, arguments, settings)  # inside: a mounted server's schema may be no schema at all
         with anyio.move_on_after(timeout_s):

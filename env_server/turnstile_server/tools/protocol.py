@@ -36,6 +36,17 @@ class ToolSpec:
     annotations: mcp.ToolAnnotations | None = None
     timeout_s: float | None = None
 
+    def as_mcp(self, *, text_alone: bool = False) -> mcp.Tool:
+        """The tool as MCP lists it. ``text_alone``: without its output schema."""
+        return mcp.Tool(
+            name=self.name,
+            title=self.title,
+            description=self.description,
+            input_schema=self.input_schema,
+            output_schema=None if text_alone else self.output_schema,
+            annotations=self.annotations,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -50,6 +61,15 @@ class ToolResult:
     is_error: bool = False
     structured: Mapping[str, Any] | None = None
     content: tuple[mcp.ContentBlock, ...] = ()
+
+    def as_mcp(self, *, text_alone: bool = False) -> mcp.CallToolResult:
+        """The result as MCP has it. ``text_alone``: without its structured content."""
+        structured = None if text_alone or self.structured is None else dict(self.structured)
+        return mcp.CallToolResult(
+            content=list(self.content) or [mcp.TextContent(text=self.text)],
+            structured_content=structured,
+            is_error=self.is_error,
+        )
 
 
 class Progress(Protocol):

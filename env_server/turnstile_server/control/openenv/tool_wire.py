@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mcp_types as mcp
 from openenv.core.env_server.mcp_types import Tool
 
 from turnstile_server.tools.protocol import ToolResult, ToolSpec
@@ -19,25 +18,13 @@ def openenv_tool(spec: ToolSpec) -> Tool:
 
 
 def mcp_tool(spec: ToolSpec) -> dict[str, Any]:
-    tool = mcp.Tool(
-        name=spec.name,
-        title=spec.title,
-        description=spec.description,
-        input_schema=spec.input_schema,
-        output_schema=spec.output_schema,
-        annotations=spec.annotations,
-    )
-    return tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return spec.as_mcp().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def mcp_result(result: ToolResult) -> dict[str, Any]:
     """The tool's result as MCP has it, and as ``data``, which OpenEnv's tool client returns, its plain text."""
-    told = mcp.CallToolResult(
-        content=list(result.content) or [mcp.TextContent(text=result.text)],
-        structured_content=dict(result.structured) if result.structured is not None else None,
-        is_error=result.is_error,
-    )
-    return told.model_dump(mode="json", by_alias=True, exclude_none=True) | {"data": result.text}
+    told = result.as_mcp().model_dump(mode="json", by_alias=True, exclude_none=True)
+    return told | {"data": result.text}
 
 
 def chat_function(spec: ToolSpec) -> dict[str, Any]:
