@@ -1,9 +1,9 @@
 """Builds the server's images the way a user does: `openenv build` on the project, on a base with Python.
 
 The base is Docker's own Python image; where no registry can be reached, scripts/sandbox_image.sh makes one from
-Debian packages. Set TURNSTILE_CONTAINER_BASE to name another one. torch comes from TORCH_INDEX (PyTorch's index of
-CPU builds by default); a wheel of it in a folder that this machine's pip takes packages from (`find-links`) comes
-first, through an index that lives as long as the build.
+Debian packages. Set TURNSTILE_CONTAINER_BASE to name another one. torch comes from TORCH_INDEX, an index
+with its CPU builds (`make container TORCH_INDEX=URL`); without it from a wheel in a folder that this machine's pip
+takes packages from (`find-links`), through an index that lives as long as the build, else from pip's own index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ OPENENV = Path(sys.executable).parent / "openenv"
 PYTHON_IMAGE = "python:3.11-slim"
 OWN_BASE_PACKAGES = ("python3-venv", "libstdc++6", "bubblewrap")
 OWN_BASE = f"turnstile-test:server-base-{hashlib.sha256(' '.join(OWN_BASE_PACKAGES).encode()).hexdigest()[:8]}"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD_S = 900
 
 # BuildKit comes with the distribution's client; another client before it in the path may lack it.
@@ -94,7 +93,7 @@ def torch_index() -> Iterator[tuple[str, ...]]:
     """The build arguments that name an index with torch for CPUs."""
     wheel = _torch_wheel()
     if wheel is None or "TORCH_INDEX" in os.environ:
-        yield (f"TORCH_INDEX={os.environ.get('TORCH_INDEX', CPU_INDEX)}",)
+        yield (f"TORCH_INDEX={os.environ.get('TORCH_INDEX', '')}",)
         return
     gateway = run("docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
     with tempfile.TemporaryDirectory() as folder:

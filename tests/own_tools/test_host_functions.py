@@ -263,9 +263,7 @@ async def test_a_tool_that_never_returns_is_given_up_and_takes_no_place_from_oth
     try:
         async with server.episode("e1") as stuck, server.episode("e2") as other:
             for _ in range(3):
-                assert (
-                    await stuck.error("hang_briefly") == "hang_briefly took longer than its limit of 0.1 s"
-                )
+                assert await stuck.error("hang_briefly") == "hang_briefly took longer than its limit of 0.1 s"
             with pytest.raises(Exception, match="3 calls of this episode never returned"):
                 await stuck("quick")
             with anyio.fail_after(2):
