@@ -177,7 +177,7 @@ async def test_a_call_whose_caller_left_changes_nothing_and_the_next_one_runs(se
 
 async def test_a_tool_that_can_be_cancelled_delays_nothing(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
-        assert "took longer than its 0.3 s" in (await agent.call("sleeps")).text
+        assert "took longer than its limit of 0.3 s" in (await agent.call("sleeps")).text
         assert (await agent.call("refuses")).text == "not today"
 
     assert (await server.play(agent, task="bad-tools")).reward == 0.75
@@ -185,7 +185,7 @@ async def test_a_tool_that_can_be_cancelled_delays_nothing(server: WorldServer) 
 
 async def test_a_tool_that_never_returns_costs_the_grade_and_nothing_else(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
-        assert "took longer than its 0.3 s" in (await agent.call("blocks")).text
+        assert "took longer than its limit of 0.3 s" in (await agent.call("blocks")).text
         later = await agent.call("refuses")
         assert (later.is_error, later.text) == (True, "refuses did not run: blocks has not returned yet")
 
