@@ -17,7 +17,7 @@ from own_tools_support import OwnEpisode, OwnServer
 
 from turnstile_server.errors import TaskFailed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "http_server.py"
 

@@ -23,7 +23,7 @@ from turnstile_server.settings import Settings
 from turnstile_server.testing.policy import Step
 from turnstile_server.testing.server import RequestRefused, ScriptedServer, scripted_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_tools"
 WAITING = ("queued", "preparing")

@@ -269,7 +269,7 @@ async def test_a_run_folder_of_another_user_is_refused(
     folder = run_dir if os.geteuid() == 0 else Path("/usr")
     if folder == run_dir:
         os.chown(folder, 65534, 65534)
-    with pytest.raises(StartupError, match="belongs to uid 65534|another user"):
+    with pytest.raises(StartupError, match="belongs to uid"):
         await LocalProvider(sandbox_settings, folder).start(agents, tasks)
 
 
