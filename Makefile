@@ -1,5 +1,6 @@
 # make test     lint and the default test suite (what every change must pass)
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
+# make test-thorough  the properties with 100 examples each (make test: 30)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
@@ -22,7 +23,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow check lint demo container bench agents-matrix docs clean
+.PHONY: test test-slow test-thorough check lint demo container bench agents-matrix docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -31,6 +32,9 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/pytest -n 2 -m "slow and not docker"
+
+test-thorough: $(INSTALLED)
+	scripts/bubblewrap.sh
 	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "hypothesis and not slow and not docker and not sglang"
 
 check: $(INSTALLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import anyio
@@ -42,14 +43,16 @@ def test_a_model_folder_that_the_servers_user_cannot_read(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_folder_for_sockets_that_cannot_be_written(tiny_model: Path, tmp_path: Path) -> None:
-    place = tmp_path / "closed"
-    place.mkdir(mode=0o500)
-    line = refusal(
-        *("--model", tiny_model, "--data-dir", tmp_path / "data"),
-        under=AS_A_USER,
-        TURNSTILE_SANDBOXES__RUN_DIR=str(place / "run"),
-    )
-    assert f"the folder of the sandboxes' sockets, {place / 'run'}, cannot be used by uid" in line
+    # Not below tmp_path, which is too long for a socket where tests run in parallel.
+    with tempfile.TemporaryDirectory(prefix="ts-") as place:
+        run_dir = Path(place, "run")
+        Path(place).chmod(0o500)
+        line = refusal(
+            *("--model", tiny_model, "--data-dir", tmp_path / "data"),
+            under=AS_A_USER,
+            TURNSTILE_SANDBOXES__RUN_DIR=str(run_dir),
+        )
+    assert f"the folder of the sandboxes' sockets, {run_dir}, cannot be used by uid" in line
     assert "Permission denied; choose another with sandboxes.run_dir" in line
 
 
