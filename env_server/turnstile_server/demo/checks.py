@@ -28,8 +28,8 @@ async def audit(client: AsyncClient) -> dict[str, AuditReport]:
     return reports
 
 
-def check_samples(name: str, samples: SampleSet, report: AuditReport | None) -> None:
-    """Every sampled token is trained or listed as untrained, and the audit scored every turn within TOLERANCE.
+def check_samples(name: str, samples: SampleSet, report: AuditReport | None, tolerance: float = TOLERANCE) -> None:
+    """Every sampled token is trained or listed as untrained, and the audit scored every turn within ``tolerance``.
 
     ``name`` is the episode's, for the error. Raises DemoError.
     """
@@ -43,7 +43,7 @@ def check_samples(name: str, samples: SampleSet, report: AuditReport | None) -> 
     distances = [turn.max_abs_delta for turn in report.turns if turn.max_abs_delta is not None] if report else []
     if len(distances) != stats.turns:
         raise DemoError(f"{name}: the audit scored {len(distances)} of {stats.turns} turns")
-    if max(distances) >= TOLERANCE:
+    if max(distances) >= tolerance:
         raise DemoError(f"{name}: the engine gives other logprobs than were recorded")
 
 
