@@ -10,9 +10,8 @@ must hold:
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
 3. Own tools are released, the sandbox is destroyed and the world is closed before the end is stored, and the
-place among
-   ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path: success, failure,
-   stop, a bug, shutdown.
+   place among ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path:
+   success, failure, stop, a bug, shutdown.
 4. A reward comes from a grading that was finished; without one it is None.
 5. At shutdown (``interrupt``) an episode without a stop request is not ended or stored: the next start finds it
    unfinished and records ``server_restarted``. The same holds while grading runs. A stop that was requested and

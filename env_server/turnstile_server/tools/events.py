@@ -93,9 +93,8 @@ class SessionEvents:
         """Keeps an event; gives its id. ``message`` None is the event without data that a request's stream begins
         with, by which a client can resume before anything else came."""
         if message is None and (replaced := self._open.pop(stream_id, None)) is not None:
-            replaced.ended_at = (
-                anyio.current_time()
-            )  # its id is used again, so no response will be known as its own
+            # Its id is used again, so no response will be known as its own.
+            replaced.ended_at = anyio.current_time()
         stream = self.stream(stream_id)
         stream.stored += 1
         if message is not None:
