@@ -121,3 +121,13 @@ def test_the_addresses_of_an_episode_are_in_the_caller_s_terms(door: Door, route
     told = made.get("observation", made)
     assert told["model_url"] == f"http://trainer.example:{port}/e/{told['episode_id']}"
     assert told["tool_url"] == f"{told['model_url']}/mcp"
+
+
+def test_a_servers_setting_says_whether_its_proxy_is_believed(open_door: OpenDoor) -> None:
+    asked = {"x-forwarded-host": "outside.example", "x-forwarded-proto": "https"}
+    for believed, name in ((False, "http://inside.example"), (True, "https://outside.example")):
+        with open_door(control={"trust_forwarded": believed}) as door:
+            headers = {"host": "inside.example", "authorization": f"Bearer {door.key}", **asked}
+            made = httpx.post(f"{door.url}/episodes", json=TASK, headers=headers, timeout=60).json()
+            port = httpx.URL(door.agent_url).port
+            assert made["model_url"] == f"{name}:{port}/e/{made['episode_id']}"

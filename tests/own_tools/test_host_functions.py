@@ -88,6 +88,28 @@ async def test_episodes_have_states_of_their_own_and_each_is_closed_at_its_end(t
     assert log.read_text().splitlines() == ["e2 second", "e2 first 1", "e1 second", "e1 first 3"]
 
 
+@pytest.mark.parametrize("close", ["anyio.sleep_forever", "threading.Event().wait"])
+async def test_a_state_that_never_closes_keeps_no_episode_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, close: str
+) -> None:
+    path = tool_file(
+        tmp_path,
+        f"""
+        import anyio, threading
+        @tool(where="host")
+        def begin(context: ToolContext) -> str:
+            "Begins."
+            context.state.at_end({close})
+            return "begun"
+        """,
+    )
+    server = OwnServer(functions=functions(path, "begin"), own_close_timeout_s=0.1)
+    with anyio.fail_after(20):
+        async with server.episode("e1") as episode:
+            await episode("begin")
+    assert "the state of own tools could not be closed" in caplog.text
+
+
 async def test_a_result_that_breaks_the_annotation_is_an_error(tmp_path: Path) -> None:
     path = tool_file(
         tmp_path,

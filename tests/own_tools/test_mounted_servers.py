@@ -258,6 +258,13 @@ async def test_a_server_that_cannot_start_fails_its_task_or_the_start_of_the_ser
     assert at_start.value.message.startswith("the settings: MCP server")
 
 
+async def test_a_server_without_a_time_of_its_own_has_that_of_the_settings_to_start() -> None:
+    server = OwnServer(servers=[rogue("silent")], mount_start_timeout_s=0.5, mount_grace_s=0.3)
+    with pytest.raises(StartupError, match=r"did not name its tools within 0\.5 s"):
+        async with server.catalog:
+            pass
+
+
 async def test_a_server_of_the_settings_that_cannot_start_later_is_infrastructures_fault(tmp_path: Path) -> None:
     script = tmp_path / "rogue_server.py"
     script.write_text((HERE / "rogue_server.py").read_text())

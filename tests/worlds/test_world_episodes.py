@@ -25,6 +25,7 @@ SETTINGS = {
         "grade_timeout_s": 1.0,
         "close_timeout_s": 0.2,
         "max_user_turns": 3,
+        "max_message_chars": 5000,
     }
 }
 
@@ -226,6 +227,7 @@ async def test_a_user_speaks_until_the_bound_and_then_the_conversation_is_over(s
         ("raise", "respond raised ValueError: the user broke"),
         ("block", "respond took longer than 1 s (worlds.respond_timeout_s)"),
         ("number", "respond returned a int; it returns text or None"),
+        ("long", "respond returned 5001 characters; the most is 5000 (worlds.max_message_chars)"),
     ],
 )
 async def test_a_user_who_cannot_be_played_ends_the_episode(server: WorldServer, answer: str, said: str) -> None:
