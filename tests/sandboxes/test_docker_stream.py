@@ -184,6 +184,17 @@ async def test_a_folder_that_cannot_be_copied_is_not_the_tasks_fault_and_leaves_
     assert volumes_of(run_dir.name) == []
 
 
+async def test_a_copy_that_takes_too_long_is_not_the_tasks_fault_and_leaves_nothing(run_dir: Path) -> None:
+    async with started(run_dir, **STREAM, docker_copy_timeout_s=0.001) as provider:
+        with pytest.raises(
+            SandboxUnavailable, match=r"more than 0\.001 s .*sandboxes\.docker_copy_timeout_s"
+        ) as said:
+            await provider.create(SPEC)
+        assert said.value.fault is Fault.INFRASTRUCTURE
+        await eventually(lambda: containers_of(run_dir.name) == [])
+    assert left_in(run_dir) == []
+
+
 async def test_a_creation_cancelled_while_it_fills_leaves_no_container(run_dir: Path, agent: Path) -> None:
     spec = replace(SPEC, mounts=(Mount(agent, "/opt/agent"),))
     async with started(run_dir, **STREAM) as provider:
