@@ -28,6 +28,7 @@ from statistics import median
 import docker
 from docker.errors import DockerException
 
+from gate_parts.report import write_docs
 from turnstile_server.errors import TurnstileError
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -241,14 +242,6 @@ async def measure_with(tasks: BackgroundTasks, image: str, rounds: int, count: i
     return "\n".join([head, "", *lines])
 
 
-def write_docs(report: str) -> None:
-    text = DOCS.read_text()
-    before, marked, rest = text.partition(START_MARK)
-    if not marked:
-        raise SystemExit(f"{DOCS} has no line {START_MARK}")
-    DOCS.write_text(f"{before}{START_MARK}\n\n{report}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", default=os.environ.get("TURNSTILE_TEST_IMAGE", SandboxSettings().docker_image))
@@ -263,7 +256,7 @@ def main() -> int:
         return 1
     print(report)
     if arguments.write_docs:
-        write_docs(report)
+        write_docs(DOCS, report, START_MARK, END_MARK)
     return 0
 
 

@@ -25,6 +25,7 @@ from statistics import median
 from docker.errors import DockerException
 from starlette.types import Receive, Scope, Send
 
+from gate_parts.report import write_docs
 from sandbox import SPEC, by_helper, folder, timed
 from turnstile_server.errors import TurnstileError
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
@@ -145,14 +146,6 @@ async def remove_volumes(owner: str) -> None:
         await asyncio.to_thread(subprocess.check_call, ["docker", "volume", "rm", name], stdout=subprocess.DEVNULL)
 
 
-def write_docs(report: str) -> None:
-    text = DOCS.read_text()
-    before, marked, rest = text.partition(START_MARK)
-    if not marked:
-        raise SystemExit(f"{DOCS} has no line {START_MARK}")
-    DOCS.write_text(f"{before}{START_MARK}\n\n{report}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", default=os.environ.get("TURNSTILE_TEST_IMAGE", SandboxSettings().docker_image))
@@ -167,7 +160,7 @@ def main() -> int:
         return 1
     print(report)
     if arguments.write_docs:
-        write_docs(report)
+        write_docs(DOCS, report, START_MARK, END_MARK)
     return 0
 
 

@@ -27,6 +27,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate_parts.report import write_docs
+
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 START_MARK, END_MARK = "<!-- benchmarks/start.py writes from here -->", "<!-- to here, start -->"
 BIN = Path(sys.executable).parent
@@ -168,13 +170,6 @@ def report(times: dict[str, list[Times]], images: dict[str, str], load: float) -
     return "\n".join(lines)
 
 
-def write_docs(text: str) -> None:
-    before, marked, rest = DOCS.read_text().partition(START_MARK)
-    if not marked:
-        raise SystemExit(f"{DOCS} has no line {START_MARK}")
-    DOCS.write_text(f"{before}{START_MARK}\n\n{text}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -198,7 +193,7 @@ def main() -> None:
     text = report(times, {name: image for name, image in images.items() if image}, load)
     print(text)
     if arguments.write_docs:
-        write_docs(text)
+        write_docs(DOCS, text, START_MARK, END_MARK)
 
 
 if __name__ == "__main__":

@@ -97,13 +97,13 @@ def write_results(folder: Path, facts: dict[str, Any], rows: list[Figures], text
     (folder / "gate.md").write_text(text)
 
 
-def write_docs(page: Path, text: str) -> None:
-    """Replaces what lies between the two markers; the words around them stay."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page.name} lacks the markers {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}")
+def write_docs(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Replaces what lies between the two markers, of any benchmark; the words around them stay."""
+    before, found, rest = page.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"{page.name} lacks the markers {begin} and {end}")
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
 
 
 def _lines(path: str) -> list[str]:
