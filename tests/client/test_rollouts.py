@@ -318,7 +318,7 @@ async def test_a_creation_that_may_have_happened_is_repeated_there_and_makes_one
 
 async def test_a_full_server_is_waited_for(read: Read, stub: StubServer) -> None:
     stub.max_open = 2
-    stub.play = lambda _: Play(0.05)
+    stub.play = lambda _: Play(0.4)  # long enough for the six others to be refused meanwhile
     seen: list[RolloutProgress] = []
     rollouts = await collect(
         read, stub, [f"t{n}" for n in range(8)], max_concurrent=8, retries=0, on_progress=seen.append
