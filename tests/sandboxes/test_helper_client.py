@@ -12,6 +12,7 @@ from echo_app import EchoApp, agents_of
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.docker.address import EngineAddress
 from turnstile_server.sandboxes.helper import TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
@@ -114,6 +115,45 @@ async def test_a_helper_that_nobody_waited_for_is_cut_off_at_close(
     caller.writer.close()
     assert not sockets.folder.exists()
     await sockets.close()
+
+
+async def test_a_link_is_closed_in_the_turn_of_the_loop_in_which_bytes_come(
+    run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks
+) -> None:
+    """An error in the loop itself, which nobody can catch, fails the test."""
+    for turns in range(8):
+        sockets = SandboxSockets(run_dir / f"link-{turns}", agents_of(echo_app, 3), tasks, name="link")
+        await sockets.open()
+        caller = await Caller.dial(sockets)
+        client = await sockets.dialed_in(10)
+        await asyncio.sleep(0.01)  # until it reads
+        closing = asyncio.create_task(client.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        caller.says({"any": "frame"})
+        await closing
+        caller.writer.close()
+        await sockets.close()
+
+
+async def test_a_read_of_the_engine_is_cancelled_in_the_turn_of_the_loop_in_which_bytes_come(
+    run_dir: Path,
+) -> None:
+    writers: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    path = run_dir / "engine.sock"
+    async with await asyncio.start_unix_server(lambda _, writer: writers.put_nowait(writer), path):
+        connection = await EngineAddress(f"unix://{path}").connect()
+        engine = await writers.get()
+        reading = asyncio.create_task(connection.receive())
+        await asyncio.sleep(0.01)
+        engine.write(b"one")
+        asyncio.get_running_loop().call_soon(reading.cancel)
+        await asyncio.gather(reading, return_exceptions=True)
+        assert reading.cancelled()
+        engine.write(b"two")
+        engine.close()
+        assert b"".join([part async for part in connection]) == b"onetwo"
+        await connection.aclose()
 
 
 async def test_closing_the_sockets_cuts_their_callers(

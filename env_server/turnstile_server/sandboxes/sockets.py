@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream, Listener, SocketStream
+from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
@@ -31,6 +31,16 @@ HELPER_SOCKET = "helper.sock"
 MAX_SOCKET_PATH = 107
 """unix(7): ``sun_path`` holds 108 bytes with the closing NUL."""
 _HELLO_BYTES = 4096
+
+
+async def over_transport(stream: SocketStream) -> SocketStream:
+    """The connection of anyio's own stream over a Unix socket, which may not be used any more.
+
+    That one (4.16.0) watches the socket itself: if a read or a write is cancelled in the same turn of the event
+    loop in which the socket becomes ready, InvalidStateError is raised in the loop, where nobody can catch it.
+    Asyncio's transports, over which anyio's TCP streams go, do not have this.
+    """
+    return await SocketStream.from_socket(stream.extra(SocketAttribute.raw_socket))
 
 
 class SandboxSockets:
@@ -130,8 +140,9 @@ class SandboxSockets:
             with anyio.CancelScope(shield=True):
                 await listener.aclose()
 
-    async def _answer(self, calls: anyio.CancelScope, stream: ByteStream) -> None:
+    async def _answer(self, calls: anyio.CancelScope, caller: SocketStream) -> None:
         """One call: the right token makes it the helper's connection, anything else ends it."""
+        stream = await over_transport(caller)
         decoder = frames.Decoder()
         accepted = False
         try:

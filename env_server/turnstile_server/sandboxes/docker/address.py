@@ -23,6 +23,7 @@ from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.sandboxes.sockets import over_transport
 
 DEFAULT = "unix:///var/run/docker.sock"
 _IDLE_S, _PROBE_S, _PROBES = 30, 10, 6
@@ -63,7 +64,7 @@ class EngineAddress:
     async def connect(self) -> ByteStream:
         """A new connection, for what the SDK cannot do without blocking. Raises OSError, ssl.SSLError."""
         if self.path is not None:
-            return await anyio.connect_unix(self.path)
+            return await over_transport(await anyio.connect_unix(self.path))
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         assert parts.port is not None  # the SDK asks for one
