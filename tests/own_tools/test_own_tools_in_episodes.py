@@ -72,10 +72,15 @@ async def mcp_client(created: EpisodeCreated) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_the_example_is_played_over_mcp_and_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_the_example_is_played_over_mcp_and_graded(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = request.getfixturevalue("docker_image") if kind == "docker" else "unused"
+    sandboxes = {"kind": kind, "docker_image": image}
     assert shutil.which("bwrap"), "install bubblewrap: the suites' sandboxes are made with it"
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # its python3 has the SDK
-    async with running(sandboxes={"kind": "local"}, tasks={"sources": [EXAMPLE]}) as server:
+    async with running(sandboxes=sandboxes, tasks={"sources": [EXAMPLE]}) as server:
         created = await external(server, TaskRef(id="own-tools"))
         async with mcp_client(created) as client:
             names = [tool.name for tool in (await client.list_tools()).tools]

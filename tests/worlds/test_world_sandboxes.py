@@ -27,9 +27,12 @@ SOURCE = Path(__file__).with_name("sandbox_worlds.py")
 LOCAL = {"sandboxes": {"kind": "local"}}
 
 
-@pytest.fixture(scope="module")
-async def server() -> AsyncIterator[WorldServer]:
-    async with world_server(SOURCE, LOCAL) as running:
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[WorldServer]:
+    settings = LOCAL
+    if request.param == "docker":
+        settings = {"sandboxes": {"kind": "docker", "docker_image": request.getfixturevalue("docker_image")}}
+    async with world_server(SOURCE, settings) as running:
         yield running
 
 
