@@ -31,6 +31,7 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
+	scripts/nginx.sh
 	$(BIN)/pytest -n 2 -m "slow and not docker"
 
 test-thorough: $(INSTALLED)

@@ -6,6 +6,8 @@ carry an idempotency key). Every other failure is raised at once.
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -46,13 +48,27 @@ def checked_key(key: str | None) -> str | None:
 
 
 def client_arguments(settings: ClientSettings) -> dict[str, Any]:
-    """Keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
+    """Keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``. Raises InvalidRequest."""
     limits = httpx.Limits(
         max_connections=settings.max_connections,
         max_keepalive_connections=settings.max_connections,
         keepalive_expiry=settings.keepalive_s,
     )
-    return {"limits": limits, "trust_env": settings.trust_env}
+    return {"limits": limits, "trust_env": settings.trust_env, "verify": _authorities()}
+
+
+def _authorities() -> ssl.SSLContext | bool:
+    """Whose certificates are believed: those that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name, else httpx's.
+
+    httpx reads these only where it may take proxies from the environment too. Raises InvalidRequest.
+    """
+    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
+    if file is None and folder is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file, capath=folder)
+    except OSError as error:
+        raise errors.InvalidRequest(f"SSL_CERT_FILE names {file}, which cannot be used: {error}") from error
 
 
 class Transport:

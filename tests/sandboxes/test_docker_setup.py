@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from echo_app import EchoApp, agents_of
 
+from tls_support import certificates
 from turnstile_server.errors import Fault, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.engine import DockerEngine
@@ -62,21 +63,6 @@ def engine(reply: bytes, content_type: str = "application/json", status: int = 2
             yield f"tcp://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-
-
-def certificates(folder: Path) -> Path:
-    """A folder as DOCKER_CERT_PATH names it, its authority signed by itself."""
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-days", "2", "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "ca.pem").write_bytes((folder / "cert.pem").read_bytes())
-    return folder
 
 
 async def test_a_socket_that_is_not_there_says_how_a_container_gets_it(run_dir: Path, tmp_path: Path) -> None:

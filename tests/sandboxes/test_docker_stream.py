@@ -27,9 +27,9 @@ from docker_support import (
 )
 from echo_app import EchoApp, agents_of
 from sandbox_providers import SPEC, eventually
-from test_docker_setup import certificates
 
 from engine_forwarder import engine_over_tcp
+from tls_support import certificates
 from turnstile_server.errors import Fault, SandboxFailed, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, bind_mount

@@ -37,8 +37,9 @@ def episode(stage: McpStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
 
 
 def environment(**more: str) -> dict[str, str]:
+    """With a proxy that is not there: the command takes none from the environment, as the client does not."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNSTILE_")}
-    return {**kept, **more}
+    return {**kept, "HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "", **more}
 
 
 @asynccontextmanager

@@ -20,6 +20,8 @@ import typer
 
 from turnstile import errors
 from turnstile._mcp_bridge import McpBridge
+from turnstile._retry import ClientSettings
+from turnstile._transport import client_arguments
 from turnstile.cli.connection import DEFAULT_URL, DataDirOption, KeyOption, key_from
 from turnstile.cli.output import FAILED, USAGE, fail, reported
 from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
@@ -120,10 +122,10 @@ async def _serve(tool_url: str, episode_key: str) -> None:
                 serving.cancel()
 
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
-    limits = httpx.Limits(max_connections=None)
+    arguments = {**client_arguments(ClientSettings()), "limits": httpx.Limits(max_connections=None)}
     headers = {"authorization": f"Bearer {episode_key}"}
     async with (
-        httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as http,
+        httpx.AsyncClient(headers=headers, timeout=timeout, **arguments) as http,
         _stopped_by_signals() as serving,
         _lines() as lines,
     ):
