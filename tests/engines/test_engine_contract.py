@@ -221,6 +221,17 @@ async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(engine: En
     np.testing.assert_allclose(scores, reference_logprobs(tiny_model, ids, 1, 1.0), atol=TOLERANCE, rtol=0)
 
 
+async def test_a_sequence_as_long_as_it_says_is_scored(engine: Engine, tiny_model: Path) -> None:
+    longest = engine.capabilities.longest_scored
+    ids = prompt_of(15, CONTEXT)
+    scores = await engine.score(ids[:longest], 4000, 1.0)
+    expected = reference_logprobs(tiny_model, ids[:longest], 4000, 1.0)
+    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+    if longest is not None:
+        with pytest.raises(EngineRefused, match="maximum allowed length"):
+            await engine.score(ids[: longest + 1], 4000, 1.0)
+
+
 async def test_scoring_nothing_gives_nothing(engine: Engine) -> None:
     assert len(await engine.score(prompt_of(16, 4), 4, 1.0)) == 0
 

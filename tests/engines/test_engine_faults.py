@@ -374,11 +374,13 @@ async def test_a_model_with_fewer_ids_than_our_tokenizer_is_refused(server: Scri
 async def test_the_window_is_the_least_of_the_engines_and_ours(server: ScriptedEngine) -> None:
     async with attached(server) as engine:
         assert engine.capabilities.context_length == 4096
+        assert engine.capabilities.longest_scored == 4089
     async with attached(server, context_length=100) as engine:
         assert engine.capabilities.context_length == 100
     server.server_info["max_req_input_len"] = 1000
     async with attached(server) as engine:
         assert engine.capabilities.context_length == 1006
+        assert engine.capabilities.longest_scored == 999
 
 
 async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_goes_on(

@@ -1,15 +1,18 @@
-"""The audit's checks of the records: an undamaged episode passes, each kind of damage is found by its check."""
+"""The audit's checks of the records: an undamaged episode passes, each kind of damage is found by its check. What
+an engine with a short input is asked to score."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Never
 
 import numpy as np
 import pytest
 
-from capture.play import Play
-from turnstile.models import SampleSet, Turn
-from turnstile_server.episodes.auditor import check_invariants
+from capture.play import FACTS, Play
+from turnstile.models import Float32Array, Int32Array, SampleSet, Turn
+from turnstile_server.engines.protocol import Engine, EngineCapabilities, EngineState
+from turnstile_server.episodes.auditor import Auditor, check_invariants
 
 VOCAB = 1000
 
@@ -93,3 +96,52 @@ def test_a_turn_committed_before_the_one_it_continues_is_found() -> None:
     turns, exported = recorded()
     turns[0] = turns[0].model_copy(update={"seq": 99})
     assert failed(turns, exported) == {"token_in_token_out"}
+
+
+class ShortEngine(Engine):
+    """Scores the recorded turn's tokens as recorded, but for its last one, which is ``off``."""
+
+    def __init__(self, turn: Turn, longest: int | None, off: float = 0.0) -> None:
+        self._recorded = np.concatenate([np.zeros(len(turn.context_ids), np.float32), turn.logprobs])
+        self._recorded[-1] += off
+        self._longest = longest
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(4096, VOCAB, "short", longest_scored=self._longest)
+
+    def generate(self, *args: object, **options: object) -> Never:
+        raise NotImplementedError
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def state(self) -> EngineState:
+        return EngineState(ok=True, weight_version="v0", paused=False)
+
+    async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
+        assert self._longest is None or len(input_ids) <= self._longest
+        return self._recorded[start : len(input_ids)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("longest", "off", "unscored", "distance", "passed"),
+    [
+        (None, 0.0, 0, 0.0, True),
+        (None, 0.5, 0, 0.5, False),
+        (3, 0.5, 0, 0.5, False),
+        (2, 0.5, 1, 0.0, True),
+        (1, 0.5, 2, None, True),
+    ],
+)
+async def test_what_is_longer_than_an_engine_scores_is_counted_and_the_rest_is_scored(
+    longest: int | None, off: float, unscored: int, distance: float | None, passed: bool
+) -> None:
+    play = Play()
+    turn = play.turn("user:u1", "a1").turn
+    assert (len(turn.context_ids), len(turn.completion_ids)) == (1, 2)
+    report = await Auditor(ShortEngine(turn, longest, off), 0.01).audit(play.tree, FACTS)
+    [audit] = report.turns
+    assert (audit.tokens, audit.unscored, audit.max_abs_delta) == (2, unscored, distance)
+    assert audit.skipped == ("too_long_to_score" if distance is None else None)
+    assert report.passed is passed

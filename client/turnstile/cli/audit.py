@@ -58,7 +58,7 @@ def _show(reports: list[AuditReport]) -> None:
                 report.episode_id,
                 str(len(report.turns)),
                 str(len(scored)),
-                str(sum(turn.tokens for turn in scored)),
+                str(sum(turn.tokens - turn.unscored for turn in scored)),
                 _distance(report.max_abs_delta),
                 ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
                 _verdict(report),

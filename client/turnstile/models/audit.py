@@ -13,11 +13,15 @@ class TurnAudit(Model):
     turn_id: str
     tokens: int = Field(ge=1)
     """Sampled tokens of the turn."""
+    unscored: int = Field(0, ge=0)
+    """Those of them that the engine did not score: all of a turn that was skipped, else the last ones of a turn
+    that fills the context to within what the engine takes as one input (SGLang: 7 tokens)."""
     max_abs_delta: FiniteFloat | None = None
-    """max |recorded logprob − engine's score| over the completion, in nats; None when the turn was skipped."""
+    """max |recorded logprob − engine's score| over the tokens that were scored, in nats; None when the turn was
+    skipped."""
     skipped: str | None = None
     """Why the turn could not be re-scored: ``constrained``, ``other_weights``, ``given``,
-    ``engine_cannot_score``."""
+    ``engine_cannot_score``, ``too_long_to_score``."""
 
 
 class InvariantCheck(Model):

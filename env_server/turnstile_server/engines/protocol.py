@@ -139,6 +139,8 @@ class EngineCapabilities:
     """``EngineSampling.json_schema`` works."""
     scores: bool = True
     """``score`` works, at any temperature."""
+    longest_scored: int | None = None
+    """Most ids that ``score`` takes; None: as many as the context has."""
     parked_calls: ParkedCalls | None = None
     """Set by an engine that samples nothing itself: its calls wait here for the training loop."""
 
@@ -215,7 +217,8 @@ class Engine(Protocol):
 
     async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
         """float32[len - start]: log p(input_ids[i] | input_ids[:i]) for i in [start, len), under
-        softmax(logits / temperature); temperature 0 means raw logits. ``start`` >= 1."""
+        softmax(logits / temperature); temperature 0 means raw logits. ``start`` >= 1. Raises EngineRefused for
+        more ids than ``longest_scored``."""
         raise EngineRefused("This engine cannot score.")
 
     @abstractmethod

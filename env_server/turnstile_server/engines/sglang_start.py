@@ -162,6 +162,7 @@ def _facts(
         model_name=str(model.get("served_model_name") or model.get("model_path")),
         constrained=server.get("grammar_backend") not in (None, "none"),
         scores=True,
+        longest_scored=_longest_scored(server, window),
     )
     return ServerFacts(capabilities, server.get(SCALED_INPUT_LOGPROBS) is True, str(model["weight_version"]))
 
@@ -176,6 +177,15 @@ def _window(models: dict[str, Any], server: dict[str, Any], settings: EngineSett
     if isinstance(longest_input, int):  # smaller than the window where the cache is smaller than the window
         window = min(window, longest_input + INPUT_MARGIN)
     return window if settings.context_length is None else min(window, settings.context_length)
+
+
+def _longest_scored(server: dict[str, Any], window: int) -> int | None:
+    """SGLang refuses inputs of ``max_req_input_len`` and more (managers/utils.py: validate_input_length), also
+    those that it only scores. Our own worker takes the whole window."""
+    if server.get(SCALED_INPUT_LOGPROBS) is True:
+        return None
+    longest_input = server.get("max_req_input_len")
+    return (longest_input if isinstance(longest_input, int) else window - INPUT_MARGIN) - 1
 
 
 def read_vocab_size(folder: Path) -> int | None:

@@ -3,7 +3,8 @@
 Distances are in nats, at the turn's own temperature. A turn is skipped, with a reason, if a comparison would say
 nothing: other weights sampled it than those that the engine serves now, a grammar constrained it, or it was not
 sampled at all (``given``). If the engine cannot score, every turn is skipped: such an audit checks the records
-only, and its ``max_abs_delta`` is None.
+only, and its ``max_abs_delta`` is None. A completion may go on to the end of the context, and an engine may take
+fewer ids than that in one call: the last tokens of such a turn are ``unscored``.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ class Auditor:
         turn = node.turn
         skipped = _skip(node, serving, scores=self._engine.capabilities.scores)
         if skipped is not None:
-            return TurnAudit(turn_id=turn.turn_id, tokens=len(turn.completion_ids), skipped=skipped)
-        scores = await self._engine.score(node.tokens(), node.prompt_count, turn.sampling.temperature)
-        distance = float(np.max(np.abs(scores - turn.logprobs)))
-        return TurnAudit(turn_id=turn.turn_id, tokens=len(turn.completion_ids), max_abs_delta=distance)
+            sampled = len(turn.completion_ids)
+            return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped=skipped)
+        tokens = node.tokens()[: self._engine.capabilities.longest_scored]
+        sampled = len(turn.completion_ids)
+        if len(tokens) <= node.prompt_count:
+            return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped="too_long_to_score")
+        scores = await self._engine.score(tokens, node.prompt_count, turn.sampling.temperature)
+        distance = float(np.max(np.abs(scores - turn.logprobs[: len(scores)])))
+        unscored = sampled - len(scores)
+        return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=unscored, max_abs_delta=distance)
 
 
 def _skip(node: Node, serving: str | None, *, scores: bool) -> str | None:
