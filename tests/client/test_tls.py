@@ -150,9 +150,10 @@ def behind(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "ca.pem"))
     with free_socket() as first, free_socket() as second:
         ports = first.getsockname()[1], second.getsockname()[1]
-    gate = {"public_url": f"https://127.0.0.1:{ports[1]}", "max_body_bytes": GATE_BODY}
+    gate = {"public_url": f"https://127.0.0.1:{ports[1]}", "max_body_bytes": GATE_BODY, "status_hold_s": 0.2}
+    bounds = {"max_turns": 2, "max_completion_tokens": 16}  # the model's weights are random: it may never stop
     with (
-        open_door(gate=gate, sandboxes={"kind": "local"}) as door,
+        open_door(gate=gate, sandboxes={"kind": "local"}, episodes=bounds) as door,
         nginx(tmp_path, certificate, (door.url, ports[0]), (door.agent_url, ports[1])),
     ):
         yield Door(f"https://127.0.0.1:{ports[0]}", door.key, f"https://127.0.0.1:{ports[1]}", door.other_model)
@@ -180,12 +181,20 @@ async def test_everything_is_reached_through_nginx(behind: Door, certificate: Pa
         assert episode.model_url.startswith(f"{behind.agent_url}/e/")
         key = {"authorization": f"Bearer {episode.episode_key}"}
         async with httpx.AsyncClient(headers=key, verify=context, timeout=60) as http:
-            call = {"model": "m", "max_tokens": 24, "messages": [{"role": "user", "content": "Hello."}]}
+            call = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello."}]}
             url = f"{episode.model_url}/v1/chat/completions"
-            async with http.stream("POST", url, json={**call, "stream": True}) as streamed:
-                assert streamed.status_code == 200
-                pieces = [piece async for piece in streamed.aiter_raw()]
-            assert len(pieces) > 1  # nothing was held back until the end
+            # What there is comes at once: the stream has begun while the engine still holds its first token.
+            await client.pause("in_place")
+            try:
+                async with http.stream("POST", url, json={**call, "stream": True}) as streamed:
+                    pieces = streamed.aiter_raw()
+                    parts = [await anext(pieces)]
+                    await client.resume()
+                    parts += [piece async for piece in pieces]
+            finally:
+                await client.resume()
+            assert streamed.status_code == 200
+            assert b"[DONE]" in b"".join(parts)
             # Bodies above nginx's usual 1 MB, and above the server's limit: the server says what is wrong.
             for size, status in ((3 << 20, 200), (5 << 20, 413)):
                 answer = await http.post(url, content=json.dumps(call).ljust(size))
