@@ -25,7 +25,7 @@ from turnstile.cli.app import COMMANDS, app
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.parquet import read_parquet
 from turnstile.exporters.registry import FORMATS, ExportFormat
-from turnstile.models import Turn
+from turnstile.models import AuditReport, Turn
 from turnstile.models.messages import Message, ToolCall
 from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
 from turnstile_server import commands as server_commands
@@ -325,6 +325,23 @@ def test_an_audit_that_passes_prints_the_distance_and_exits_0(door: Door, record
     assert first["passed"]
     assert first["max_abs_delta"] < 1e-4
     assert second["turns"] == []
+
+
+def test_an_audit_counts_what_the_engine_did_not_score(
+    door: Door, recorded: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang leaves the end of a turn that fills the context."""
+    audit = Client.audit
+
+    def unscored_end(client: Client, episode_id: str) -> AuditReport:
+        report = audit(client, episode_id)
+        turn = report.turns[0]
+        return report.model_copy(update={"turns": (turn.model_copy(update={"tokens": 90, "unscored": 7}),)})
+
+    monkeypatch.setattr(Client, "audit", unscored_end)
+    shown = turnstile("audit", recorded[0], **on(door)).stdout
+    assert " 83 " in shown
+    assert "7 tokens at the end of the context were not re-scored" in shown
 
 
 def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Path) -> None:

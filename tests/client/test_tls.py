@@ -30,6 +30,8 @@ from turnstile.errors import InvalidRequest, ServerUnavailable
 pytestmark = pytest.mark.anyio
 
 GATE_BODY = 4 << 20
+NAME = "turnstile.example"
+"""Of the proxy, as clients call it."""
 
 
 @pytest.fixture
@@ -153,7 +155,9 @@ def behind(
     gate = {"public_url": f"https://127.0.0.1:{ports[1]}", "max_body_bytes": GATE_BODY, "status_hold_s": 0.2}
     bounds = {"max_turns": 2, "max_completion_tokens": 16}  # the model's weights are random: it may never stop
     with (
-        open_door(gate=gate, sandboxes={"kind": "local"}, episodes=bounds) as door,
+        open_door(
+            gate=gate, control={"allowed_hosts": [NAME]}, sandboxes={"kind": "local"}, episodes=bounds
+        ) as door,
         nginx(tmp_path, certificate, (door.url, ports[0]), (door.agent_url, ports[1])),
     ):
         yield Door(f"https://127.0.0.1:{ports[0]}", door.key, f"https://127.0.0.1:{ports[1]}", door.other_model)
@@ -210,6 +214,11 @@ async def test_everything_is_reached_through_nginx(behind: Door, certificate: Pa
         assert sum(int(row.loss_mask.sum()) for row in found.samples) > 0
         played = [each async for each in client.rollouts(["Say hello."], agent="tool-loop", n=1)]
         assert [each.episode.status for each in played] == ["completed"]
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {behind.key}"}, verify=context) as http:
+        for host, known in ((NAME, True), ("other.example", False)):
+            listed = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            answer = await http.post(f"{behind.url}/mcp", json=listed, headers={"host": host})
+            assert answer.status_code == (200 if known else 421)
     socket = f"wss{behind.url.removeprefix('https')}/k/{behind.key}/ws"
     async with connect(socket, ssl=context) as openenv:
         await openenv.send(json.dumps({"type": "state"}))

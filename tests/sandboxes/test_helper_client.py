@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -100,6 +101,16 @@ async def test_the_token_is_good_for_one_call_and_the_socket_is_then_gone(socket
 async def test_a_helper_that_does_not_call_in_time_is_unavailable(sockets: SandboxSockets) -> None:
     with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.05 s"):
         await sockets.dialed_in(0.05)
+
+
+async def test_callers_that_hang_up_at_once_do_not_keep_the_helper_out(sockets: SandboxSockets) -> None:
+    for _ in range(50):
+        with socket.socket(socket.AF_UNIX) as hasty:
+            hasty.connect(str(sockets.folder / "helper.sock"))
+    caller = await Caller.dial(sockets)
+    client = await sockets.dialed_in(10)
+    await client.close()
+    caller.writer.close()
 
 
 async def test_a_helper_that_nobody_waited_for_is_cut_off_at_close(

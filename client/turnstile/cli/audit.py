@@ -73,6 +73,8 @@ def _show(reports: list[AuditReport]) -> None:
     passed = sum(report.passed for report in reports)
     largest = _distance(max(distances, default=None))
     typer.echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
+    if ends := sum(turn.unscored for report in reports for turn in report.turns if turn.skipped is None):
+        typer.echo(f"{ends} tokens at the end of the context were not re-scored: the engine takes no such input")
     unscored = sum(report.passed and report.max_abs_delta is None and bool(report.turns) for report in reports)
     if unscored:
         typer.echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")

@@ -49,13 +49,11 @@ class Auditor:
         )
 
     async def _turn(self, node: Node, serving: str | None) -> TurnAudit:
-        turn = node.turn
+        turn, sampled = node.turn, len(node.turn.completion_ids)
         skipped = _skip(node, serving, scores=self._engine.capabilities.scores)
         if skipped is not None:
-            sampled = len(turn.completion_ids)
             return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped=skipped)
         tokens = node.tokens()[: self._engine.capabilities.longest_scored]
-        sampled = len(turn.completion_ids)
         if len(tokens) <= node.prompt_count:
             return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped="too_long_to_score")
         scores = await self._engine.score(tokens, node.prompt_count, turn.sampling.temperature)
