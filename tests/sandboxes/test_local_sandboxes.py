@@ -91,11 +91,11 @@ async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
     await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     script = (
-        f"ls {package.parent}; echo; ls -A {package}; cat {file}; ls -A {folder}; touch {folder}/x || echo kept"
+        f"ls {package.parent}; echo ==; ls -A {package}; cat {file}; ls -A {folder}; touch {folder}/x || echo kept"
     )
     result = await sandbox.exec(Command(("sh", "-c", script)))
     await provider.close()
-    beside, _, inside = result.stdout.decode().partition("\n\n")
+    beside, _, inside = result.stdout.decode().partition("==\n")
     if not package.is_relative_to("/tmp"):  # there the sandbox's own /tmp hides all of a checkout
         assert package.name in beside
     assert inside == "kept\n", result
