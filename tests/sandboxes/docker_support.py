@@ -22,6 +22,8 @@ from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.settings import SandboxSettings
 
+RUNSC = os.environ.get("TURNSTILE_TEST_RUNSC", "")
+"""gVisor's runtime, by its name in the engine; empty where the engine has none (``scripts/ci_runsc.sh``)."""
 BARE_IMAGE = "turnstile-test:bare"
 OWNERS: set[str] = set()
 """Whose volumes are removed after all tests."""
@@ -99,6 +101,10 @@ def streaming_provider(settings: SandboxSettings, run_dir: Path) -> DockerProvid
     return docker_provider(settings.model_copy(update={"docker_transport": "stream"}), run_dir)
 
 
+def gvisor_provider(settings: SandboxSettings, run_dir: Path) -> DockerProvider:
+    return docker_provider(settings.model_copy(update={"docker_runtime": RUNSC}), run_dir)
+
+
 def volumes_of(owner: str) -> list[str]:
     return [each.name for each in engine().volumes.list(filters={"label": f"{OWNER_LABEL}={owner}"})]
 
@@ -119,7 +125,10 @@ def _traces(sandbox_id: str, run_dir: Path) -> list[str]:
     return containers + [str(path) for path in run_dir.glob(f"{sandbox_id}*")]
 
 
-DOCKER = Backend(name="docker", make=docker_provider, two_users=True, kill_helper=_kill_helper, traces=_traces)
+DOCKER = Backend(name="docker", make=docker_provider, own_uids=True, kill_helper=_kill_helper, traces=_traces)
 STREAM = Backend(
-    name="docker-stream", make=streaming_provider, two_users=True, kill_helper=_kill_helper, traces=_traces
+    name="docker-stream", make=streaming_provider, own_uids=True, kill_helper=_kill_helper, traces=_traces
+)
+GVISOR = Backend(
+    name="runsc", make=gvisor_provider, own_uids=True, kill_helper=_kill_helper, traces=_traces, own_kernel=True
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from echo_app import agents_of
 
-from turnstile_server.errors import SandboxFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxLimits, SandboxSpec, User
@@ -36,6 +36,10 @@ class MemorySandbox:
     def workdir(self) -> str:
         return self.spec.workdir
 
+    @property
+    def can_launch(self) -> bool:
+        return True
+
     def admit(self, episode_id: str | None) -> None:
         return
 
@@ -44,7 +48,7 @@ class MemorySandbox:
         if not self.alive:
             raise SandboxFailed("it died")
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         raise NotImplementedError
 
     async def destroy(self) -> None:
@@ -63,7 +67,7 @@ class MemorySandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         raise NotImplementedError
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
         raise NotImplementedError
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:

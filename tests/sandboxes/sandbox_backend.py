@@ -13,11 +13,13 @@ from turnstile_server.settings import SandboxSettings
 
 @dataclass(frozen=True)
 class Backend:
-    """``two_users``: the agent's and the tests' uids differ. ``kill_helper``: from outside, by SIGKILL.
-    ``traces``: what of a sandbox is on the host, in words; empty when it is gone."""
+    """``own_uids``: each user has a uid of its own. ``kill_helper``: from outside, by SIGKILL.
+    ``traces``: what of a sandbox is on the host, in words; empty when it is gone. ``own_kernel``: sandboxes do not
+    share the host's; what fills one may end the sandbox."""
 
     name: str
     make: Callable[[SandboxSettings, Path], SandboxProvider]
-    two_users: bool
+    own_uids: bool
     kill_helper: Callable[[HelperSandbox, Path], None]
     traces: Callable[[str, Path], list[str]]
+    own_kernel: bool = False

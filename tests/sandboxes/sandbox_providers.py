@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from docker_support import DOCKER, STREAM
+from docker_support import DOCKER, GVISOR, RUNSC, STREAM
 from sandbox_backend import Backend
 
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
@@ -25,14 +25,14 @@ LIMITS = SandboxLimits(memory_bytes=256 << 20, cpus=1.0, pids=64, disk_bytes=16 
 SPEC = SandboxSpec(LIMITS)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(word) for word in text.split()]
 
 
 def _kill_local_helper(sandbox: HelperSandbox, run_dir: Path) -> None:
     (bwrap,) = [int(word) for word in (run_dir / f"{sandbox.sandbox_id}.pid").read_text().split()[:1]]
-    (helper,) = _children(bwrap)
+    (helper,) = children(bwrap)
     os.kill(helper, signal.SIGKILL)
 
 
@@ -56,7 +56,7 @@ def _local(as_root: bool) -> Backend:
     return Backend(
         name="local" if as_root else "local-one-uid",
         make=lambda settings, run_dir: LocalProvider(settings, run_dir, as_root=as_root),
-        two_users=as_root,
+        own_uids=as_root,
         kill_helper=_kill_local_helper,
         traces=local_traces,
     )
@@ -65,6 +65,8 @@ def _local(as_root: bool) -> Backend:
 # Without root there is only the kind with one uid.
 LOCAL = [_local(True), _local(False)] if os.geteuid() == 0 else [_local(False)]
 BACKENDS = [*LOCAL, *(pytest.param(each, marks=pytest.mark.docker) for each in (DOCKER, STREAM))]
+if RUNSC:
+    BACKENDS.append(pytest.param(GVISOR, marks=[pytest.mark.docker, pytest.mark.runsc]))
 
 
 async def eventually(what: Callable[[], bool]) -> None:

@@ -17,6 +17,8 @@ NO_PROC = "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"
 NO_MOUNT = "bwrap: Failed to make / slave: Permission denied"
 NO_UID_MAP = "bwrap: setting up uid map: Permission denied"
 NO_ROOT_MAP = "bwrap: setting up uid map: Operation not permitted"
+NO_PYTHON = "bwrap: execvp /root/pythons/bin/python3: No such file or directory"
+NO_SOURCE = "bwrap: Can't find source path /root/pythons: Permission denied"
 NONE_LEFT = "bwrap: Creating new namespace failed: No space left on device"
 
 SECCOMP = "--security-opt seccomp=server/seccomp.json"
@@ -45,6 +47,15 @@ DOCKER = "Docker (/.dockerenv)"
             ("max_user_namespaces=15000` on the container's",),
         ),
         (NO_NAME_SPACES, Machine(unprivileged_userns_clone=0), ("kernel.unprivileged_userns_clone=1",)),
+        *(
+            (
+                error,
+                Machine(where, filtered=True, python_below="/root"),
+                ("Python lies below /root", "chmod o+x /root"),
+            )
+            for error in (NO_PYTHON, NO_SOURCE)
+            for where in (None, DOCKER)
+        ),
         ("bwrap: something new", Machine("Podman (/run/.containerenv)"), ("Podman", SECCOMP, PATHS)),
         ("it does not end", Machine(), ("it does not end", "use Docker")),
     ],
@@ -60,6 +71,24 @@ def test_the_likely_cause_and_the_remedy_are_named(error: str, machine: Machine,
 def test_outside_a_container_no_flags_of_containers_are_named() -> None:
     for error in (NO_NAME_SPACES, NO_PROC, NO_MOUNT, NO_UID_MAP, NONE_LEFT):
         assert "--security-opt" not in failing(error, Machine(filtered=True))
+
+
+def test_a_python_out_of_reach_is_not_blamed_on_the_containers_flags() -> None:
+    for error in (NO_PYTHON, NO_SOURCE):
+        assert "--security-opt" not in failing(error, Machine(DOCKER, filtered=True, python_below="/root"))
+
+
+def test_the_uppermost_folder_that_may_not_be_entered_is_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "closed" / "inner" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (tmp_path / "link").symlink_to(python)
+    assert look(tmp_path, {}, tmp_path / "link").python_below is None
+    closed = (str(tmp_path / "closed"), str(tmp_path / "closed" / "inner"))
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) not in closed)  # root may enter all folders
+    assert look(tmp_path, {}, tmp_path / "link").python_below == closed[0]
 
 
 def test_without_bubblewrap_the_package_is_named_and_in_a_container_the_image() -> None:

@@ -80,9 +80,9 @@ async def test_a_command_runs_in_the_work_folder_with_an_environment_made_from_n
     assert (await bare.exec(Command(("pwd",), cwd="/tmp"))).stdout == b"/tmp\n"
 
 
-async def test_the_two_users_differ_and_have_homes_of_their_own(bare: Sandbox) -> None:
-    for user, uid in ((User.AGENT, b"61001"), (User.TESTS, b"61002")):
-        assert (await sh(bare, 'id -u; cd "$HOME" && touch mine', user=user)).stdout == uid + b"\n"
+async def test_the_users_differ_and_have_homes_of_their_own(bare: Sandbox) -> None:
+    said = [(await sh(bare, 'id -u; cd "$HOME" && touch mine', user=user)).stdout for user in User]
+    assert len({int(uid) for uid in said}) == len(User)
     assert (await sh(bare, "ls /home/tests")).exit_code != 0
 
 
@@ -290,4 +290,5 @@ async def test_no_network_and_the_same_limits_hold(bare: Sandbox) -> None:
 
 async def test_the_files_of_an_image_are_the_agents_to_change(bare_provider: DockerProvider) -> None:
     sandbox = await bare_provider.create(replace(SPEC, workdir="/bin", image_files=True))
-    assert (await sh(sandbox, "echo x > /bin/mine && stat -c %u /bin /bin/mine")).stdout == b"61001\n61001\n"
+    uids = (await sh(sandbox, "echo x > /bin/mine && stat -c %u /bin /bin/mine; id -u")).stdout.split()
+    assert len(set(uids)) == 1

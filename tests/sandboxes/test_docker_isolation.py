@@ -171,7 +171,7 @@ for name, attempt in {
     "kill": lambda: os.kill(1, signal.SIGKILL),
     "stop": lambda: os.kill(1, signal.SIGSTOP),
     "setuid": lambda: os.setuid(0),
-    "other user": lambda: os.setuid(61001 + 61002 - os.getuid()),
+    "other user": lambda: os.setuid(os.getuid() ^ 1),
 }.items():
     try:
         attempt()

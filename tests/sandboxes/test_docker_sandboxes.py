@@ -17,13 +17,15 @@ from docker_support import bare_image, container_of, containers_of, docker_provi
 from echo_app import EchoApp, agents_of
 from sandbox_providers import LIMITS, SPEC, eventually
 
-from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import SandboxFailed, SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, SANDBOX_LABEL
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.provider import DockerProvider
+from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.pool import SandboxPool
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, Sandbox, User
+from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Mount, Sandbox, User
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -69,7 +71,7 @@ async def test_a_command_that_takes_more_memory_than_there_is_ends_with_137_and_
 
 
 async def test_files_in_memory_folders_count_to_the_memory(docker_sandboxes: DockerProvider) -> None:
-    small = replace(SPEC, limits=replace(LIMITS, memory_bytes=64 << 20, disk_bytes=128 << 20))
+    small = replace(SPEC, limits=replace(LIMITS, memory_bytes=64 << 20, disk_bytes=512 << 20))
     sandbox = await docker_sandboxes.create(small)
     filled = await sh(sandbox, "exec head -c 100000000 /dev/zero > big")
     assert filled.exit_code == 137
@@ -86,8 +88,13 @@ async def test_the_engine_was_told_every_limit(docker_sandboxes: DockerProvider)
     assert host["ReadonlyRootfs"] is True
     assert host["Privileged"] is False
     assert host["CapDrop"] == ["ALL"]
-    assert {name.removeprefix("CAP_") for name in host["CapAdd"]} == {"SETUID", "SETGID", "KILL"}
-    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert {name.removeprefix("CAP_") for name in host["CapAdd"]} == {
+        "SETUID",
+        "SETGID",
+        "SETPCAP",
+        "KILL",
+    }
+    assert host["SecurityOpt"] == ["no-new-privileges", f"seccomp={call_filter.docker_profile()}"]
     assert host["RestartPolicy"]["Name"] == "no"
     assert all(not mount["RW"] for mount in config["Mounts"])
 
@@ -105,9 +112,8 @@ async def test_nobody_inside_has_a_capability_or_can_get_one(docker_sandboxes: D
 
 async def test_only_the_work_folder_the_homes_and_tmp_can_be_written_to(docker_sandboxes: DockerProvider) -> None:
     sandbox = await docker_sandboxes.create(SPEC)
-    places = (
-        "/workspace /tmp /home/agent /home/tests /dev /dev/shm /run /run/turnstile /turnstile/helper /etc /usr /"
-    )
+    homes = " ".join(HOMES.values())
+    places = f"/workspace /tmp {homes} /dev /dev/shm /run /run/turnstile /turnstile/helper /etc /usr /"
     script = f'for f in {places}; do if touch "$f/t" 2> /dev/null; then echo "$f"; fi; done'
     written = set((await sh(sandbox, script)).stdout.decode().split())
     assert written == {"/workspace", "/tmp", "/home/agent", "/dev/shm"}
@@ -280,3 +286,26 @@ async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(
         await pool.close()
     assert containers_of(run_dir.name) == []
     assert folders(run_dir) == []
+
+
+async def test_the_runtime_of_the_settings_runs_every_container(
+    sandbox_settings: SandboxSettings, run_dir: Path, agents: AgentEndpoint, tasks: BackgroundTasks
+) -> None:
+    provider = docker_provider(sandbox_settings.model_copy(update={"docker_runtime": "runc"}), run_dir)
+    try:
+        await provider.start(agents, tasks)
+        sandbox = await provider.create(SPEC)
+        assert container_of(sandbox.sandbox_id).attrs["HostConfig"]["Runtime"] == "runc"
+        assert ", runtime runc, " in provider.description
+        assert "; a uid for each user of each sandbox; " in provider.description
+    finally:
+        await provider.close()
+
+
+async def test_a_runtime_that_the_engine_does_not_know_stops_the_start(
+    sandbox_settings: SandboxSettings, run_dir: Path, agents: AgentEndpoint, tasks: BackgroundTasks
+) -> None:
+    provider = docker_provider(sandbox_settings.model_copy(update={"docker_runtime": "nobody"}), run_dir)
+    with pytest.raises(StartupError, match=r"no runtime nobody .*runc.*daemon\.json"):
+        await provider.start(agents, tasks)
+    await provider.close()

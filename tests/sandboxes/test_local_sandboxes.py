@@ -13,11 +13,14 @@ import sys
 import time
 import wsgiref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anyio.abc import Process
 from sandbox_providers import LIMITS, SPEC, eventually, local_traces
 
 import turnstile_server
+from turnstile_server.child_processes import start_process
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
@@ -416,11 +419,41 @@ def test_where_no_control_group_can_be_made_there_are_none(tmp_path: Path) -> No
 async def test_code_inside_can_make_no_user_name_space_of_its_own(
     run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
-    """In one it would have every capability, and with them much of the kernel. bubblewrap 0.8 and newer."""
+    """In one it would have every capability, and with them much of the kernel."""
     provider = LocalProvider(sandbox_settings, run_dir, as_root=False)
     await provider.start(agents, tasks)
-    sandbox = await provider.create(SPEC)
-    code = "import ctypes as c; print(c.CDLL(None, use_errno=True).unshare(0x10000000), c.get_errno())"
-    result = await sandbox.exec(Command(("python3", "-c", code)))
-    assert result.stdout == b"-1 28\n", result  # ENOSPC: none is left of user.max_user_namespaces
+    try:
+        sandbox = await provider.create(SPEC)
+        code = "import ctypes as c; print(c.CDLL(None, use_errno=True).unshare(0x10000000), c.get_errno())"
+        result = await sandbox.exec(Command(("python3", "-c", code)))
+        assert result.stdout == b"-1 1\n", result  # EPERM, of the filter
+    finally:
+        await provider.close()
+
+
+async def test_a_creation_that_is_cancelled_before_its_process_was_started_leaves_nothing(
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def late(*arguments: Any, **options: Any) -> Process:
+        begun.set()
+        await go.wait()
+        return await start_process(*arguments, **options)
+
+    provider = LocalProvider(sandbox_settings, run_dir)
+    await provider.start(agents, tasks)
+    monkeypatch.setattr("turnstile_server.sandboxes.local.process.start_process", late)
+    creating = asyncio.create_task(provider.create(SPEC))
+    await begun.wait()
+    creating.cancel()
+    await asyncio.sleep(0.01)  # its caller has gone
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
     await provider.close()
+    assert local_traces("sb-", run_dir) == []

@@ -10,7 +10,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from sandbox_providers import Backend
 
 from turnstile_server.errors import FileProblem
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
@@ -126,7 +125,8 @@ async def test_what_cannot_be_written_says_why(sandbox: HelperSandbox, make: str
 
 
 async def test_more_than_the_sandbox_has_room_for_is_refused_and_leaves_nothing(sandbox: HelperSandbox) -> None:
-    await sh(sandbox, "head -c 14000000 /dev/zero > most")
+    # In Docker the work folder has a share of the disk, elsewhere all of it.
+    await sh(sandbox, "set -- $(df -k . | tail -1); head -c $((($4 - 2000) * 1024)) /dev/zero > most")
     with pytest.raises(FileProblem, match=r"no space|too large"):
         await sandbox.write(f"{sandbox.workdir}/more", bytes(4 << 20))
     assert await sh(sandbox, "ls -A") == "most\n"
@@ -225,13 +225,13 @@ async def test_a_sparse_entry_is_refused_before_it_fills_the_disk(sandbox: Helpe
 
 
 async def test_unpacking_for_the_tests_makes_files_that_the_agent_cannot_touch(
-    sandbox: HelperSandbox, backend: Backend
+    sandbox: HelperSandbox,
 ) -> None:
     target = "/home/tests/hidden"
     await sandbox.upload(tar(entry("test.py", b"secret", mode=0o600)), target, user=User.TESTS)
     assert await sh(sandbox, f"cat {target}/test.py", user=User.TESTS) == "secret"
     as_agent = await sandbox.exec(Command(("cat", f"{target}/test.py")))
-    assert (as_agent.exit_code != 0) == backend.two_users
+    assert as_agent.exit_code != 0
 
 
 async def test_a_folder_comes_out_and_goes_in_again_unchanged(sandbox: HelperSandbox) -> None:
@@ -267,7 +267,7 @@ async def test_packing_follows_no_link(sandbox: HelperSandbox) -> None:
 @pytest.mark.parametrize(
     "fill",
     ["head -c 2000000 /dev/urandom > big", "truncate -s 100G hole 2>/dev/null || truncate -s 15M hole",
-     "for n in $(seq 3000); do echo > $n; done"],
+     "for n in $(seq 3000); do : > $n; done"],
     ids=["one file", "a file of holes", "many files"],
 )  # fmt: skip
 async def test_a_folder_larger_than_the_bound_is_refused(sandbox: HelperSandbox, fill: str) -> None:

@@ -4,6 +4,7 @@ other episodes. Each is tried for real."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from pathlib import Path
 
@@ -272,26 +273,36 @@ async def test_no_command_can_act_on_the_helper(sandbox: HelperSandbox, user: Us
     assert (await sandbox.exec(Command(("echo", "well"), timeout_s=30))).stdout == b"well\n"
 
 
-async def test_agent_and_tests_cannot_act_on_each_other(sandbox: HelperSandbox, backend: Backend) -> None:
-    assert sandbox.two_users == backend.two_users
-    for user, other in ((User.AGENT, User.TESTS), (User.TESTS, User.AGENT)):
+async def test_users_cannot_act_on_each_other(sandbox: HelperSandbox, backend: Backend) -> None:
+    assert sandbox.own_uids == backend.own_uids
+    for user, other in itertools.permutations(User, 2):
         process = await sandbox.start(
             Command(
-                ("sh", "-c", "umask 077; echo secret > $HOME/note; echo $$ > /tmp/$0; sleep 60", user), user=other
+                ("sh", "-c", "umask 077; echo secret > $HOME/note; echo $$ > /tmp/$0-$1; sleep 60", user, other),
+                user=other,
             )
         )
         for _ in range(1000):
-            pid = await sandbox.exec(Command(("cat", f"/tmp/{user}"), user=other))
+            pid = await sandbox.exec(Command(("cat", f"/tmp/{user}-{other}"), user=other))
             if pid.stdout:
                 break
         killing = await sandbox.exec(Command(("sh", "-c", f"kill -9 {int(pid.stdout)}"), user=user))
         reading = await sandbox.exec(Command(("cat", f"/home/{other}/note"), user=user))
-        if backend.two_users:
-            assert killing.exit_code != 0
-            assert reading.exit_code != 0
-            ids = await sandbox.exec(Command(("id", "-u"), user=user))
-            assert int(ids.stdout) in (61001, 61002)
+        assert killing.exit_code != 0
+        assert reading.exit_code != 0
         await process.kill()
+
+
+async def test_each_sandbox_has_uids_of_its_own(provider: SandboxProvider, backend: Backend) -> None:
+    """The kernel keeps some things per uid for the whole machine: keyrings, counts of processes, of watches."""
+    seen = set()
+    for _ in range(2):
+        sandbox = await provider.create(SPEC)
+        for user in User:
+            ids = await sandbox.exec(Command(("sh", "-c", "id -u; id -g; id -G; stat -c %u ~"), user=user))
+            (uid,) = set(ids.stdout.split())
+            seen.add(uid)
+    assert len(seen) == (2 * len(User) if backend.own_uids else 1)
 
 
 async def test_no_command_has_a_capability_or_can_gain_one(sandbox: HelperSandbox) -> None:
@@ -311,3 +322,16 @@ async def test_losing_the_servers_connection_ends_everything_inside(
     assert sandbox.lost.is_set()
     await sandbox.destroy()
     assert backend.traces(sandbox.sandbox_id, run_dir) == []
+
+
+async def test_where_memory_runs_out_commands_are_killed_before_the_helper_and_the_server(
+    sandbox: HelperSandbox,
+) -> None:
+    """Also where the helper may not write its own files in /proc: its user is not root, and its memory hidden."""
+    score = "/proc/self/oom_score_adj"
+    for user in User:
+        command = Command(("sh", "-c", f"cat {score}; echo 0 > {score}; cat {score}"), user=user)
+        first, *after = (await sandbox.exec(command)).stdout.decode().split()
+        assert first == "900", user
+        if sandbox.compartments:  # elsewhere it has a control group of its own, or a machine's memory
+            assert after == ["900"], user

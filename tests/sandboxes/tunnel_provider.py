@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import MultiListener
 
+from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint, TcpEpisodeListener
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, ProviderSetup, SandboxSpec, User
@@ -74,7 +75,7 @@ class TunnelSandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await anyio.Path(path).read_bytes()
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
         await anyio.Path(path).write_bytes(data)
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
@@ -86,8 +87,9 @@ class TunnelSandbox:
     async def stop_all(self) -> None:
         """No command outlives its call."""
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         await self._dead.wait()
+        return SandboxDeath.OUTSIDE
 
     async def destroy(self) -> None:
         self._dead.set()

@@ -7,7 +7,7 @@ no request, and the HTTP side sees no mount and no tunnel.
 
 What must hold for every listener: it serves the model endpoint (``/e/{episode_id}/v1/…``) and the MCP endpoint
 (``/e/{episode_id}/mcp``) of the one episode that is admitted, and nothing else: every other path, and every path
-while no episode is admitted, is 404. Connections beyond the bound are closed.
+while no episode is admitted, is 404. A connection beyond the bound takes the place of an idle one, or gets 503.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from turnstile_server.errors import SandboxFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 
@@ -27,6 +27,9 @@ _READ_BYTES = 256 << 10
 _MAX_QUEUED = 128 << 20
 """Bytes of frames that wait for a helper to read them. Requests and carried connections keep far below by their
 windows; only a helper that answers without reading gets here."""
+
+_LATE_S = 1.0
+"""A time-out that is noticed this much later than it was due shows that the server itself was held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,11 @@ class HelperClient:
     def __init__(self, stream: ByteStream, decoder: frames.Decoder, name: str, tasks: BackgroundTasks) -> None:
         self.carried: Callable[[Mapping[str, Any], bytes], None] | None = None
         """Takes the frames of carried connections; None: there are none."""
+        self.diagnose: Callable[[], Awaitable[SandboxDeath]] | None = None
+        """The backend's answer to what ended the sandbox, asked when the connection has ended."""
         self.lost = anyio.Event()
-        """Set when the connection has ended."""
+        """Set when the connection has ended, and ``death`` is known."""
+        self.death = SandboxDeath.INSIDE
         self._stream = stream
         self._decoder = decoder
         self._name = name
@@ -189,6 +195,7 @@ class HelperClient:
     ) -> HelperReply:
         """One request to its end, with ``data`` as its standard input. Raises SandboxFailed. Cancelling it kills
         the command. Without a reply after ``timeout_s`` the connection is given up."""
+        await self.settled()
         request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output, on_line=on_line)
         try:
             await self._attend(request, data, timeout_s)
@@ -210,24 +217,46 @@ class HelperClient:
             self._check()
         self._queue.send_nowait(frame)
 
-    def lose(self, reason: str) -> None:
-        """Ends the connection (the helper then kills everything and exits) and every open request."""
+    def lose(self, reason: str, death: SandboxDeath | None = None) -> None:
+        """Ends the connection (the helper then kills everything and exits) and, when its backend has said what
+        ended it, every open request. ``death``: known already, so the backend is not asked."""
         if self._lost_reason is not None:
             return
         self._lost_reason = reason
+        if death is not None or self.diagnose is None:
+            self._end_all(death or SandboxDeath.INSIDE)
+        else:
+            # While the sandbox is as it was found: a helper that lost its connection exits, whatever came before.
+            self._tasks.start(partial(self._diagnose, self.diagnose), name=f"diagnose {self._name}")
+
+    async def close(self) -> None:
+        self.lose("the sandbox was destroyed", SandboxDeath.OUTSIDE)
+        await self.lost.wait()
+        await self._connection.ended.wait()
+
+    async def settled(self) -> None:
+        """Returns at once while the connection stands, else when ``death`` is known."""
+        if self._lost_reason is not None:
+            await self.lost.wait()
+
+    async def _diagnose(self, diagnose: Callable[[], Awaitable[SandboxDeath]]) -> None:
+        death = SandboxDeath.INSIDE
+        try:
+            death = await diagnose()
+        finally:
+            self._end_all(death)
+
+    def _end_all(self, death: SandboxDeath) -> None:
+        self.death = death
         self.lost.set()
         self._connection.cancel()
         requests, self._requests = self._requests, {}
         for request in requests.values():
-            request.end(SandboxFailed(reason))
-
-    async def close(self) -> None:
-        self.lose("the sandbox was destroyed")
-        await self._connection.ended.wait()
+            request.end(SandboxFailed.of(death, self._lost_reason or ""))
 
     def _check(self) -> None:
         if self._lost_reason is not None:
-            raise SandboxFailed(self._lost_reason)
+            raise SandboxFailed.of(self.death, self._lost_reason)
 
     async def _attend(self, request: HelperRequest, data: bytes, timeout_s: float | None) -> None:
         """Sends a request's input and waits for its end. A helper that does not answer in time is of no use: its
@@ -235,20 +264,26 @@ class HelperClient:
         async with anyio.create_task_group() as sending:
             if data:
                 sending.start_soon(request.send_input, data)
-            with anyio.move_on_after(timeout_s):
+            with anyio.move_on_after(timeout_s) as waiting:
                 await request.ended.wait()
+            if waiting.cancelled_caught and anyio.current_time() > waiting.deadline + _LATE_S:
+                # This server did not run either, or its machine: the reply may lie here unread.
+                with anyio.move_on_after(timeout_s):
+                    await request.ended.wait()
             if not request.ended.is_set():
                 self.lose(f"the sandbox's helper did not answer within {timeout_s:g} s")
+                await request.ended.wait()
 
     async def _serve(self) -> None:
         reason = "the sandbox ended: its helper is gone"
+        death: SandboxDeath | None = SandboxDeath.OUTSIDE  # where this is cancelled
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._write)
-                reason = await self._read()
+                reason, death = await self._read()
                 both.cancel_scope.cancel()
         finally:
-            self.lose(reason)
+            self.lose(reason, death)
             self._queue.close()
             self._queued.close()
             with anyio.CancelScope(shield=True):
@@ -262,21 +297,21 @@ class HelperClient:
         except anyio.BrokenResourceError:
             return  # the reader sees the same, and says why
 
-    async def _read(self) -> str:
-        """Handles frames until the connection ends; why it ended."""
+    async def _read(self) -> tuple[str, SandboxDeath | None]:
+        """Handles frames until the connection ends: why it ended, and by whom where that is known."""
         try:
             while True:
                 for header, payload in self._decoder.feed(await self._stream.receive(_READ_BYTES)):
                     self._take(header, payload)
         except anyio.EndOfStream:
-            return "the sandbox ended: its helper is gone"
+            return "the sandbox ended: its helper is gone", None
         except anyio.BrokenResourceError as error:
-            return f"the connection to the sandbox broke: {error.__cause__ or error}"
+            return f"the connection to the sandbox broke: {error.__cause__ or error}", None
         except SandboxFailed as error:  # given up while a frame was answered
-            return error.message
+            return error.message, error.death
         except (frames.FrameError, KeyError, TypeError, ValueError, OverflowError) as error:
             _LOG.warning("a sandbox's helper broke the protocol", extra={"sandbox": self._name})
-            return f"the sandbox's helper broke the protocol: {error}"
+            return f"the sandbox's helper broke the protocol: {error}", SandboxDeath.INSIDE
 
     def _take(self, header: Mapping[str, Any], payload: bytes) -> None:
         if "conn" in header:

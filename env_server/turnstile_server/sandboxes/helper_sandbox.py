@@ -7,13 +7,15 @@ however often and by whom it is called, and whether or not the caller waits.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
 
-from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable
+from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
@@ -39,8 +41,11 @@ class Layout:
     """Made if they are missing, where /home can be written to."""
     temporary: str = "/tmp"
     """TMPDIR of commands; made if it is missing."""
-    change_users: bool = True
-    """Run commands under the agent's and the tests' uids, where the helper can."""
+    uids: Mapping[User, int] = field(default_factory=dict)
+    """The uid of each user's commands, where the helper can change its own. Empty: one uid for all."""
+    compartments: bool = False
+    """Where there is one uid, keep users apart by name spaces (``helper/turnstile_helper/compartments.py``). Needs
+    capabilities of the helper in a user name space, which are tried beforehand."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every command, by which the backend finds the sandbox's processes again."""
     own_processes: bool = True
@@ -49,6 +54,10 @@ class Layout:
     """Give the work folder's contents to the agent (files of an image are root's). Needs CAP_CHOWN."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits of each command: name without ``RLIMIT_`` to value."""
+    disk: Mapping[str, int] | None = None
+    """``size`` and ``files`` of what can be written, where the helper mounts it (``turnstile_helper/disk.py``)."""
+    filtered: bool = True
+    """Commands have only the system calls of ``call_filter``. False: no isolation."""
     forward_port: int | None = FORWARD_PORT
     """Port of the sandbox's loopback that is forwarded to the agent endpoint; 0 takes a free one, None none."""
 
@@ -78,7 +87,8 @@ class SandboxLink(Protocol):
 class HelperSandbox:
     """A ``Sandbox``. ``release``: the backend's own clean-up, which kills and removes what runs the helper. It is
     called once, by ``destroy``, after the client is closed and before the link is. It may not raise for what
-    is gone already."""
+    is gone already. ``diagnose``: what ended the sandbox, from what the backend sees of it from outside; asked
+    once, when the connection has ended."""
 
     def __init__(
         self,
@@ -89,9 +99,11 @@ class HelperSandbox:
         settings: SandboxSettings,
         release: Callable[[], Awaitable[None]],
         tasks: BackgroundTasks,
+        diagnose: Callable[[], Awaitable[SandboxDeath]] | None = None,
     ) -> None:
         self._sandbox_id = sandbox_id
         self._client = client
+        client.diagnose = diagnose
         self._link = link
         self._layout = layout
         self._settings = settings
@@ -99,23 +111,23 @@ class HelperSandbox:
         self._tasks = tasks
         self._agent_url: str | None = None
         self._destroying: BackgroundTask[None] | None = None
-        self.two_users = False
-        """Whether the agent's and the tests' uids really differ."""
+        self.own_uids = False
+        """Whether each user really has the uid that the layout gives it."""
+        self.compartments = False
+        """Whether users are kept apart by name spaces, where they are not by uids."""
+
+        self.filtered = False
+        """Whether the helper takes capabilities and system calls from every command."""
 
     async def open(self) -> None:
         """Sets the sandbox up. Raises SandboxUnavailable; the caller calls ``destroy`` then too."""
         layout = self._layout
-        uids = (
-            {}
-            if not layout.change_users
-            else {User.AGENT: self._settings.agent_uid, User.TESTS: self._settings.tests_uid}
-        )
         try:
             reply = await self._client.call(
                 {
                     "op": "setup",
                     "workdir": layout.workdir,
-                    "uids": uids,
+                    "uids": dict(layout.uids),
                     "homes": dict(layout.homes),
                     "env": {
                         "PATH": layout.path,
@@ -123,9 +135,12 @@ class HelperSandbox:
                         "TMPDIR": layout.temporary,
                         **layout.marks,
                     },
+                    "compartments": layout.compartments,
                     "own_processes": layout.own_processes,
                     "own_tree": layout.own_tree,
+                    "disk": layout.disk,
                     "rlimits": dict(layout.rlimits),
+                    "filter": b64encode(call_filter.program()).decode() if layout.filtered else None,
                     "grace_s": self._settings.output_grace_s,
                     "forward": None
                     if layout.forward_port is None
@@ -140,9 +155,16 @@ class HelperSandbox:
             )
         except SandboxFailed as error:
             raise SandboxUnavailable(f"a sandbox could not be set up: {error.message}") from error
-        self.two_users = bool(reply.fields.get("two_users"))
+        self.own_uids = bool(reply.fields.get("own_uids"))
+        self.compartments = bool(reply.fields.get("compartments"))
+        self.filtered = bool(reply.fields.get("filtered"))
         port = reply.fields.get("port")
         self._agent_url = None if port is None else f"http://127.0.0.1:{int(port)}"
+
+    @property
+    def users_apart(self) -> bool:
+        """Whether a command can reach no process and no private file of another user."""
+        return self.own_uids or self.compartments
 
     @property
     def sandbox_id(self) -> str:
@@ -166,6 +188,10 @@ class HelperSandbox:
         """Set when the sandbox has died or was destroyed."""
         return self._client.lost
 
+    @property
+    def can_launch(self) -> bool:
+        return True
+
     def admit(self, episode_id: str | None) -> None:
         self._link.admit(episode_id)
 
@@ -183,6 +209,7 @@ class HelperSandbox:
         return _result(reply)
 
     async def start(self, command: Command) -> Process:
+        await self._client.settled()
         try:
             request = self._client.begin_detached(
                 _run(command),
@@ -198,12 +225,12 @@ class HelperSandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return (await self._file("read", path, max_bytes=max_bytes)).stdout
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
         if len(data) > self._settings.max_file_bytes:
             raise FileProblem(
                 f"{path}: {len(data)} bytes are more than may be written at once ({self._settings.max_file_bytes})"
             )
-        await self._file("write", path, data=data, mode=mode)
+        await self._file("write", path, data=data, mode=mode, user=user)
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
         if len(archive) > self._settings.max_archive_bytes:
@@ -222,8 +249,9 @@ class HelperSandbox:
             self._client.lose("processes of the sandbox could not be killed")
             raise SandboxFailed("processes of the sandbox could not be killed")
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         await self._client.lost.wait()
+        return self._client.death
 
     async def destroy(self) -> None:
         if self._destroying is None:
@@ -321,6 +349,8 @@ def _run(command: Command) -> dict[str, Any]:
         "timeout_s": command.timeout_s,
         "max_output": command.max_output_bytes,
     }
+    if command.launches is not None:
+        header["launches"] = command.launches
     return header if command.on_line is None else {**header, "line_s": command.line_s}
 
 

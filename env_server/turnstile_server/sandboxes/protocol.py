@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.settings import SandboxSettings
@@ -23,13 +24,20 @@ WORKDIR = "/workspace"
 
 
 class User(StrEnum):
-    """The user of a command. The helper has a third uid, which neither can act on."""
+    """The user of a command. None of them can read, signal or trace another's processes, or the helper's, or read
+    another's home."""
 
+    HARNESS = "harness"
+    """The process of a launched agent, with the episode's key."""
     AGENT = "agent"
+    """The model's commands and files, and the task's set-up. Owns the work folder."""
     TESTS = "tests"
+    """What judges, in the sandbox that grades."""
+    WORK = "work"
+    """The work under test, in the sandbox that grades. Owns nothing there but its home."""
 
 
-HOMES = {User.AGENT: "/home/agent", User.TESTS: "/home/tests"}
+HOMES = {user: f"/home/{user}" for user in User}
 """A writable folder for each, empty at first."""
 
 
@@ -41,7 +49,9 @@ class SandboxLimits:
     cpus: float
     pids: int
     disk_bytes: int
-    """Size of the work folder and of /tmp, each, where they are in memory."""
+    """Size of everything that can be written, together, where it is in memory."""
+    files: int = 16384
+    """Files and folders in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,9 @@ class Command:
     ``line_s`` seconds, with at most 512 bytes, from the task that reads the sandbox's connection, so it may not
     wait. A backend that sees output only at the end (Docker without the helper) never calls it."""
     line_s: float = 1.0
+    launches: User | None = None
+    """The command may run programs as this user: it inherits a launcher (``helper/turnstile_helper/launcher.py``),
+    whose descriptor is in its environment as ``TURNSTILE_LAUNCHER``. Only where ``Sandbox.can_launch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,11 @@ class Sandbox(Protocol):
         cannot be reached from inside: the image cannot run the helper, which forwards them."""
         ...
 
+    @property
+    def can_launch(self) -> bool:
+        """Whether ``Command.launches`` works. False without the helper; a command then gets no launcher."""
+        ...
+
     def admit(self, episode_id: str | None) -> None:
         """From now on the sandbox's socket serves this one episode; any other, and None, is 404."""
         ...
@@ -145,8 +163,8 @@ class Sandbox(Protocol):
         large, not permitted)."""
         ...
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Replaces a file, written as the agent; makes its folders. ``mode`` None keeps the permissions of the
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
+        """Replaces a file, written as ``user``; makes its folders. ``mode`` None keeps the permissions of the
         file that is replaced (a script stays one); a new file then gets 0o644. Raises FileProblem."""
         ...
 
@@ -164,9 +182,9 @@ class Sandbox(Protocol):
         """Kills every process in the sandbox but the helper's own."""
         ...
 
-    async def died(self) -> None:
-        """Returns when the sandbox has died, or was destroyed. A backend that gets no notice of a death finds out
-        at the next command."""
+    async def died(self) -> SandboxDeath:
+        """Returns when the sandbox has died, or was destroyed: what ended it. A backend that gets no notice of a
+        death finds out at the next command."""
         ...
 
     async def destroy(self) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a server's sandboxes on the host, locked for as long as the server runs.
+"""The folder of a server's sandboxes on the host: its lock, for as long as the server runs, and removing from it.
 
 What must hold: only the server's user can enter it; no other server uses it at the same time, because the sweep of
 one would end the sandboxes of the other.
@@ -6,11 +6,23 @@ one would end the sandboxes of the other.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
+import shutil
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
+
 from turnstile_server.errors import StartupError
+
+_LOG = logging.getLogger(__name__)
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_REMOVALS = 100
+_REMOVAL_PAUSE_S = 0.1
+"""A folder is tried to be removed for ten seconds, while there are no descriptors or no memory to do it with."""
 
 MAX_FOLDER_PATH = 107 - len("/sb-0123456789ab/helper.sock")
 """Bytes of the folder's path, at most: unix(7) allows 107 for a socket below it."""
@@ -79,3 +91,23 @@ def _locked(run_dir: Path) -> int:
         os.close(folder)
         raise
     return folder
+
+
+async def remove_folder(folder: Path) -> None:
+    """Removes a sandbox's folder, as far as it can be removed; it may be gone already."""
+    for _ in range(_REMOVALS):
+        if await anyio.to_thread.run_sync(_removed, folder):
+            return
+        await anyio.sleep(_REMOVAL_PAUSE_S)
+    _LOG.error("the folder %s cannot be removed: the server lacks descriptors or memory", folder)
+
+
+def _removed(folder: Path) -> bool:
+    """False where a later attempt may do better."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno in _SCARCE:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+    return True

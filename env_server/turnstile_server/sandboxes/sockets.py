@@ -11,12 +11,10 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import shutil
 from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
 
 from turnstile_server.errors import SandboxUnavailable
@@ -25,6 +23,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
+from turnstile_server.sandboxes.run_folder import remove_folder
 
 GATE_SOCKET = "gate.sock"
 HELPER_SOCKET = "helper.sock"
@@ -122,7 +121,7 @@ class SandboxSockets:
                 await self._client.close()
             if self._gate is not None:
                 await self._gate.close()
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await remove_folder(self.folder)
 
     async def _stop_answering(self) -> None:
         """Closes the helper's socket and every call that was not accepted."""

@@ -9,12 +9,9 @@ it. Owns the folder, the listener, the helper's connection and what it carries; 
 from __future__ import annotations
 
 import os
-import shutil
-from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 from anyio.abc import ByteStream
 
 from turnstile_server.errors import SandboxUnavailable
@@ -24,6 +21,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
+from turnstile_server.sandboxes.run_folder import remove_folder
 from turnstile_server.sandboxes.sockets import GATE_SOCKET, MAX_SOCKET_PATH
 
 _HELLO_BYTES = 4096
@@ -119,4 +117,4 @@ class StreamLink:
                 await self._watch.ended.wait()
             if self._gate is not None:
                 await self._gate.close()
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._folder, ignore_errors=True))
+            await remove_folder(self._folder)

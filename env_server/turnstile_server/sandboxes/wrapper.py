@@ -6,6 +6,7 @@ wrapper can forget it.
 
 from __future__ import annotations
 
+from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, Sandbox, SandboxProvider, User
 
 
@@ -27,6 +28,10 @@ class SandboxWrapper:
     def agent_url(self) -> str | None:
         return self.inner.agent_url
 
+    @property
+    def can_launch(self) -> bool:
+        return self.inner.can_launch
+
     def admit(self, episode_id: str | None) -> None:
         self.inner.admit(episode_id)
 
@@ -39,8 +44,8 @@ class SandboxWrapper:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await self.inner.read(path, max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        await self.inner.write(path, data, mode=mode)
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
+        await self.inner.write(path, data, mode=mode, user=user)
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
         await self.inner.upload(archive, target, user=user)
@@ -51,8 +56,8 @@ class SandboxWrapper:
     async def stop_all(self) -> None:
         await self.inner.stop_all()
 
-    async def died(self) -> None:
-        await self.inner.died()
+    async def died(self) -> SandboxDeath:
+        return await self.inner.died()
 
     async def destroy(self) -> None:
         await self.inner.destroy()

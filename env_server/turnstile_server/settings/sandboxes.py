@@ -27,6 +27,22 @@ class SandboxSettings(Section):
         None, description="Address of the Docker engine; none: `DOCKER_HOST`, then the default socket."
     )
     docker_image: str = Field("python:3.11-slim", description="`docker`: the image for tasks that name none.")
+    docker_runtime: str | None = Field(
+        None,
+        description="`docker`: the engine's runtime for every sandbox, e.g. `runsc` (gVisor) or `kata`; none: the "
+        "engine's default. One that the engine does not know stops the start.",
+    )
+    docker_runtime_memory_mb: int = Field(
+        256,
+        ge=0,
+        description="`docker`, under a runtime with a kernel of its own: MiB added to a container's bound of "
+        "memory, because the runtime's own memory counts to it.",
+    )
+    docker_runtime_pids: int = Field(
+        2048,
+        ge=0,
+        description="The same for processes: gVisor needs about six threads of the host for each process inside.",
+    )
     docker_timeout_s: float = Field(60.0, gt=0, description="Time for one call to the Docker engine.")
     docker_transport: Literal["auto", "bind", "stream"] = Field(
         "auto",
@@ -54,9 +70,28 @@ class SandboxSettings(Section):
         ge=8,
         description="Processes of a sandbox: default and ceiling. The minimum in an agent's spec overrides it.",
     )
-    disk_mb: int = Field(512, ge=1, description="Size of a sandbox's work folder, and of its `/tmp`, in MiB.")
-    agent_uid: int = Field(61001, ge=1, description="User id of the agent and its tools.")
+    disk_mb: int = Field(
+        512,
+        ge=1,
+        description="Size in MiB of all that can be written in a sandbox together: work folder, homes, `/tmp`, "
+        "`/dev/shm`. It lies in the sandbox's memory and is never more than half of that.",
+    )
+    disk_files: int = Field(
+        65_536,
+        ge=256,
+        description="Files and folders in it, together; never more than 128 for each MiB of memory.",
+    )
+    agent_uid: int = Field(61001, ge=1, description="User id of the model's commands; the work folder is its own.")
     tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")
+    harness_uid: int = Field(61003, ge=1, description="User id of a launched agent's own process.")
+    work_uid: int = Field(61004, ge=1, description="User id of the work while it is tested.")
+    uid_range: int = Field(
+        1_900_000_000,
+        ge=0,
+        le=2_000_000_000,
+        description="First of the 67 million user ids from which each sandbox takes ids of its own, by chance, "
+        "where the server is root or uses Docker. 0: all sandboxes have the four ids above.",
+    )
     max_open: int = Field(
         128, ge=1, description="Sandboxes at once, warm ones included; further requests wait for a free one."
     )
@@ -68,7 +103,16 @@ class SandboxSettings(Section):
         30.0, gt=0, description="Time for the helper to answer a request that runs no command."
     )
     max_connections: int = Field(
-        256, ge=1, description="Connections of one sandbox to the gate at once; further ones are closed."
+        256,
+        ge=1,
+        description="Connections of one sandbox to the gate at once. An idle one makes way for a new one; where "
+        "none is idle, new ones get 503.",
+    )
+    max_connections_total: int = Field(
+        4096,
+        ge=1,
+        description="The same over all sandboxes, or a quarter of the process's descriptors if that is less. A "
+        "sandbox gets at most as many as then stay free for the others.",
     )
     output_grace_s: float = Field(
         0.25,
@@ -142,6 +186,11 @@ class ToolSettings(Section):
     )
     own_timeout_s: float = Field(
         60.0, gt=0, description="Time for one call of an own tool that names no time-out; then it is stopped."
+    )
+    max_body_values: int = Field(
+        10_000,
+        ge=100,
+        description="JSON values in the body of an MCP request; more are 400. They are read on the event loop.",
     )
     own_max_timeout_s: float = Field(600.0, gt=0, description="The longest time-out that an own tool may name.")
     own_close_timeout_s: float = Field(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.docker.engine import Image
 from turnstile_server.sandboxes.helper import HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper_sandbox import Layout
 from turnstile_server.sandboxes.protocol import HOMES, SandboxLimits, SandboxSpec, User
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.sandboxes.users import Uids
 
 OWNER_LABEL = "turnstile.owner"
 SANDBOX_LABEL = "turnstile.sandbox"
@@ -21,16 +22,20 @@ SANDBOX_LABEL = "turnstile.sandbox"
 HELPER_COMMAND = ("python3", "-I", "-S", "-B", HELPER_TARGET)
 PROBE_COMMAND = ("python3", "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
 """Exit code 0: the image can run the helper."""
+KERNEL_COMMAND = ("python3", "-I", "-S", "-c", "import os; print(os.uname().release)")
 PLAIN_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600 & wait; done")
 """First process of a container without the helper. A shell that waits reaps whatever is left to it."""
 
-_CAPABILITIES = ("SETUID", "SETGID", "KILL")
-"""The first process becomes the agent and the tests, and kills what they leave. Neither of them has any."""
+_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL")
+"""The helper becomes each user, and kills what they leave. No user has any, not even in its bounding set."""
+_PLAIN_CAPABILITIES = ("KILL",)
+"""Of a container without the helper, where the engine changes the user."""
 _TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
 _NO_LOG = {"Type": "none"}
-_SHARED_MEMORY_BYTES = 64 << 20
+_HOME_PARTS = {User.HARNESS: 3, User.AGENT: 2, User.TESTS: 1, User.WORK: 1}
+"""Of a home, where /dev/shm has 1, /tmp 4, the work folder 8, and a volume of the image 1."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
 
 
@@ -38,14 +43,22 @@ def name(sandbox_id: str) -> str:
     return f"turnstile-{sandbox_id}"
 
 
-def layout(spec: SandboxSpec, image: Image) -> Layout:
-    return Layout(workdir=spec.workdir, path=image.path, own_tree=spec.image_files)
+def layout(spec: SandboxSpec, image: Image, uids: Uids, *, own_kernel: bool) -> Layout:
+    """``own_kernel``: the engine's bound of processes is the runtime's, too, so each user has one of its own."""
+    return Layout(
+        workdir=spec.workdir,
+        path=image.path,
+        uids=uids,
+        own_tree=spec.image_files,
+        filtered=image.architecture in call_filter.ARCHITECTURES,
+        rlimits={"NPROC": spec.limits.pids} if own_kernel else {},
+    )
 
 
 def dialing(
     spec: SandboxSpec,
     image: Image,
-    settings: SandboxSettings,
+    uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
     environment: Mapping[str, str],
@@ -53,19 +66,19 @@ def dialing(
 ) -> dict[str, Any]:
     """A container whose first process is the helper, which dials a socket in the server's ``socket_folder``."""
     sockets = bind_mount(socket_folder, SOCKET_TARGET)
-    return _body(spec, image, settings, labels, HELPER_COMMAND, environment, [*mounts, sockets])
+    return _body(spec, image, uids, labels, HELPER_COMMAND, environment, [*mounts, sockets])
 
 
 def attached(
     spec: SandboxSpec,
     image: Image,
-    settings: SandboxSettings,
+    uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """A container whose first process is the helper, spoken to by its standard input and output. The input is
     closed when the one who has attached goes, which ends the helper."""
-    body = _body(spec, image, settings, labels, HELPER_COMMAND, {}, mounts)
+    body = _body(spec, image, uids, labels, HELPER_COMMAND, {}, mounts)
     body["HostConfig"]["Tmpfs"][SOCKET_TARGET] = "rw,noexec,nosuid,nodev,size=64k,mode=0755"
     body["HostConfig"]["LogConfig"] = _NO_LOG
     streams = dict.fromkeys(("AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce"), True)
@@ -75,12 +88,12 @@ def attached(
 def without_helper(
     spec: SandboxSpec,
     image: Image,
-    settings: SandboxSettings,
+    uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """A container that only waits for commands by the engine's exec."""
-    return _body(spec, image, settings, labels, PLAIN_COMMAND, {}, mounts)
+    return _body(spec, image, uids, labels, PLAIN_COMMAND, {}, mounts)
 
 
 def holder(image: Image, labels: Mapping[str, str], mount: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,45 +108,54 @@ def probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
     return _container(image, labels, PROBE_COMMAND, {}, host)
 
 
+def kernel_probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A container that ends at once, and whose log is the release of the kernel that it sees."""
+    host = _host(_PROBE_LIMITS, (), read_only=True, tmpfs={}, mounts=[])
+    return _container(image, labels, KERNEL_COMMAND, {}, host)
+
+
 def _body(
     spec: SandboxSpec,
     image: Image,
-    settings: SandboxSettings,
+    uids: Uids,
     labels: Mapping[str, str],
     command: Sequence[str],
     environment: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    capabilities = _CAPABILITIES + (_TREE_CAPABILITIES if spec.image_files else ())
+    own = _CAPABILITIES if command == HELPER_COMMAND else _PLAIN_CAPABILITIES
+    capabilities = own + (_TREE_CAPABILITIES if spec.image_files else ())
     host = _host(
         spec.limits,
         capabilities,
         read_only=not spec.image_files,
-        tmpfs=_memory_folders(spec, image, settings),
+        tmpfs=_memory_folders(spec, image, uids),
         mounts=mounts,
     )
     return _container(image, labels, command, environment, host)
 
 
-def _memory_folders(spec: SandboxSpec, image: Image, settings: SandboxSettings) -> dict[str, str]:
-    """Everything that can be written, each with a size; it counts to the memory. Owned by its user from the start:
-    no process inside may change owners."""
-    size = spec.limits.disk_bytes
-    folders = {
-        "/tmp": _memory(size, "1777"),
-        HOMES[User.AGENT]: _memory(size, "0700", settings.agent_uid),
-        HOMES[User.TESTS]: _memory(size, "0700", settings.tests_uid),
+def _memory_folders(spec: SandboxSpec, image: Image, uids: Uids) -> dict[str, str]:
+    """Everything that can be written; it counts to the memory. Together they have the size and the files of the
+    limits: an engine cannot make one file system of them, so each has a part. Owned by its user from the start: no
+    process inside may change owners."""
+    folders: dict[str, tuple[int, str, int]] = {
+        "/tmp": (4, "1777", 0),
+        "/dev/shm": (1, "1777", 0),
+        **{HOMES[user]: (_HOME_PARTS[user], "0700", uid) for user, uid in uids.items()},
     }
     if not spec.image_files:
         # A declared volume would be a folder on the engine's disk, without a bound.
-        folders.update({path: _memory(size, "1777") for path in image.volumes})
-        folders[spec.workdir] = _memory(size, "0755", settings.agent_uid)
-    return folders
+        folders.update(dict.fromkeys(image.volumes, (1, "1777", 0)))
+        folders[spec.workdir] = (8, "0755", uids[User.AGENT])
+    parts = sum(each for each, _, _ in folders.values())
+    return {path: _memory(spec.limits, each / parts, mode, uid) for path, (each, mode, uid) in folders.items()}
 
 
-def _memory(size: int, mode: str, uid: int = 0) -> str:
+def _memory(limits: SandboxLimits, share: float, mode: str, uid: int) -> str:
+    size, files = int(limits.disk_bytes * share), int(limits.files * share)
     # "exec": agents run scripts and build programs wherever they may write.
-    return f"rw,exec,nosuid,nodev,size={size},mode={mode},uid={uid},gid={uid}"
+    return f"rw,exec,nosuid,nodev,size={size},nr_inodes={files},mode={mode},uid={uid},gid={uid}"
 
 
 def _host(
@@ -151,11 +173,10 @@ def _host(
         "MemorySwap": limits.memory_bytes,
         "NanoCpus": round(limits.cpus * 1e9),
         "PidsLimit": limits.pids,
-        "ShmSize": min(_SHARED_MEMORY_BYTES, limits.disk_bytes),
         "Ulimits": [_ulimit("core", 0), *([] if read_only else [_ulimit("fsize", limits.disk_bytes)])],
         "CapDrop": ["ALL"],
         "CapAdd": list(capabilities),
-        "SecurityOpt": ["no-new-privileges"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={call_filter.docker_profile()}"],
         "ReadonlyRootfs": read_only,
         "Tmpfs": dict(tmpfs),
         "Mounts": [dict(mount) for mount in mounts],

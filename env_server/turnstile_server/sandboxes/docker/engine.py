@@ -10,6 +10,7 @@ gone is no error. Bodies have the field names of the Engine API (v1.41 and later
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.errors import SandboxDeath, SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.docker.address import EngineAddress
 from turnstile_server.sandboxes.docker.attach import AttachedStream, attach
 from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
+from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.settings import SandboxSettings
 
 T = TypeVar("T")
@@ -39,6 +41,7 @@ _OLDEST_API = (1, 41)
 _TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
 _NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
 """What comes of a reply that is not Docker's."""
+_KILLED = 128 + signal.SIGKILL
 _UNSEEN = "bind source path does not exist"
 """What the engine says of a bind mount that is not in its own file system."""
 
@@ -54,15 +57,28 @@ class Image:
     """Paths that the image declares as volumes."""
     path: str
     """The image's PATH."""
+    architecture: str
+    """As Docker names it: ``amd64``, ``arm64``, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
     running: bool
+    paused: bool
     exit_code: int
     out_of_memory: bool
     """Its first process was killed for memory; the end of another command by it does not show here."""
     error: str
+
+    @property
+    def death(self) -> SandboxDeath:
+        """What ended it. Its first process can be neither killed nor stopped by another process of it."""
+        if self.out_of_memory:
+            return SandboxDeath.MEMORY
+        if self.running:
+            return SandboxDeath.OUTSIDE if self.paused else SandboxDeath.INSIDE
+        outside = (_KILLED, CONNECTION_LOST)
+        return SandboxDeath.OUTSIDE if self.exit_code in outside else SandboxDeath.INSIDE
 
 
 class _Client(docker.APIClient):
@@ -81,6 +97,8 @@ class DockerEngine:
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
         self._address: EngineAddress | None = None
+        self.overhead: Mapping[str, int] = {}
+        """Added to these bounds of every container, for what its runtime needs itself (``runtime.py``)."""
 
     async def open(self) -> str:
         """Connects; the engine's version and address, in words. Raises SandboxUnavailable, which says what is
@@ -138,6 +156,7 @@ class DockerEngine:
                 image_id=found["Id"],
                 volumes=tuple(sorted(config.get("Volumes") or ())),
                 path=environment.get("PATH") or _USUAL_PATH,
+                architecture=str(found.get("Architecture")),
             )
 
         return await self.call(inspect, f"look up the image {name}")
@@ -151,13 +170,31 @@ class DockerEngine:
         """The release of the kernel that containers run on."""
         return await self.call(lambda api: str(api.info().get("KernelVersion", "")), "describe itself")
 
+    async def remaps_users(self) -> bool:
+        """Whether containers have a user name space: then only some 65,000 uids exist in them."""
+        options = await self.call(lambda api: api.info().get("SecurityOptions") or [], "describe itself")
+        return any(f"name={kind}" in str(option) for option in options for kind in ("rootless", "userns"))
+
+    async def runtimes(self) -> list[str]:
+        """The names of the runtimes that it can run containers with."""
+        return await self.call(lambda api: sorted(api.info().get("Runtimes") or ()), "describe itself")
+
+    async def default_runtime(self) -> str:
+        return await self.call(lambda api: str(api.info().get("DefaultRuntime") or "unknown"), "describe itself")
+
     async def create(self, name: str, body: Mapping[str, Any], *, image_name: str) -> str:
         """A container's id. Raises TaskFailed where the engine refuses what the image or the task asks,
         UnseenFolder where it does not find a folder that is to be mounted."""
 
+        runtime = self._settings.docker_runtime
+        host = dict(body["HostConfig"]) if runtime is None else {**body["HostConfig"], "Runtime": runtime}
+        for bound, more in self.overhead.items():
+            host[bound] += more
+        config = {**body, "HostConfig": host}
+
         def create(api: docker.APIClient) -> str:
             try:
-                made = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
+                made = api.create_container_from_config(config, name)  # type: ignore[no-untyped-call]
                 return str(made["Id"])
             except (ImageNotFound, NotFound) as error:
                 raise TaskFailed(f"Docker has no image {image_name}: {_said(error)}") from error
@@ -209,6 +246,7 @@ class DockerEngine:
                 return None
             return ContainerState(
                 running=bool(state["Running"]),
+                paused=bool(state["Paused"]),
                 exit_code=int(state["ExitCode"]),
                 out_of_memory=bool(state["OOMKilled"]),
                 error=str(state["Error"]),

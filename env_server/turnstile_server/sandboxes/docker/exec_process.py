@@ -16,7 +16,7 @@ import anyio
 import anyio.from_thread
 from anyio.lowlevel import current_token
 
-from turnstile_server.errors import SandboxFailed, SandboxUnavailable
+from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_stream import STDOUT, ExecStream
@@ -77,8 +77,8 @@ class ExecProcess:
         grace_s: float,
         on_end: Callable[[ExecProcess], None],
     ) -> None:
-        self.found_dead = False
-        """At the command's end the container no longer ran."""
+        self.death: SandboxDeath | None = None
+        """What ended the container, where it no longer ran at the command's end."""
         self._engine = engine
         self._container = container
         self._stream = stream
@@ -123,7 +123,7 @@ class ExecProcess:
         try:
             with self._scope:
                 return await self._result()
-            raise SandboxFailed("the sandbox was destroyed")
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, "the sandbox was destroyed")
         finally:
             self._stream.cut()
             self._on_end(self)
@@ -139,10 +139,12 @@ class ExecProcess:
                     await self._kill_group(self._pid)
             await self._within_grace(self._drained)
             if self._broken is not None:
-                raise SandboxFailed(f"the connection to the sandbox broke: {self._broken}") from self._broken
+                await self._check_alive()
+                broken = f"the connection to the sandbox broke: {self._broken}"
+                raise SandboxFailed.of(SandboxDeath.OUTSIDE, broken) from self._broken
             code = await self._engine.exec_exit(self._stream.exec_id)
         except SandboxUnavailable as error:
-            raise SandboxFailed(error.message) from error
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, error.message) from error
         finally:
             self._stream.cut()
         await self._check_alive()
@@ -173,11 +175,11 @@ class ExecProcess:
         try:
             state = await self._engine.state(self._container)
         except SandboxUnavailable as error:
-            raise SandboxFailed(error.message) from error
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, error.message) from error
         if state is None or not state.running:
-            self.found_dead = True
             why = " (its memory ran out)" if state is not None and state.out_of_memory else ""
-            raise SandboxFailed(f"the sandbox ended{why}")
+            self.death = SandboxDeath.OUTSIDE if state is None else state.death
+            raise SandboxFailed.of(self.death, f"the sandbox ended{why}")
 
     # In the thread.
 

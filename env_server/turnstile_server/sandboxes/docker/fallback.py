@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import scripts
 from turnstile_server.sandboxes.docker.engine import DockerEngine
@@ -44,12 +44,13 @@ class ExecSandbox:
         self._running: set[ExecProcess] = set()
         self._destroying: BackgroundTask[None] | None = None
         self._dead = anyio.Event()
+        self._death = SandboxDeath.OUTSIDE
 
     async def open(self) -> None:
         """Gives the image's files to the agent, where the task works on those. Raises TaskFailed,
         SandboxUnavailable."""
         if self._layout.own_tree:
-            agent = self._settings.agent_uid
+            agent = self._layout.uids[User.AGENT]
             argv = ["chown", "-R", f"{agent}:{agent}", self._layout.workdir]
             code, said = await self._engine.exec_short(self._container, argv)
             if code != 0:
@@ -66,6 +67,10 @@ class ExecSandbox:
     @property
     def agent_url(self) -> str | None:
         return None
+
+    @property
+    def can_launch(self) -> bool:
+        return False
 
     def admit(self, episode_id: str | None) -> None:
         """No-op: the agent app cannot be reached from inside."""
@@ -86,11 +91,11 @@ class ExecSandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await self._file(scripts.READ, path, str(max_bytes + 1), path=path, max_bytes=max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
         if len(data) > (most := self._settings.max_file_bytes):
             raise FileProblem(f"{path}: {len(data)} bytes are more than may be written at once ({most})")
         octal = "" if mode is None else f"{mode:o}"
-        await self._file(scripts.WRITE, path, octal, path=path, stdin=data)
+        await self._file(scripts.WRITE, path, octal, path=path, stdin=data, user=user)
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
         if len(archive) > (most := self._settings.max_archive_bytes):
@@ -109,11 +114,12 @@ class ExecSandbox:
         if code != 0:
             raise SandboxFailed(f"processes of the sandbox could not be killed: {said}")
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         await self._dead.wait()
+        return self._death
 
     async def destroy(self) -> None:
-        self._dead.set()
+        self._set_dead(SandboxDeath.OUTSIDE)
         if self._destroying is None:
             self._destroying = self._tasks.start(self._destroy, name=f"destroy {self._sandbox_id}")
         await self._destroying.wait()
@@ -125,7 +131,7 @@ class ExecSandbox:
 
     async def _begin(self, command: Command) -> ExecProcess:
         if self._destroying is not None:
-            raise SandboxFailed("the sandbox was destroyed")
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, "the sandbox was destroyed")
         env = {
             "PATH": self._layout.path,
             "HOME": HOMES[command.user],
@@ -133,7 +139,7 @@ class ExecSandbox:
             "TMPDIR": "/tmp",
             **command.env,
         }
-        uid = self._settings.agent_uid if command.user is User.AGENT else self._settings.tests_uid
+        uid = self._layout.uids[command.user]
         size = len(command.stdin) if command.stdin and not self._engine.closes_input else None
         argv = wrapped(command.argv, command.cwd or self.workdir, env, size)
         try:
@@ -142,7 +148,8 @@ class ExecSandbox:
             )
         except SandboxUnavailable as error:
             await self._notice_death()
-            raise SandboxFailed(error.message) from error
+            death = self._death if self._dead.is_set() else SandboxDeath.OUTSIDE
+            raise SandboxFailed.of(death, error.message) from error
         process = ExecProcess(
             self._engine,
             self._container,
@@ -159,8 +166,8 @@ class ExecSandbox:
 
     def _ended(self, process: ExecProcess) -> None:
         self._running.discard(process)
-        if process.found_dead:
-            self._dead.set()
+        if process.death is not None:
+            self._set_dead(process.death)
 
     async def _notice_death(self) -> None:
         """Notes that the container no longer runs. Where the engine does not answer, it is taken to run."""
@@ -169,6 +176,12 @@ class ExecSandbox:
         except SandboxUnavailable:
             return
         if state is None or not state.running:
+            self._set_dead(SandboxDeath.OUTSIDE if state is None else state.death)
+
+    def _set_dead(self, death: SandboxDeath) -> None:
+        """The first death counts."""
+        if not self._dead.is_set():
+            self._death = death
             self._dead.set()
 
     async def _file(
@@ -206,4 +219,4 @@ class ExecSandbox:
         try:
             return await self._engine.exec_short(self._container, argv)
         except SandboxUnavailable as error:
-            raise SandboxFailed(error.message) from error
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, error.message) from error

@@ -27,6 +27,7 @@ from turnstile_server.sandboxes.helper_sandbox import SandboxLink
 from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.sandboxes.stream_link import StreamLink
+from turnstile_server.sandboxes.users import Uids
 from turnstile_server.settings import SandboxSettings
 
 _LOOK_S = 1.0
@@ -51,6 +52,7 @@ class NewSandbox:
     container: str
     """Its name."""
     labels: Mapping[str, str]
+    uids: Uids
 
 
 class Launcher:
@@ -65,7 +67,7 @@ class Launcher:
         """Starts a container that waits for commands. Raises TaskFailed, SandboxUnavailable."""
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            return containers.without_helper(new.spec, new.image, self.settings, new.labels, mounts)
+            return containers.without_helper(new.spec, new.image, new.uids, new.labels, mounts)
 
         await self.create(new, body, tasks, helper=False)
         await self.engine.start(new.container, image_name=new.image_name)
@@ -126,8 +128,7 @@ class SocketLaunch:
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             environment, folder = link.environment, str(link.folder)
-            settings = launcher.settings
-            return containers.dialing(new.spec, new.image, settings, new.labels, mounts, environment, folder)
+            return containers.dialing(new.spec, new.image, new.uids, new.labels, mounts, environment, folder)
 
         await link.open()
         await launcher.create(new, body, self._tasks)
@@ -163,7 +164,7 @@ class StreamLaunch:
         launcher, new, link = self._launcher, self._new, self.link
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            return containers.attached(new.spec, new.image, launcher.settings, new.labels, mounts)
+            return containers.attached(new.spec, new.image, new.uids, new.labels, mounts)
 
         await link.open()
         await launcher.create(new, body, self._tasks)

@@ -17,10 +17,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.engine import ContainerState, DockerEngine
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.launch import (
     Launch,
@@ -30,6 +30,7 @@ from turnstile_server.sandboxes.docker.launch import (
     StreamLaunch,
 )
 from turnstile_server.sandboxes.docker.probes import ImageProbes
+from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
 from turnstile_server.sandboxes.docker.volumes import Volumes
@@ -37,11 +38,17 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, SandboxLink
 from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
+from turnstile_server.sandboxes.users import Uids, UidSets
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "sb-"
+_DIAGNOSIS_S = 5.0
+"""For the engine to say what ended a container. One that does not answer by then is what failed."""
+_SETTLE_S = 0.1
+_SETTLE_LOOKS = 20
+"""A helper whose connection has ended exits a moment later, and the engine knows it after that."""
 _REMOVE_AGAIN_S = (0.5, 2.0)
 """Pauses before a removal that the engine refused is tried again; a busy engine refuses some."""
 
@@ -67,17 +74,19 @@ class DockerProvider:
         known_images: dict[str, bool] | None = None,
     ) -> None:
         self._settings = settings
+        self._uids = UidSets(settings, from_range=False)
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
         self._owner = owner
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
         self._version = ""
+        self._runtime = ContainerRuntime(self._engine, settings, self._labels("kernel"))
         self._reached = ""
         self._volumes = Volumes(self._engine, owner, settings.docker_copy_timeout_s)
         wanted = settings.docker_transport
         files = ServerFiles(self._engine, self._volumes, owner, may_bind=wanted != STREAM, may_copy=wanted != BIND)
-        self._transport = EngineTransport(self._engine, files, wanted, run_dir)
+        self._transport = EngineTransport(self._engine, self._runtime, files, wanted, run_dir)
         self._launcher = Launcher(self._engine, files, settings)
         self._agents: AgentEndpoint | None = None
         self._open: dict[str, HelperSandbox | ExecSandbox] = {}
@@ -85,7 +94,6 @@ class DockerProvider:
             self._engine, self._labels("probe"), self._remove, {} if known_images is None else known_images
         )
         self._tasks: BackgroundTasks | None = None
-        self._watches: set[BackgroundTask[None]] = set()
         self._undoing: set[BackgroundTask[None]] = set()
         """Creations that failed and are being undone."""
         self._left: set[str] = set()
@@ -93,7 +101,11 @@ class DockerProvider:
 
     @property
     def description(self) -> str:
-        return f"docker: Docker {self._version}, {self._reached}; limits: memory, cpus and pids of each container"
+        users = "a uid for each user" + (" of each sandbox" if self._uids.own else "")
+        return (
+            f"docker: Docker {self._version}, runtime {self._runtime.description}, {self._reached}; {users}; "
+            "limits: memory, cpus and pids of each container"
+        )
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
@@ -115,6 +127,8 @@ class DockerProvider:
             raise unusable(self._run_dir, error) from error
         try:
             version = await self._engine.open()
+            await self._runtime.check()
+            self._uids = UidSets(self._settings, from_range=not await self._engine.remaps_users())
             swept = await self._sweep()
             stale = await self._volumes.sweep()
             how = await self._first_choice()
@@ -156,9 +170,11 @@ class DockerProvider:
             raise TaskFailed(missing)
         self._remove_left(tasks)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
-        new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id))
+        runs_helper = await self._probes.runs_helper(image, name, tasks)
+        uids = self._uids.take()
+        new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id), uids)
         made: HelperSandbox | ExecSandbox
-        if await self._probes.runs_helper(image, name, tasks):
+        if runs_helper:
             made = await self._with_helper(sandbox_id, new, agents, tasks)
         else:
             made = await self._without_helper(sandbox_id, new, tasks)
@@ -172,8 +188,6 @@ class DockerProvider:
         self._agents = None
         self._probes.cancel()
         self._volumes.cancel()
-        for watch in self._watches:
-            watch.cancel()
         async with anyio.create_task_group() as ending:
             for sandbox in list(self._open.values()):
                 ending.start_soon(_destroy, sandbox)
@@ -198,65 +212,71 @@ class DockerProvider:
         launch: Launch = make(self._launcher, new, self._run_dir / sandbox_id, agents, tasks)
         try:
             client = await launch.run()
-            layout = containers.layout(new.spec, new.image)
-            release = partial(self._release, sandbox_id)
-            sandbox = HelperSandbox(sandbox_id, client, launch.link, layout, self._settings, release, tasks)
+            own_kernel = (await self._runtime.kernel(new.image)).own
+            layout = containers.layout(new.spec, new.image, new.uids, own_kernel=own_kernel)
+            release = partial(self._release, sandbox_id, new.uids)
+            death = partial(self._death, sandbox_id)
+            sandbox = HelperSandbox(sandbox_id, client, launch.link, layout, self._settings, release, tasks, death)
             await sandbox.open()
         except BaseException:
-            await self._undo(new.container, launch.link, tasks)
+            await self._undo(new, launch.link, tasks)
             raise
         self._open[sandbox_id] = sandbox
-        self._watch(sandbox_id, sandbox, tasks)
         return sandbox
 
     async def _without_helper(self, sandbox_id: str, new: NewSandbox, tasks: BackgroundTasks) -> ExecSandbox:
         try:
             await self._launcher.without_helper(new, tasks)
-            layout = containers.layout(new.spec, new.image)
-            release = partial(self._release, sandbox_id)
+            own_kernel = (await self._runtime.kernel(new.image)).own
+            layout = containers.layout(new.spec, new.image, new.uids, own_kernel=own_kernel)
+            release = partial(self._release, sandbox_id, new.uids)
             sandbox = ExecSandbox(sandbox_id, self._engine, new.container, layout, self._settings, release, tasks)
             await sandbox.open()
         except BaseException:
-            await self._undo(new.container, None, tasks)
+            await self._undo(new, None, tasks)
             raise
         self._open[sandbox_id] = sandbox
         return sandbox
 
     # Ending.
 
-    def _watch(self, sandbox_id: str, sandbox: HelperSandbox, tasks: BackgroundTasks) -> None:
-        """Logs why a sandbox died, which only its container shows."""
-
-        async def watch() -> None:
-            await sandbox.lost.wait()
-            if not sandbox.destroyed:
-                await self._log_end(sandbox_id)
-
-        self._watches = {each for each in self._watches if not each.ended.is_set()}
-        self._watches.add(tasks.start(watch, name=f"watch {sandbox_id}", shielded=False))
-
-    async def _log_end(self, sandbox_id: str) -> None:
+    async def _death(self, sandbox_id: str) -> SandboxDeath:
+        """What ended a sandbox: only its container shows it, and the engine knows it a moment later."""
+        state: ContainerState | None = None
         try:
-            state = await self._engine.state(containers.name(sandbox_id))
-        except SandboxUnavailable as error:
-            log.warning("a sandbox died: %s", error.message, extra={"sandbox": sandbox_id})
-            return
-        if state is not None and not state.running:
-            why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
-            log.warning("a sandbox's container ended: %s", why, extra={"sandbox": sandbox_id})
+            with anyio.fail_after(_DIAGNOSIS_S):
+                for _ in range(_SETTLE_LOOKS):
+                    state = await self._engine.state(containers.name(sandbox_id))
+                    if state is None or not state.running or state.paused:
+                        break
+                    await anyio.sleep(_SETTLE_S)
+        except (SandboxUnavailable, TimeoutError) as error:
+            log.warning("a sandbox died with its engine: %s", error, extra={"sandbox": sandbox_id})
+            return SandboxDeath.OUTSIDE
+        if state is None:
+            log.warning("a sandbox's container was removed", extra={"sandbox": sandbox_id})
+            return SandboxDeath.OUTSIDE
+        why = "its memory ran out" if state.out_of_memory else f"exit code {state.exit_code}"
+        log.warning(
+            "a sandbox's container ended: %s",
+            "it still runs" if state.running else why,
+            extra={"sandbox": sandbox_id},
+        )
+        return state.death
 
-    async def _undo(self, container: str, link: SandboxLink | None, tasks: BackgroundTasks) -> None:
+    async def _undo(self, new: NewSandbox, link: SandboxLink | None, tasks: BackgroundTasks) -> None:
         """Removes what a failed creation has made, in the background: a caller that is cancelled again may not
         leave half a sandbox."""
 
         async def undo() -> None:
             try:
-                await self._remove(container)
+                await self._remove(new.container)
             finally:
+                self._uids.give_back(new.uids)
                 if link is not None:
                     await link.close()
 
-        undoing = tasks.start(undo, name=f"undo {container}")
+        undoing = tasks.start(undo, name=f"undo {new.container}")
         self._keep_undoing(undoing)
         with anyio.CancelScope(shield=True):
             await undoing.wait()
@@ -266,9 +286,10 @@ class DockerProvider:
         self._undoing = {each for each in self._undoing if not each.ended.is_set()}
         self._undoing.add(task)
 
-    async def _release(self, sandbox_id: str) -> None:
+    async def _release(self, sandbox_id: str, uids: Uids) -> None:
         self._open.pop(sandbox_id, None)
         await self._remove(containers.name(sandbox_id))
+        self._uids.give_back(uids)
 
     async def _remove(self, container: str) -> None:
         """Never raises: a container that the engine does not remove now is removed when it answers again, or by

@@ -15,6 +15,7 @@ import anyio
 
 from turnstile_server.errors import SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 
 BIND, STREAM, AUTO = "bind", "stream", "auto"
@@ -29,8 +30,11 @@ class Choice:
 class EngineTransport:
     """``wanted``: ``sandboxes.docker_transport``. ``run_dir``: the server's folder of sockets, which exists."""
 
-    def __init__(self, engine: DockerEngine, files: ServerFiles, wanted: str, run_dir: Path) -> None:
+    def __init__(
+        self, engine: DockerEngine, runtime: ContainerRuntime, files: ServerFiles, wanted: str, run_dir: Path
+    ) -> None:
         self._engine = engine
+        self._runtime = runtime
         self._files = files
         self._wanted = wanted
         self._run_dir = run_dir
@@ -46,9 +50,12 @@ class EngineTransport:
             return self._choice
 
     async def _find(self, image: Image) -> Choice:
+        kernel = await self._runtime.kernel(image)
         if self._wanted == STREAM:
             return Choice(STREAM, "sandboxes.docker_transport")
         blind = await self._why_blind(image)
+        if blind is None and kernel.own and self._wanted != BIND:
+            return Choice(STREAM, f"the runtime {self._runtime.name} has a kernel of its own")
         if blind is None:
             return Choice(BIND, "the engine sees this server's files")
         if self._wanted == BIND:

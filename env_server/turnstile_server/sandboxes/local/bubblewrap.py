@@ -1,9 +1,9 @@
 """The command line of bubblewrap: pure, from a spec and the folders of the host.
 
 What a sandbox sees: the host's /usr (and what belongs to it) and the server's own Python, read-only; generated
-/etc files; an empty work folder, /home, /tmp and /dev/shm in memory, each of the spec's disk size; a small /dev; a
-/proc of its own processes; no network but its own loopback. Everything that the frame hides is empty inside. No
-secret may be in the command line: every user can read it.
+/etc files; an empty work folder, /home, /tmp and /dev/shm in memory, together of the spec's disk size; a small
+/dev; a /proc of its own processes; no network but its own loopback. Everything that the frame hides is empty
+inside. No secret may be in the command line: every user can read it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET, SOCKET_TARGET
-from turnstile_server.sandboxes.protocol import SandboxSpec
+from turnstile_server.sandboxes.helper.turnstile_helper.compartments import APART, VISIBLE_PROC
+from turnstile_server.sandboxes.helper.turnstile_helper.disk import DISK_TARGET, writable
+from turnstile_server.sandboxes.protocol import HOMES, SandboxSpec
+from turnstile_server.sandboxes.users import Uids
 
 HELPER_FLAGS = ("-I", "-S", "-B")
-_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
+_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_ADMIN")
 """What the helper keeps where bubblewrap runs as root: to make the agent's folders, and to run and end commands
-under two other uids. No command has any: a change of uid drops them, and no_new_privs keeps them away."""
+under other uids. No command has any, not even in its bounding set; the helper itself gives up CAP_SYS_ADMIN when
+it has mounted what can be written, before the first command."""
+_COMPARTMENT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE")
+"""What the helper keeps in the user name space of a sandbox with one uid. No command has any."""
+_TRY_KERNEL = "import ctypes"
+"""The helper takes rights from commands by it."""
+_TRY_COMPARTMENTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from turnstile_helper import setup
+setup.try_compartments(dict(word.split("=") for word in sys.argv[3:]), sys.argv[2])
+"""
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = (
     "/etc/alternatives",
@@ -59,14 +73,25 @@ class SandboxFrame:
 
     bwrap: str
     python: HostPython
-    etc: Path
-    """Folder of the generated /etc files."""
     privileged: bool
-    """bubblewrap runs as root: two uids inside, no user name space. Else a user name space with one uid."""
+    """bubblewrap runs as root: a uid for each user, no user name space. Else a user name space with one uid."""
     agent_uid: int
+    compartments: bool = False
+    """The helper keeps capabilities in the sandbox's user name space, by which it keeps users of one uid apart
+    (``helper/turnstile_helper/compartments.py``). It also sees to it that code inside can make no user name
+    space."""
+    visible_proc: bool = False
+    """Show the helper, and no command, the machine's own /proc. bubblewrap covers parts of /proc where root runs
+    it, and the kernel then lets nobody inside mount a new one, unless another is wholly visible."""
     one_user_name_space: bool = False
     """Code inside can make no user name space of its own, in which it would have every capability: closes much of
     the kernel to it. bubblewrap 0.8 and newer, and only where it makes a user name space itself."""
+
+    @property
+    def mounts_disk(self) -> bool:
+        """The helper may mount, and makes one file system of all that can be written."""
+        return self.privileged or self.compartments
+
     hidden: tuple[Path, ...] = ()
     """Files and folders, as ``shown_of`` gives them, that are empty inside."""
 
@@ -85,9 +110,17 @@ def shown_of(paths: Sequence[Path], python: HostPython) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
-def passwd(agent_uid: int, tests_uid: int) -> dict[str, str]:
+def write_etc(folder: Path, uids: Uids) -> None:
+    """Writes the generated /etc files into a folder, which is made. Raises OSError."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    for name, text in passwd(uids).items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+
+
+def passwd(uids: Uids) -> dict[str, str]:
     """The generated /etc files, by name."""
-    users = (("root", 0, "/"), ("agent", agent_uid, "/home/agent"), ("tests", tests_uid, "/home/tests"))
+    users = [("root", 0, "/"), *((str(user), uid, HOMES[user]) for user, uid in uids.items())]
     return {
         "passwd": "".join(f"{name}:x:{uid}:{uid}::{home}:/bin/sh\n" for name, uid, home in users),
         "group": "".join(f"{name}:x:{uid}:\n" for name, uid, _ in users),
@@ -96,22 +129,36 @@ def passwd(agent_uid: int, tests_uid: int) -> dict[str, str]:
     }
 
 
-def helper_command(frame: SandboxFrame, spec: SandboxSpec, sockets: Path) -> list[str]:
-    """bubblewrap with the helper as its first process; ``sockets`` is the folder of the sandbox's sockets."""
+def helper_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec, sockets: Path) -> list[str]:
+    """bubblewrap with the helper as its first process; ``etc`` is what ``write_etc`` made, ``sockets`` the folder
+    of the sandbox's sockets."""
     mounts = ["--ro-bind", str(sockets), SOCKET_TARGET, "--ro-bind", str(HELPER_FOLDER), HELPER_TARGET]
-    return wrap(frame, spec, mounts, [frame.python.executable, *HELPER_FLAGS, HELPER_TARGET])
+    apart = [APART] if frame.compartments else []
+    return wrap(frame, etc, spec, mounts, [frame.python.executable, *HELPER_FLAGS, HELPER_TARGET, *apart])
 
 
-def wrap(frame: SandboxFrame, spec: SandboxSpec, mounts: Sequence[str], command: Sequence[str]) -> list[str]:
+def probe_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec) -> list[str]:
+    """Works where sandboxes of this kind can be made."""
+    program = [frame.python.executable, *HELPER_FLAGS, "-c"]
+    if not frame.compartments:
+        return wrap(frame, etc, spec, (), [*program, _TRY_KERNEL])
+    homes = [f"{user}={home}" for user, home in HOMES.items()]
+    mounts = ["--ro-bind", str(HELPER_FOLDER), HELPER_TARGET]
+    return wrap(frame, etc, spec, mounts, [*program, _TRY_COMPARTMENTS, HELPER_TARGET, spec.workdir, *homes])
+
+
+def wrap(
+    frame: SandboxFrame, etc: Path, spec: SandboxSpec, mounts: Sequence[str], command: Sequence[str]
+) -> list[str]:
     return [
         frame.bwrap,
         *_name_spaces(frame),
         "--die-with-parent",
         "--new-session",
         "--as-pid-1",
-        *_system(frame),
+        *_system(frame, etc),
         *_hide(frame.hidden),
-        *_in_memory(spec),
+        *(_disk(spec) if frame.mounts_disk else _in_memory(spec)),
         *_folders(SOCKET_TARGET, HELPER_TARGET, *(mount.target for mount in spec.mounts)),
         *mounts,
         *[word for mount in spec.mounts for word in ("--ro-bind", str(mount.source), mount.target)],
@@ -134,10 +181,11 @@ def _name_spaces(frame: SandboxFrame) -> list[str]:
         return own + [word for name in _CAPABILITIES for word in ("--cap-add", name)]
     uid = str(frame.agent_uid)
     once = ["--disable-userns"] if frame.one_user_name_space else []
-    return ["--unshare-user", *once, "--uid", uid, "--gid", uid, *own]
+    kept = [word for name in _COMPARTMENT_CAPABILITIES for word in ("--cap-add", name)]
+    return ["--unshare-user", *once, "--uid", uid, "--gid", uid, *own, *(kept if frame.compartments else ())]
 
 
-def _system(frame: SandboxFrame) -> list[str]:
+def _system(frame: SandboxFrame, etc: Path) -> list[str]:
     words = [*_folders("/etc/ssl/certs", frame.python.prefix), "--ro-bind", "/usr", "/usr"]
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):
@@ -146,10 +194,12 @@ def _system(frame: SandboxFrame) -> list[str]:
             words += ["--ro-bind-try", folder, folder]
     for file in _SYSTEM_FILES:
         words += ["--ro-bind-try", file, file]
-    for name in sorted(passwd(0, 0)):
-        words += ["--ro-bind", str(frame.etc / name), f"/etc/{name}"]
+    for name in sorted(passwd({})):
+        words += ["--ro-bind", str(etc / name), f"/etc/{name}"]
     if not frame.python.in_system:
         words += ["--ro-bind", frame.python.prefix, frame.python.prefix]
+    if frame.visible_proc:
+        words += ["--dev-bind", "/proc", VISIBLE_PROC]
     return [*words, "--proc", "/proc", "--dev", "/dev"]
 
 
@@ -169,9 +219,17 @@ def _folders(*targets: str) -> list[str]:
     return [word for folder in sorted(above) for word in ("--perms", "0755", "--dir", folder)]
 
 
+def _disk(spec: SandboxSpec) -> list[str]:
+    """Where the helper mounts them: the folders alone."""
+    words = ["--perms", "0755", "--dir", "/run", "--perms", "0700", "--dir", DISK_TARGET]
+    return words + [word for folder, _ in writable(spec.workdir) for word in ("--perms", "0755", "--dir", folder)]
+
+
 def _in_memory(spec: SandboxSpec) -> list[str]:
-    size = str(spec.limits.disk_bytes)
+    """Where it may not: one for each, with an equal share."""
+    folders = writable(spec.workdir)
+    size = str(max(1, spec.limits.disk_bytes // len(folders)))
     words: list[str] = []
-    for folder, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), ("/home", "0755"), (spec.workdir, "0755")):
-        words += ["--size", size, "--perms", mode, "--tmpfs", folder]
+    for folder, mode in folders:
+        words += ["--size", size, "--perms", f"{mode:04o}", "--tmpfs", folder]
     return words

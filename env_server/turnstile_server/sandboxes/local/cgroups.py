@@ -21,6 +21,8 @@ ROOT = Path("/sys/fs/cgroup")
 _V1 = ("memory", "pids", "cpu")
 _V2 = "+memory +pids +cpu"
 _PERIOD_US = 100_000
+_KILLS_FILES = ("memory.oom_control", "memory.events")
+"""Of version 1 and 2. Each has a line ``oom_kill NUMBER``."""
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 70; shift; done; shift; exec "$@"'
 _ROUNDS = 100
 _ROUND_S = 0.02
@@ -37,6 +39,16 @@ class ControlGroup:
         """``command``, run by a shell that joins the group first and then becomes the command."""
         files = [str(folder / "cgroup.procs") for folder in self.folders]
         return ["/bin/sh", "-c", _JOIN, "sh", *files, "--", *command]
+
+    def killed_for_memory(self) -> bool:
+        """Whether the kernel has killed a process of the group because its memory was used up."""
+        for folder in self.folders:
+            for name in _KILLS_FILES:
+                with contextlib.suppress(OSError):
+                    words = (folder / name).read_text().split()
+                    if "oom_kill" in words and int(words[words.index("oom_kill") + 1]) > 0:
+                        return True
+        return False
 
     async def remove(self) -> bool:
         """Kills every process of the group and removes its folders; False when something is left."""

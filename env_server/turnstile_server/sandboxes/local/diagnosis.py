@@ -8,6 +8,7 @@ the container, a setting of the host, or a package.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,17 @@ class Machine:
     """The AppArmor profile that confines this process; None where none does."""
     root: bool = False
     """This process runs as uid 0, perhaps without its rights."""
+    python_below: str | None = None
+    """The folder above the server's Python that this process may not enter; None where it may enter all."""
 
 
-def look(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Machine:
-    """Reads the facts below ``root``. A file that is not there, or closed, is a fact that is not known."""
+def look(
+    root: Path = Path("/"), environment: Mapping[str, str] | None = None, python: Path = Path(sys.executable)
+) -> Machine:
+    """Reads the facts below ``root``. A file that is not there, or closed, is a fact that is not known.
+
+    ``python``: the server's.
+    """
     proc = root / "proc"
     status = _read(proc / "self/status") or ""
     profile = (_read(proc / "self/attr/current") or "").rstrip("\n\0")
@@ -57,6 +65,7 @@ def look(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -
         apparmor_restricts=_number(proc / "sys/kernel/apparmor_restrict_unprivileged_userns") == 1,
         apparmor_profile=profile if profile.endswith(("(enforce)", "(complain)")) else None,
         root="\nUid:\t0\t" in status,
+        python_below=_closed_above(python),
     )
 
 
@@ -77,6 +86,12 @@ def failing(error: str, machine: Machine) -> str:
 
 
 def _advice(error: str, machine: Machine) -> str:
+    if machine.python_below is not None and ("execvp " in error or "source path" in error):
+        return (
+            f"The server's Python lies below {machine.python_below}, which the server's user may not enter, so no "
+            "sandbox can show it. Run the server on a Python that its user can read (one in /usr or /opt), or let "
+            f"it through: `chmod o+x {machine.python_below}`"
+        )
     host = "on the container's host" if machine.container is not None else "as root"
     if machine.max_user_namespaces == 0:
         return f"User name spaces are switched off: run `sysctl -w user.max_user_namespaces=15000` {host}"
@@ -126,6 +141,16 @@ def _container(root: Path, environment: Mapping[str, str]) -> str | None:
         return "Kubernetes (KUBERNETES_SERVICE_HOST)"
     if environment.get("container"):  # systemd.io/CONTAINER_INTERFACE
         return f"{environment['container']} (the variable container)"
+    return None
+
+
+def _closed_above(python: Path) -> str | None:
+    """A process can run on a Python that it cannot find again: who started it, as root, could."""
+    real = Path(os.path.realpath(python))
+    # From the root down: of two closed folders the upper one is what it meets.
+    for folder in reversed(real.parents):
+        if folder.is_dir() and not os.access(folder, os.X_OK):
+            return str(folder)
     return None
 
 

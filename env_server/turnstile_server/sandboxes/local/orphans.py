@@ -33,6 +33,25 @@ def kill_recorded(file: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
+def stopped_below(pid: int, depth: int) -> bool:
+    """Whether a process or one of its descendants, ``depth`` generations down, is stopped by a signal
+    (proc_pid_stat(5), field 3)."""
+    pids, parents = [str(pid)], [str(pid)]
+    for _ in range(depth):
+        with contextlib.suppress(OSError):
+            parents = [
+                child
+                for parent in parents
+                for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            ]
+            pids += parents
+    for each in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T":
+                return True
+    return False
+
+
 def kill_marked(mark: str) -> bool:
     """Kills every process that has ``MARK_VARIABLE=mark`` in its environment. Returns False when one was still
     there after two seconds. Blocks.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,23 +20,36 @@ import anyio.to_thread
 from anyio.abc import Process
 
 from turnstile_server.child_processes import send_signal, start_process
+from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
+from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.sandboxes.local import cgroups, orphans
+from turnstile_server.sandboxes.local.machine_kills import MachineKills
+from turnstile_server.sandboxes.run_folder import remove_folder
+from turnstile_server.sandboxes.users import Uids
 
 _LOG = logging.getLogger(__name__)
 _LOG_SUFFIX = ".log"
 _FILES_SUFFIX = ".files"
+_SETTLE_S = 2.0
+"""A helper whose connection has ended exits a moment later."""
 _OUTPUT_BYTES = 2000
 """Last bytes of a process's output that an error shows."""
 
 
 class LocalProcess:
-    """``name``: the sandbox's; all names of it in ``run_dir`` begin with it."""
+    """``name``: the sandbox's; all names of it in ``run_dir`` begin with it. ``kills``: what stands in for a
+    control group's count."""
 
-    def __init__(self, name: str, run_dir: Path, tasks: BackgroundTasks) -> None:
+    def __init__(self, name: str, run_dir: Path, tasks: BackgroundTasks, kills: MachineKills) -> None:
+        self._kills = kills
         self.name = name
         self.files = run_dir / (name + _FILES_SUFFIX)
-        """Work folder, homes and temporary files, where there is no isolation."""
+        """Generated /etc files; where there is no isolation the work folder, homes and temporary files."""
+        self.uids: Uids | None = None
+        """Of the sandbox's users, where each has one."""
+        self.helper_depth = 1
+        """The helper is the child, or the grandchild, of the process."""
         self.group: cgroups.ControlGroup | None = None
         self.marked = False
         """Processes of the sandbox bear its name in their environment, and are killed by it."""
@@ -52,11 +64,15 @@ class LocalProcess:
         It is started by this thread, not by a worker: a sandbox dies with the thread that launched it. It is
         started in the background: a caller that is cancelled half-way would lose the process.
         """
-        with _opened(self._log_file) as log:
-            start = partial(start_process, command, env=environment, cwd="/", stderr=log)
-            self._starting = self._tasks.start(start, name=f"launch {self.name}")
-            process = await self._starting.wait()
+        start = partial(self._launch, command, environment)
+        self._starting = self._tasks.start(start, name=f"launch {self.name}")
+        process = await self._starting.wait()
         orphans.write_record(self._record, process.pid)
+
+    async def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        # The log is opened here: a caller that is cancelled before this has begun would close it under the start.
+        with _opened(self._log_file) as log:
+            return await start_process(command, env=environment, cwd="/", stderr=log)
 
     async def ended(self) -> None:
         """Waits for the end of the process. Raises OSError where it could not be started."""
@@ -69,6 +85,35 @@ class LocalProcess:
             return self._log_file.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace").strip()
         except OSError:
             return ""
+
+    async def death(self) -> SandboxDeath:
+        """What ended the helper, or keeps it from answering. An isolated one is process 1 of its name space,
+        so code inside can neither kill nor stop it."""
+        process = await self._started()
+        if process is None:
+            return SandboxDeath.OUTSIDE
+        with anyio.move_on_after(_SETTLE_S):
+            await process.wait()
+        code = process.returncode
+        # bubblewrap passes its child's end on as a shell does; its own end by a signal is a negative number.
+        killed = code in (128 + signal.SIGKILL, -signal.SIGKILL)
+        if self._memory_ran_out(killed):
+            return SandboxDeath.MEMORY
+        if self.marked:
+            return SandboxDeath.INSIDE
+        if code is None:
+            return (
+                SandboxDeath.OUTSIDE
+                if orphans.stopped_below(process.pid, self.helper_depth)
+                else SandboxDeath.INSIDE
+            )
+        return SandboxDeath.OUTSIDE if killed or code == CONNECTION_LOST else SandboxDeath.INSIDE
+
+    def _memory_ran_out(self, killed: bool) -> bool:
+        """``killed``: the helper was. Without that nothing of its end was the kernel's choice."""
+        if self.group is not None:
+            return killed and self.group.killed_for_memory()
+        return killed and self._kills.rose_lately()
 
     async def release(self, timeout_s: float) -> None:
         process = await self._started()
@@ -84,7 +129,7 @@ class LocalProcess:
             _LOG.error("the control group of the sandbox %s cannot be removed", self.name)
         if output := self.output():
             _LOG.warning("output of the sandbox %s: %s", self.name, output)
-        await anyio.to_thread.run_sync(partial(shutil.rmtree, self.files, ignore_errors=True))
+        await remove_folder(self.files)
         self._record.unlink(missing_ok=True)
         self._log_file.unlink(missing_ok=True)
 

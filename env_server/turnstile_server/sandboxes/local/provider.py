@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,22 +24,24 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
+from turnstile_server.sandboxes.local.machine_kills import MachineKills
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
 from turnstile_server.sandboxes.protocol import Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
-from turnstile_server.sandboxes.run_folder import RunFolder, unusable
+from turnstile_server.sandboxes.run_folder import RunFolder, remove_folder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
+from turnstile_server.sandboxes.users import UidSets, range_is_mapped, uids_of
 from turnstile_server.settings import SandboxSettings
 
 _LOG = logging.getLogger(__name__)
 _OWN = "sb-"
 """Prefix of every name in the run folder, so that nothing else is ever swept."""
-_ETC = f"{_OWN}etc"
 _PACKAGE = Path(__file__).parents[2]
 """The server's package, with the hidden tests and solutions of the shipped tasks."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
@@ -48,7 +51,7 @@ class LocalProvider:
     """A ``SandboxProvider``.
 
     ``run_dir`` and ``hidden``: see ``ProviderSetup``. This package and ``run_dir`` are always hidden.
-    ``as_root``: try for two uids inside (None: when the server is root).
+    ``as_root``: try for a uid of each user (None: when the server is root).
     """
 
     name = "local"
@@ -63,15 +66,21 @@ class LocalProvider:
         hidden: Sequence[Path] = (),
     ) -> None:
         self._settings = settings
+        self._uids = UidSets(settings, from_range=False)
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
         self._hidden = (_PACKAGE, run_dir, *hidden)
         self._as_root = os.geteuid() == 0 if as_root is None else as_root
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.SandboxFrame | None = None
+        self._together = ""
+        """Why users of one uid cannot be kept apart; empty where they can."""
         self._problem: str | None = None
         """Why there is no frame."""
         self._cgroups: cgroups.Cgroups | None = None
+        self._kills = MachineKills()
+        self._watching: BackgroundTask[None] | None = None
+        """Looks at ``_kills``; None where control groups tell more."""
         self._agents: AgentEndpoint | None = None
         self._tasks: BackgroundTasks | None = None
         self._undoing: set[BackgroundTask[None]] = set()
@@ -96,10 +105,15 @@ class LocalProvider:
         if self._cgroups is not None:
             held = f"memory, cpus and pids by control groups (version {self._cgroups.version})"
         elif self._frame.privileged:
-            held = "memory per process; cpus and pids are not held (no control group can be made)"
+            held = "memory per process, processes per user; cpus are not held (no control group can be made)"
         else:
             held = "memory per process, pids; cpus are not held (no control group can be made)"
-        users = "two users" if self._frame.privileged else "one user, in a user name space"
+        if self._frame.privileged:
+            users = "a uid for each user" + (" of each sandbox" if self._uids.own else "")
+        elif self._frame.compartments:
+            users = "one uid, users kept apart by name spaces"
+        else:
+            users = f"one uid, users NOT kept apart ({self._together})"
         return f"local: bubblewrap, {users}; limits: {held}"
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
@@ -113,16 +127,15 @@ class LocalProvider:
             self._folder.give_back()
             raise
         self._agents, self._tasks = agents, tasks
+        if self._cgroups is None:
+            self._watching = tasks.start(self._kills.watch, name="count kills for memory", shielded=False)
 
     async def _start(self) -> None:
         self._cgroups = await anyio.to_thread.run_sync(cgroups.find, control_group_prefix(self._run_dir))
         await self._sweep()
-        etc = self._run_dir / _ETC
-        etc.mkdir()
-        for name, text in bubblewrap.passwd(self._settings.agent_uid, self._settings.tests_uid).items():
-            (etc / name).write_text(text)
-            (etc / name).chmod(0o644)
-        problem = await self._probe(etc)
+        self._uids = UidSets(self._settings, from_range=range_is_mapped(self._settings, *_own_maps()))
+        with tempfile.TemporaryDirectory(prefix=_OWN, dir=self._run_dir) as etc:
+            problem = await self._probe(Path(etc))
         if problem is not None and not self._settings.allow_unisolated:
             raise StartupError(f"local sandboxes need bubblewrap: {problem}")
         self._problem = problem
@@ -138,7 +151,7 @@ class LocalProvider:
         if self._agents is None or self._tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         name = f"{_OWN}{secrets.token_hex(6)}"
-        process = LocalProcess(name, self._run_dir, self._tasks)
+        process = LocalProcess(name, self._run_dir, self._tasks, self._kills)
         folder = self._run_dir / name
         mounted_at = {} if self.isolated else {"mounted_at": str(folder)}
         sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, **mounted_at)
@@ -148,8 +161,12 @@ class LocalProvider:
             client = await self._dialed_in(process, sockets)
             layout = self._layout(process, spec)
             release = partial(self._release, process)
-            sandbox = HelperSandbox(name, client, sockets, layout, self._settings, release, self._tasks)
+            sandbox = HelperSandbox(
+                name, client, sockets, layout, self._settings, release, self._tasks, process.death
+            )
             await sandbox.open()
+            if self.isolated and not sandbox.filtered:
+                raise SandboxUnavailable("a sandbox's helper did not install the system call filter")
         except BaseException:
             # In the background: a caller that is cancelled again may not leave half a sandbox.
             undoing = self._tasks.start(partial(self._undo, process, sockets), name=f"undo {name}")
@@ -162,13 +179,13 @@ class LocalProvider:
 
     async def close(self) -> None:
         self._agents = None
+        if self._watching is not None:
+            await self._watching.stop()
         async with anyio.create_task_group() as ending:
             for sandbox in list(self._sandboxes.values()):
                 ending.start_soon(_destroy, sandbox)
             for undoing in list(self._undoing):
                 ending.start_soon(undoing.ended.wait)
-        if self._folder.taken:
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._run_dir / _ETC, ignore_errors=True))
         self._folder.give_back()
 
     async def _undo(self, process: LocalProcess, sockets: SandboxSockets) -> None:
@@ -185,6 +202,8 @@ class LocalProvider:
         try:
             await process.release(self._settings.call_timeout_s)
         finally:
+            if process.uids is not None:
+                self._uids.give_back(process.uids)
             self._sandboxes.pop(process.name, None)
 
     async def _launch(self, process: LocalProcess, sockets: SandboxSockets, spec: SandboxSpec) -> None:
@@ -192,7 +211,11 @@ class LocalProvider:
         environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **sockets.environment}
         try:
             if self._frame is not None:
-                command = bubblewrap.helper_command(self._frame, spec, sockets.folder)
+                if self._frame.privileged:
+                    process.uids = self._uids.take()
+                process.helper_depth = 2 if self._frame.compartments else 1
+                bubblewrap.write_etc(process.files, process.uids or uids_of(self._settings))
+                command = bubblewrap.helper_command(self._frame, process.files, spec, sockets.folder)
                 if self._cgroups is not None:
                     process.group = self._cgroups.make(process.name, spec.limits)
                     command = process.group.joining(command)
@@ -233,38 +256,52 @@ class LocalProvider:
             return Layout(
                 workdir=str(files / "workspace"),
                 path=self._python.search_path,
-                homes={User.AGENT: str(files / "agent"), User.TESTS: str(files / "tests")},
+                homes={user: str(files / user) for user in User},
                 temporary=str(files / "tmp"),
                 own_processes=False,
-                change_users=False,
                 rlimits={**rlimits, "DATA": spec.limits.memory_bytes},
+                filtered=False,
                 forward_port=0,
                 marks={orphans.MARK_VARIABLE: process.name},
             )
         if self._cgroups is None:
             rlimits["DATA"] = spec.limits.memory_bytes
-            if not self._frame.privileged:
-                # The kernel counts per user name space, so per sandbox. Without one it would count all sandboxes
-                # together, and it does not apply the limit to root at all.
+            if not self._frame.privileged or self._uids.own:
+                # The kernel counts per uid and user name space: per sandbox, or per user of a sandbox. Where all
+                # sandboxes have the same uids it would count them together.
                 rlimits["NPROC"] = spec.limits.pids
-        return Layout(workdir=spec.workdir, path=self._python.search_path, rlimits=rlimits)
+        disk = {"size": spec.limits.disk_bytes, "files": spec.limits.files}
+        return Layout(
+            disk=disk if self._frame.mounts_disk else None,
+            workdir=spec.workdir,
+            path=self._python.search_path,
+            uids=process.uids or {},
+            compartments=self._frame.compartments,
+            rlimits=rlimits,
+        )
 
     async def _probe(self, etc: Path) -> str | None:
         """Why isolation does not work; None: it works, and ``self._frame`` is set."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return diagnosis.lacking(diagnosis.look())
+        if not call_filter.known_machine():
+            known = " and ".join(call_filter.MACHINES)
+            return f"the system call filter knows {known}, this machine is neither"
+        bubblewrap.write_etc(etc, uids_of(self._settings))
         problem = ""
         environment = {"PATH": self._python.search_path}
         hidden = bubblewrap.shown_of(self._hidden, self._python)
         plain = bubblewrap.SandboxFrame(
-            bwrap, self._python, etc, privileged=False, agent_uid=self._settings.agent_uid, hidden=hidden
+            bwrap, self._python, privileged=False, agent_uid=self._settings.agent_uid, hidden=hidden
         )
-        frames = [replace(plain, one_user_name_space=True), plain]
-        command = [self._python.executable, *bubblewrap.HELPER_FLAGS, "-c", ""]
+        apart = replace(plain, compartments=True, visible_proc=os.geteuid() == 0)
+        frames = [apart, replace(plain, one_user_name_space=True), plain]
         for frame in [replace(plain, privileged=True), *frames] if self._as_root else frames:
-            wrapped = bubblewrap.wrap(frame, SandboxSpec(_PROBE_LIMITS), (), command)
+            wrapped = bubblewrap.probe_command(frame, etc, SandboxSpec(_PROBE_LIMITS))
             problem = await probe_error(wrapped, environment, self._settings.start_timeout_s)
+            if frame is apart:
+                self._together = problem
             if not problem:
                 self._frame = frame
                 return None
@@ -283,7 +320,7 @@ class LocalProvider:
                     _LOG.warning("a control group of an earlier server cannot be removed: %s", group.folders[0])
         for path in list(self._run_dir.glob(f"{_OWN}*")):
             if path.is_dir() and not path.is_symlink():
-                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
+                await remove_folder(path)
             else:
                 path.unlink()
 
@@ -298,6 +335,11 @@ async def _destroy(sandbox: HelperSandbox) -> None:
         await sandbox.destroy()
     except Exception:  # noqa: BLE001 - the others are destroyed all the same
         _LOG.exception("a sandbox could not be destroyed")
+
+
+def _own_maps() -> list[str]:
+    """The maps of this process's user name space."""
+    return [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
 
 
 def _check_mounts(mounts: Sequence[Mount], isolated: bool) -> None:

@@ -11,7 +11,7 @@ First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on stan
 ``id`` being its own number::
 
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
-    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?}
+    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?}
     {"id", "op": "file", action: read|write|unpack|pack, path, user, max_bytes, mode, timeout_s, stdin_size}
     {"id", "op": "stop_all"}
     {"op": "data", "id"} + payload       a part of that request's standard input (file contents, a tar)
@@ -52,6 +52,8 @@ MAX_LINE = 512
 """Bytes of the latest line of output; of a longer line, its end."""
 CARRY_WINDOW = 128 << 10
 """Bytes of one carried connection, in one direction, that are sent and not yet passed on."""
+CONNECTION_LOST = 70
+"""Exit code of a helper whose connection has ended, or brings what is no frame."""
 FILE_PROBLEM = 3
 """Exit code of a file operation that was refused; its stderr is the sentence why."""
 

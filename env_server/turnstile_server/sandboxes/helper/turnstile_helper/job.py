@@ -55,7 +55,8 @@ class Pipes:
 
 
 class Job:
-    """``on_end`` is called after the end was sent. ``line_s``: how often to send the latest line of output."""
+    """``on_end`` is called when it is over, with what sends the end. ``line_s``: how often to send the latest line
+    of output."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Job:
         stdin_size: int,
         timeout_s: float | None,
         grace_s: float,
-        on_end: Callable[[], None],
+        on_end: Callable[[Callable[[], None]], None],
         line_s: float | None = None,
     ) -> None:
         self.pid = pid
@@ -201,15 +202,13 @@ class Job:
                 self._drop_output(fd)
         self._close_stdin()
         dropped = sum(output.finish() for output in self._all_outputs)
-        self._outbox.send(
-            {
-                "id": self._request,
-                "ev": "end",
-                # A time-out is a kill, also where the process ended by itself in the same moment.
-                "exit_code": 137 if self._timed_out else self._exit,
-                "timed_out": self._timed_out,
-                "dropped": dropped,
-                "duration_s": time.monotonic() - self._started,
-            }
-        )
-        self._on_end()
+        end = {
+            "id": self._request,
+            "ev": "end",
+            # A time-out is a kill, also where the process ended by itself in the same moment.
+            "exit_code": 137 if self._timed_out else self._exit,
+            "timed_out": self._timed_out,
+            "dropped": dropped,
+            "duration_s": time.monotonic() - self._started,
+        }
+        self._on_end(lambda: self._outbox.send(end))

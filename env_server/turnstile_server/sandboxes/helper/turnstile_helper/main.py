@@ -13,25 +13,28 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Mapping  # noqa: UP035 - Python 3.8
+from typing import Any, Callable, Mapping, Sequence  # noqa: UP035 - Python 3.8
 
 from . import files, frames, processes, setup
 from .carry import Carrier
+from .compartments import APART, become_first_process
 from .forward import Forwarder
 from .job import Job, Pipes
+from .launcher import DESCRIPTOR, VARIABLE, LaunchConfig, Launcher
 from .loop import Loop
 from .outbox import Outbox
 from .output import CutOutput, Output, Passed
+from .rights import NO_RIGHTS_TAKEN
 from .spawn import CANNOT_RUN, Spawner
 
 _TOKEN = "TURNSTILE_HELPER_TOKEN"
 _SOCKET = "TURNSTILE_HELPER_SOCKET"
 _MAX_COMPLAINT = 8192
-_LOST = 70
-"""Exit code after the server has gone."""
 
 
 def main() -> int:
+    if APART in sys.argv:
+        become_first_process()
     reading, writing = _dial(os.environ[_SOCKET]) if _SOCKET in os.environ else _standard_streams()
     hello = {"hello": frames.VERSION, "token": os.environ.get(_TOKEN, "")}
     os.write(writing, frames.encode(hello))  # less than any pipe holds, so it goes out whole
@@ -44,7 +47,7 @@ def main() -> int:
         processes.hide_memory()
     gc.freeze()  # a child shares these pages for longer
     Helper(reading, writing).run()
-    return _LOST
+    return frames.CONNECTION_LOST
 
 
 def _dial(path: str) -> tuple[int, int]:
@@ -75,8 +78,9 @@ class Helper:
         self._outbox = Outbox(self._loop, writing, self._leave)
         self._loop.watch(reading, read=self._read)
         self._jobs: dict[int, Job] = {}
-        self._by_pid: dict[int, Job] = {}
-        self._spawner = Spawner({}, {})
+        self._by_pid: dict[int, Callable[[int], None]] = {}
+        """What each child's wait status is for."""
+        self._spawner = Spawner({}, {}, NO_RIGHTS_TAKEN)
         self._config: Mapping[str, Any] = {}
         self._forwarder: Forwarder | None = None
         self._carrier: Carrier | None = None
@@ -118,9 +122,7 @@ class Helper:
             elif operation == "file":
                 self._file(request, header)
             elif operation == "stop_all":
-                left = processes.kill_all(bool(self._config.get("own_processes")))
-                self._reap()
-                self._outbox.send({"id": request, "ev": "end", "left": left})
+                self._stop_all(request)
             elif operation == "setup":
                 self._outbox.send({"id": request, "ev": "end", **self._setup(header)})
             else:
@@ -129,10 +131,21 @@ class Helper:
             sentence = f"{type(error).__name__}: {error}"
             self._outbox.send({"id": request, "ev": "end", "error": sentence})
 
+    def _stop_all(self, request: int) -> None:
+        left = processes.kill_all(bool(self._config.get("own_processes")), self._first_processes())
+        self._reap()
+        if self._spawner.compartments is not None:
+            self._spawner.compartments.forget()
+        self._outbox.send({"id": request, "ev": "end", "left": left})
+
     def _setup(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        rights = setup.rights_of(header)
+        proc = setup.make_mounts(header)
         uids = setup.usable_uids(header["uids"])
         setup.make_folders(header, uids)
-        self._spawner = Spawner(uids, header["rlimits"])
+        compartments = None if uids else setup.make_compartments(header)
+        self._spawner = Spawner(uids, header["rlimits"], rights, compartments, proc)
+        setup.check(self._spawner)
         self._config = header
         port, forward = None, header["forward"]
         if forward is not None and forward["carried"]:
@@ -142,7 +155,12 @@ class Helper:
         elif forward is not None:
             self._forwarder = Forwarder(self._loop, forward["port"], forward["socket"], forward["connections"])
             port = self._forwarder.port
-        return {"two_users": bool(uids), "port": port}
+        return {
+            "own_uids": bool(uids),
+            "compartments": compartments is not None,
+            "filtered": rights.held,
+            "port": port,
+        }
 
     def _run(self, request: int, header: Mapping[str, Any]) -> None:
         user = header["user"]
@@ -163,16 +181,31 @@ class Helper:
         except (OSError, ValueError) as error:
             self._could_not_run(request, str(error))
             return
+        stdio = [pipes.child_in, pipes.child_out, pipes.child_err]
+        launcher = None
+        if header.get("launches") is not None:
+            launcher = self._launcher(header["launches"])
+            stdio.append(launcher.given)
+            environment[os.fsencode(VARIABLE)] = str(DESCRIPTOR).encode()
         try:
-            pid = self._spawner.command(
-                argv, cwd, environment, user, (pipes.child_in, pipes.child_out, pipes.child_err)
-            )
+            pid = self._spawner.command(argv, cwd, environment, user, stdio)
         except OSError as error:
             # The sandbox is full of processes. That is the fault of what ran in it, not of the sandbox.
             pipes.close()
+            if launcher is not None:
+                launcher.close(lambda: None)
             self._could_not_run(request, f"no process could be made: {error.strerror}")
             return
-        self._own(request, pid, pipes, outputs, header)
+        finally:
+            if launcher is not None:
+                launcher.started()
+        self._own(request, pid, pipes, outputs, header, launcher)
+
+    def _launcher(self, user: str) -> Launcher:
+        """For a command that may run programs as ``user``."""
+        env = {**self._config["env"], "HOME": self._config["homes"][user]}
+        config = LaunchConfig(user, env, self._config["workdir"])
+        return Launcher(self._loop, self._spawner, config, self._by_pid.__setitem__, self._config["grace_s"])
 
     def _could_not_run(self, request: int, sentence: str) -> None:
         self._outbox.send_long(
@@ -204,13 +237,23 @@ class Helper:
         self._own(request, pid, pipes, outputs, header)
 
     def _own(
-        self, request: int, pid: int, pipes: Pipes, outputs: tuple[Output, Output], header: Mapping[str, Any]
+        self,
+        request: int,
+        pid: int,
+        pipes: Pipes,
+        outputs: tuple[Output, Output],
+        header: Mapping[str, Any],
+        launcher: Launcher | None = None,
     ) -> None:
         pipes.close_child_ends()
 
-        def ended() -> None:
+        def ended(tell: Callable[[], None]) -> None:
             del self._jobs[request]
             self._by_pid.pop(pid, None)
+            if launcher is not None:
+                launcher.close(tell)
+            else:
+                tell()
 
         job = Job(
             self._loop,
@@ -225,7 +268,8 @@ class Helper:
             ended,
             header.get("line_s"),
         )
-        self._jobs[request] = self._by_pid[pid] = job
+        self._jobs[request] = job
+        self._by_pid[pid] = job.exited
 
     def _reap(self) -> None:
         while True:
@@ -235,14 +279,21 @@ class Helper:
                 return
             if pid == 0:
                 return
-            job = self._by_pid.pop(pid, None)
-            if job is not None:
-                job.exited(status)
+            if self._spawner.compartments is not None:
+                self._spawner.compartments.ended(pid)
+            ended = self._by_pid.pop(pid, None)
+            if ended is not None:
+                ended(status)
+
+    def _first_processes(self) -> Sequence[int]:
+        """They end only when the helper has reaped the rest of their compartments."""
+        compartments = self._spawner.compartments
+        return [] if compartments is None else compartments.inits
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError):
-            processes.kill_all(bool(self._config.get("own_processes")))
-        os._exit(_LOST)
+            processes.kill_all(bool(self._config.get("own_processes")), self._first_processes())
+        os._exit(frames.CONNECTION_LOST)
 
 
 def _encoded(text: str) -> bytes:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from typing import Sequence  # noqa: UP035 - Python 3.8
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -27,6 +28,11 @@ def hide_memory() -> None:
     """No process of the same uid may trace the helper or read its memory and descriptors: where agents run under
     its uid, that and being PID 1 is what keeps it apart from them."""
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """The opposite of ``hide_memory``."""
+    _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -55,8 +61,9 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def kill_all(own_name_space: bool) -> int:
-    """Kills until nothing is left; returns how many processes survived. Children stay zombies to be reaped."""
+def kill_all(own_name_space: bool, last: Sequence[int] = ()) -> int:
+    """Kills until nothing is left; returns how many processes survived. Children stay zombies to be reaped.
+    ``last``: processes that are killed, and whose end is not waited for."""
     left: list[int] = []
     for _ in range(_ROUNDS):
         if own_name_space:
@@ -65,7 +72,7 @@ def kill_all(own_name_space: bool) -> int:
             except ProcessLookupError:
                 return 0
         table = _table()
-        pids = set(table) - {os.getpid(), 1} if own_name_space else _descendants(table)
+        pids = set(table) - {os.getpid(), 1, *last} if own_name_space else _descendants(table)
         left = [pid for pid in pids if table[pid][2] not in "ZX"]
         if not left:
             return 0
