@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from grading_support import NO_AGENTS, SANDBOXES, Watched
@@ -18,13 +19,31 @@ from turnstile_server.sandboxes.protocol import SandboxProvider
 
 
 def _make(kind: str, run_dir: Path) -> SandboxProvider:
-    if kind == "local":
-        return LocalProvider(SANDBOXES, run_dir)
+    if kind.startswith("local"):
+        return LocalProvider(SANDBOXES, run_dir, as_root=kind == "local" and os.geteuid() == 0)
     settings = SANDBOXES.model_copy(update={"docker_image": os.environ["TURNSTILE_TEST_IMAGE"]})
     return DockerProvider(settings, run_dir, run_dir.name)
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+ELSEWHERE = 3
+"""Outside bubblewrap as root, one in so many of the cheats at the boundary is played by default."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the boundary lets through hardly depends on the kind of sandbox: in Docker and with one uid a share of
+    its cheats, by name, is played in every run, and all by ``make cheats``."""
+    for item in items:
+        if item.path.name in ("test_boundary_cheats.py", "test_further_cheats.py"):
+            kind, _, name = item.name.partition("[")[2].partition("-one-uid-" if "-one-uid-" in item.name else "-")
+            if (kind == "docker" or "-one-uid-" in item.name) and crc32(name.encode()) % ELSEWHERE:
+                item.add_marker(pytest.mark.cheats)
+
+
+# As root there is a kind of local sandboxes with a uid for each user, and one with a single uid.
+KINDS = ["local", *([pytest.param("local-one-uid", marks=pytest.mark.slow)] if os.geteuid() == 0 else [])]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, pytest.param("docker", marks=pytest.mark.docker)])
 async def provider(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Watched]:
     run_dir = Path(tempfile.mkdtemp(prefix="tg-"))
     made = Watched(_make(request.param, run_dir))

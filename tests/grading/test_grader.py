@@ -47,17 +47,20 @@ async def test_work_that_breaks_the_import_is_no_fault_of_the_task(provider: Wat
 
 
 async def test_the_set_up_is_there_and_the_hidden_tests_are_not_while_the_diff_is_made(provider: Watched) -> None:
-    check = 'test -f made && test "$(cat made)" = "by set-up" && test ! -e /tmp/turnstile-grading/work/work.tar'
+    check = (
+        'test -e done && test -f made && test "$(cat made)" = "by set-up" '
+        "&& test ! -e /tmp/turnstile-grading/work/work.tar"
+    )
     task = the_task(
         setup=["printf 'by set-up' > made"],
         tests={"runner": "command", "expected": [], "command": ["sh", "-c", check], "files": {"inline": {}}},
     )
-    kept = work({"made": "by set-up"})
+    kept = work({"made": "by set-up", "done": ""})
     assert (await grader(provider).grade(task, kept)).reward == 1.0
 
 
 async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_may_write(provider: Watched) -> None:
-    script = "cp README.md copy && python3 -I {tests}/check.py 2>&1"
+    script = "test -e done && cp README.md copy && python3 -I {tests}/check.py 2>&1"
     task = the_task(
         tests={
             "runner": "command",
@@ -66,33 +69,34 @@ async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_ma
             "command": ["sh", "-c", script],
         }
     )
-    grade = await grader(provider).grade(task, work({}))
+    grade = await grader(provider).grade(task, work({"done": ""}))
     assert (grade.reward, grade.detail["tests"]["output"]) == (1.0, "mathx")
 
 
 async def test_whoever_runs_the_tests_cannot_change_them_or_the_programs(provider: Watched) -> None:
     tries = """
-        for path in {tests} {tests}/kept.py /tmp/turnstile-grading/programs /tmp/turnstile-grading/programs/*.py
+        for path in {tests} {tests}/kept.py /tmp/turnstile-grading/programs /tmp/turnstile-grading/programs/*/*
         do
             { chmod 777 "$path" || mv "$path" "$path.moved" || rm -rf "$path" || echo x >> "$path"; } && exit 1
         done
         mv /tmp/turnstile-grading /tmp/moved && exit 1
-        test "$(cat {tests}/kept.py)" = kept || exit 1
+        test "$(cat {tests}/kept.py)" = kept && test -e done || exit 1
     """
     task = the_task(
         tests={
             "runner": "command",
             "expected": [],
             "files": {"inline": {"kept.py": "kept"}},
+            "trust": "in_process",
             "command": ["sh", "-c", tries],
         }
     )
-    grade = await grader(provider).grade(task, work({}))
+    grade = await grader(provider).grade(task, work({"done": ""}))
     assert grade.reward == 1.0, grade.detail
 
 
 async def test_a_missing_program_of_the_work_is_the_works_fault(provider: Watched) -> None:
-    task = the_task(tests={"runner": "command", "expected": [], "command": ["./solve"]})
+    task = the_task(tests={"runner": "command", "expected": [], "command": ["./solve"], "trust": "in_process"})
     assert (await grader(provider).grade(task, work({}))).reward == 0.0
 
 
@@ -190,13 +194,17 @@ async def test_a_grade_shows_no_more_than_so_many_of_each(provider: Watched) -> 
     assert len(grade.detail["tests"]["failed"]) == 2
 
 
-async def test_the_runners_tests_are_another_users_files_than_theirs_who_run_them(provider: Watched) -> None:
+async def test_the_runners_tests_and_programs_are_not_to_be_written_by_who_runs_them(provider: Watched) -> None:
     hidden = (
         "import os, unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
         "        for path in (__file__, os.path.dirname(__file__), '/tmp/turnstile-grading/programs'):\n"
-        "            self.assertNotEqual(os.stat(path).st_uid, os.geteuid())\n"
         "            self.assertFalse(os.access(path, os.W_OK))\n"
     )
-    task = the_task(tests={"files": {"inline": {"test_own.py": hidden}}, "expected": ["test_own.T.test_it"]})
+    tests = {
+        "files": {"inline": {"test_own.py": hidden}},
+        "expected": ["test_own.T.test_it"],
+        "trust": "in_process",
+    }
+    task = the_task(tests=tests)
     grade = await grader(provider).grade(task, work({}))
     assert grade.reward == 1.0, grade.detail

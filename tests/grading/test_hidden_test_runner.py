@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.grading.hidden_tests import INSIDE, PYTHON
 from turnstile_server.grading.inside.run_tests import FAULTY, opened
+from turnstile_server.grading.programs import INSIDE, PYTHON
 
 NONCE = b"n" * 32
 UNIT = """
@@ -83,10 +83,12 @@ def run(place: Path, runner: str, *expected: str, python: str = sys.executable) 
         "work": str(place / "work"),
         "import_paths": ["."],
         "expected": expected,
+        "trust": "in_process",
+        "shared": str(place / "shared"),
         "timeout_s": 60,
         "max_shown": 50,
     }
-    argv = [python, *PYTHON[1:], str(INSIDE / "run_tests.py")]
+    argv = [python, *PYTHON[1:], str(INSIDE / "start.py"), "run_tests"]
     done = subprocess.run(argv, input=json.dumps(config).encode(), capture_output=True, check=False, timeout=100)
     assert not done.stderr, done.stderr.decode()
     said = opened(NONCE, done.stdout.rstrip(b"\n"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from turnstile_server.grading.hidden_tests import INSIDE, PYTHON
 from turnstile_server.grading.inside.workdiff import REFUSED, stays_inside
+from turnstile_server.grading.programs import INSIDE, PYTHON
 
 BASE = {"a.txt": "a", "sub/b.txt": "b", "sub/deep/c.txt": "c", "run.sh": "true", "conftest.py": "base's own"}
 
@@ -46,7 +46,15 @@ def packed(folder: Path) -> bytes:
 def take_over(root: Path, archive: bytes, **config: Any) -> tuple[dict[str, Any], int]:
     tar = root.parent / "work.tar"
     tar.write_bytes(archive)
-    wanted = {"work": str(tar), "root": str(root), "protected": [], "max_changed": 100, "max_shown": 100, **config}
+    wanted = {
+        "work": str(tar),
+        "root": str(root),
+        "shared": str(root.parent.parent / "shared"),
+        "protected": [],
+        "max_changed": 100,
+        "max_shown": 100,
+        **config,
+    }
     argv = [sys.executable, *PYTHON[1:], str(INSIDE / "workdiff.py")]
     done = subprocess.run(argv, input=json.dumps(wanted).encode(), capture_output=True, check=False, timeout=60)
     assert not done.stderr, done.stderr.decode()

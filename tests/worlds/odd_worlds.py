@@ -231,6 +231,19 @@ class BadTools(World):
         return 0.75
 
 
+class OnlyNumbers(World):
+    """Its grade takes no other answer, not even none; its solution shows that it can be graded."""
+
+    def reset(self, seed: int) -> str:
+        return "Say 42."
+
+    def grade(self) -> float:
+        return float(int(self.answer or "") == 42)
+
+    def solve(self) -> str:
+        return "42"
+
+
 class Shared(World):
     """Its task's parameters hold a list, which the world changes."""
 
@@ -245,6 +258,19 @@ class Shared(World):
 
     def grade(self) -> float:
         return float(self.items == [0])
+
+
+class Mute(World):
+    """A user who cannot be played, whatever is said."""
+
+    def reset(self, seed: int) -> str:
+        return "Talk."
+
+    def respond(self, answer: str) -> str | None:
+        raise ValueError("no voice")
+
+    def grade(self) -> float:
+        return 1.0
 
 
 class Talker(World):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from turnstile_server.worlds import Start, World, WorldTask, tool
 
 
@@ -57,3 +59,37 @@ class Notes(World):
     def solve(self) -> None:
         assert self.sandbox is not None
         self.sandbox.write("word.txt", self.word.encode())
+
+
+class Trusting(World):
+    """Write yes into yes.txt. Its `grade` expects that the file is there and can be read."""
+
+    needs_sandbox = True
+
+    def reset(self, seed: int) -> None:
+        return None
+
+    def grade(self) -> float:
+        assert self.sandbox is not None
+        return float(self.sandbox.read("yes.txt") == b"yes")
+
+    def solve(self) -> None:
+        assert self.sandbox is not None
+        self.sandbox.write("yes.txt", b"yes")
+
+
+class Parsing(World):
+    """Write {"total": 42} into out.json. Its `grade` expects that the file is what it should be."""
+
+    needs_sandbox = True
+
+    def reset(self, seed: int) -> None:
+        return None
+
+    def grade(self) -> float:
+        assert self.sandbox is not None
+        return float(json.loads(self.sandbox.read("out.json"))["total"]) / 42
+
+    def solve(self) -> None:
+        assert self.sandbox is not None
+        self.sandbox.write("out.json", b'{"total": 42}')

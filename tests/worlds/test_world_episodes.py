@@ -48,6 +48,13 @@ def failed_by_the_task(episode: Episode, said: str) -> None:
     assert said in episode.error.message
 
 
+def scores_nothing(episode: Episode, said: str) -> None:
+    """What an agent made fail is no way to have no reward."""
+    assert episode.reward == 0.0
+    assert episode.grading is not None
+    assert any(said in line for line in episode.grading["summary"]), episode.grading["summary"]
+
+
 async def test_an_episode_is_graded_by_the_state_that_its_tools_left(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
         assert agent.tools == ("submit", "add", "add_slowly", "waits_and_adds")
@@ -184,7 +191,7 @@ async def test_a_tool_that_can_be_cancelled_delays_nothing(server: WorldServer) 
     assert (await server.play(agent, task="bad-tools")).reward == 0.75
 
 
-async def test_a_tool_that_never_returns_costs_the_grade_and_nothing_else(server: WorldServer) -> None:
+async def test_a_tool_that_never_returns_costs_the_reward_and_nothing_else(server: WorldServer) -> None:
     async def agent(agent: WorldAgent) -> None:
         assert "took longer than its limit of 0.3 s" in (await agent.call("blocks")).text
         later = await agent.call("refuses")
@@ -204,7 +211,7 @@ async def test_a_tool_that_never_returns_costs_the_grade_and_nothing_else(server
         both.start_soon(stuck)
         both.start_soon(free)
     assert episode is not None
-    failed_by_the_task(episode, "an earlier call of blocks has not returned")
+    scores_nothing(episode, "an earlier call of blocks has not returned")
     assert other is not None
     assert other.reward == 0.0
 
@@ -230,12 +237,36 @@ async def test_a_user_speaks_until_the_bound_and_then_the_conversation_is_over(s
         ("long", "respond returned 5001 characters; the most is 5000 (worlds.max_message_chars)"),
     ],
 )
-async def test_a_user_who_cannot_be_played_ends_the_episode(server: WorldServer, answer: str, said: str) -> None:
+async def test_a_user_whom_the_agent_breaks_ends_the_episode_with_0(
+    server: WorldServer, answer: str, said: str
+) -> None:
     async def agent(agent: WorldAgent) -> None:
         result = await agent.submit(answer)
         assert result.is_error
 
-    failed_by_the_task(await server.play(agent, task="talker"), said)
+    episode = await server.play(agent, task="talker")
+    assert episode.error is not None
+    assert (episode.status, episode.error.fault) == (EpisodeStatus.FAILED, Fault.AGENT)
+    assert said in episode.error.message
+    assert episode.reward == 0.0
+
+
+async def test_a_user_who_answers_nobody_is_the_tasks_fault(server: WorldServer) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        assert (await agent.submit("Hello?")).is_error
+
+    failed_by_the_task(await server.play(agent, task="mute"), "respond raised ValueError: no voice")
+
+
+@pytest.mark.parametrize("answer", [None, "", "forty-two", "4" * 5000], ids=["none", "empty", "text", "long"])
+async def test_an_answer_that_no_grade_can_take_scores_0(server: WorldServer, answer: str | None) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        if answer is not None:
+            await agent.submit(answer)
+
+    episode = await server.play(agent, task="only-numbers")
+    scores_nothing(episode, "a world that no agent touched can be graded")
+    scores_nothing(episode, "grade raised ValueError")
 
 
 @pytest.mark.parametrize("task", ["close-raises", "close-blocks"])
@@ -266,7 +297,7 @@ async def test_an_episode_that_is_finished_before_its_world_is_there_has_no_rewa
     episode = await server.server.wait_for_end(created.episode_id)
     assert (episode.status, episode.reward) == (EpisodeStatus.FAILED, None)
     assert episode.error is not None
-    assert (episode.error.fault, episode.error.type) == (Fault.AGENT, "agent_failed")
+    assert (episode.error.fault, episode.error.type) == (Fault.CALLER, "finished_early")
     assert "finished before the episode ran" in episode.error.message
 
 

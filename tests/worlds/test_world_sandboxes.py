@@ -61,6 +61,32 @@ async def test_an_agent_that_does_nothing_in_its_sandbox_scores_zero(server: Wor
     assert (await server.play(nothing, task="notes")).reward == 0.0
 
 
+@pytest.mark.parametrize(
+    "left",
+    ["{", "[]", '{"total": null}', '{"total": 1e9}', '{"total": NaN}', "\\377", "[" * 100_000],
+    ids=["half", "a list", "null", "too much", "nan", "no text", "deep"],
+)
+async def test_a_file_that_grade_does_not_expect_scores_zero_and_says_why(server: WorldServer, left: str) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        await agent.call("bash", command=f"printf '{left}' > out.json")
+
+    episode = await server.play(agent, task="parsing")
+    assert (episode.status, episode.reward, episode.error) == (EpisodeStatus.COMPLETED, 0.0, None)
+    assert "after it had looked into the agent's sandbox" in episode.grading["summary"][0]
+
+
+@pytest.mark.parametrize(
+    "command", ["true", "mkdir yes.txt", "mkfifo yes.txt", "echo yes > yes.txt; chmod 000 yes.txt", "chmod 000 ."]
+)
+async def test_a_file_that_the_agent_did_not_leave_readable_scores_zero(server: WorldServer, command: str) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        await agent.call("bash", command=command)
+
+    episode = await server.play(agent, task="trusting")
+    assert (episode.status, episode.reward, episode.error) == (EpisodeStatus.COMPLETED, 0.0, None)
+    assert "yes.txt" in episode.grading["summary"][0]
+
+
 async def test_a_sandbox_that_dies_is_no_fault_of_the_task(
     server: WorldServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +121,7 @@ def validated(*arguments: str) -> Result:
 def test_validate_plays_the_solution_in_a_sandbox() -> None:
     result = validated(str(SOURCE))
     assert result.exit_code == 0, result.output
-    assert "2 of 2 tasks are sound." in result.output
+    assert "4 of 4 tasks are sound." in result.output
 
 
 # Agents that the server launches

@@ -2,28 +2,45 @@
 
 The order, in a sandbox in which no agent ever was: the clean task and its set-up; the agent's archive beside it;
 the diff applied by our own program; the archive removed; the hidden tests, last; the tests run as another user
-than the owner of everything before.
+than the owner of everything before, and what they run of the work, by the launcher, as a third (``trust:
+boundary``).
 
 What must hold: the archive is never opened on the host; every sandbox made here is destroyed, also on
-cancellation; only infrastructure failures are tried again; work that cannot be taken over, or breaks the tests,
-scores 0; hidden tests that cannot run are TaskFailed; nothing else becomes a score.
+cancellation; only deaths of sandboxes are tried again; work that cannot be taken over, breaks the tests, or ends
+every sandbox in which it is graded (where nothing shows that the machine did) scores 0; hidden tests that cannot
+run are TaskFailed; nothing else becomes a score.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from posixpath import dirname
 
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import FileProblem, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.grading.programs import (
+    AS_WORK,
+    HIDDEN,
+    INSIDE,
+    MODULES,
+    PLACE,
+    PROGRAMS,
+    PYTHON,
+    SHARED,
+    pack_programs,
+    private,
+)
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import (
     CANNOT_RUN,
     DiffVerdict,
     HiddenTestsVerdict,
+    blanket,
     read_command,
     read_diff,
     read_tests,
@@ -33,17 +50,49 @@ from turnstile_server.tasks.model import Files, HiddenTests, Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
 
-INSIDE = Path(__file__).parent / "inside"
-"""The programs that run in the grading sandbox."""
-PLACE = "/tmp/turnstile-grading"
-PROGRAMS = f"{PLACE}/programs"
 WORK = f"{PLACE}/work"
 TESTS = f"{PLACE}/tests"
-PYTHON = ("python3", "-I", "-S", "-B")
+START = f"{PLACE}/start"
+"""The work folder as the task ships it, for the canary of a command."""
+_ROUNDS = 3
+"""A folder of one user goes when what another has in it is gone."""
+_START_STATE = (INSIDE / "start_state.py").read_text()
 RESULT_BYTES = 16 << 20
 RUNNER_GRACE_S = 30.0
 """The runner ends its tests in time by itself; it gets this much more to start and to report."""
 PROBE_S = 30.0
+NO_LAUNCHER = (
+    "the image cannot run Turnstile's helper (it needs a Python), so the work cannot run apart from its judge: "
+    "use another image, or mark the task's tests `trust: in_process`"
+)
+
+
+def folder_of(tests: HiddenTests) -> str:
+    """Where the hidden tests lie. Where the work runs apart, in a folder that only what judges can read, under a
+    name that nobody can guess: what judges would follow a link of the work, or read a path that it returns. Where
+    it runs with what judges, in one that neither may change."""
+    return f"{HIDDEN}/{secrets.token_hex(16)}" if tests.trust == "boundary" else TESTS
+
+
+def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
+    """Of a command that judges work that runs apart. Its Python takes modules from the tests' folders, not from
+    the work folder, in which it is started (``PYTHONSAFEPATH``; Python 3.11 and newer)."""
+    folders = dict.fromkeys([*(dirname(part) for part in argv if part.startswith(f"{folder}/")), folder, MODULES])
+    return {"AS_WORK": AS_WORK, "PYTHONPATH": ":".join(folders), "PYTHONSAFEPATH": "1", "TMPDIR": SHARED}
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of one attempt at a grading."""
+
+    with_work: bool = False
+    """The work had come into the sandbox, so what happened from then on may be its doing."""
+    error: SandboxFailed | SandboxUnavailable | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Something outside ended it, as far as its sandbox shows."""
+        return not isinstance(self.error, SandboxFailed) or self.error.death is SandboxDeath.OUTSIDE
 
 
 class HiddenTestsGrader:
@@ -62,42 +111,54 @@ class HiddenTestsGrader:
             note = "no work was handed in"
             return Component(0.0, {"tests": {"note": note}}, (f"tests: {note}",))
         async with self._places:
+            latest = _Attempt()
             with anyio.move_on_after(self._settings.timeout_s):
-                for _ in range(self._settings.attempts - 1):
+                for _ in range(self._settings.attempts):
+                    latest = _Attempt()
                     try:
-                        return await self._attempt(task, task.tests, work.archive)
-                    except (SandboxFailed, SandboxUnavailable):
-                        continue
-                return await self._attempt(task, task.tests, work.archive)
-        raise SandboxFailed(f"Grading took longer than {self._settings.timeout_s:g} s (grading.timeout_s).")
+                        return await self._attempt(task, task.tests, work.archive, latest)
+                    except (SandboxFailed, SandboxUnavailable) as error:
+                        latest.error = error
+        if latest.error is None:
+            latest.error = SandboxFailed(
+                f"Grading took longer than {self._settings.timeout_s:g} s (grading.timeout_s)."
+            )
+        if not latest.with_work or latest.lost:
+            raise latest.error
+        note = f"the work ended its own grading: {latest.error.message}"
+        return Component(0.0, {"tests": {"note": note}}, (f"tests: {note}",))
 
-    async def _attempt(self, task: Task, tests: HiddenTests, archive: bytes) -> Component:
+    async def _attempt(self, task: Task, tests: HiddenTests, archive: bytes, attempt: _Attempt) -> Component:
         if self._provider is None:
             raise SandboxUnavailable(
                 "This task is graded by tests, and this server has no sandboxes to run them in."
             )
         sandbox = await self._provider.create(self._spec_of(task))
         try:
-            await self._prepare(sandbox, task)
+            await self._prepare(sandbox, task, tests)
+            attempt.with_work = True
             diff = await self._apply_diff(sandbox, tests, archive)
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary)
             verdict = await self._run(sandbox, tests)
             if verdict.fault is not None:
                 raise TaskFailed(f"The hidden tests of task {task.id} cannot run: {verdict.fault}")
-            detail = {"diff": dict(diff.detail), "tests": dict(verdict.detail)}
+            detail = {"diff": dict(diff.detail), "tests": {"trust": tests.trust, **verdict.detail}}
             return Component(float(verdict.passed), detail, diff.summary + verdict.summary)
         finally:
             with anyio.CancelScope(shield=True):
                 await sandbox.destroy()
 
-    async def _prepare(self, sandbox: Sandbox, task: Task) -> None:
+    async def _prepare(self, sandbox: Sandbox, task: Task, tests: HiddenTests) -> None:
         try:
             await prepare_workspace(sandbox, task, self._pack)
             # Processes that the set-up left running could change files during the diff.
             await sandbox.stop_all()
-            programs = Files(inline={path.name: path.read_text() for path in INSIDE.glob("*.py")})
-            await sandbox.upload(self._pack(programs), PROGRAMS)
+            await sandbox.upload(await anyio.to_thread.run_sync(pack_programs), PROGRAMS)
+            if tests.runner == "command" and not await self._start_state(sandbox, "keep"):
+                raise TaskFailed(
+                    f"The files of task {task.id} cannot be copied beside it, which a `runner: command` needs."
+                )
         except FileProblem as error:
             raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
 
@@ -112,6 +173,7 @@ class HiddenTestsGrader:
         config = {
             "work": f"{WORK}/work.tar",
             "root": sandbox.workdir,
+            "shared": SHARED,
             "protected": tests.protected,
             "max_changed": self._settings.max_changed_files,
             "max_shown": self._settings.max_shown,
@@ -119,7 +181,7 @@ class HiddenTestsGrader:
         diff = read_diff(
             await sandbox.exec(
                 Command(
-                    argv=(*PYTHON, f"{PROGRAMS}/workdiff.py"),
+                    argv=(*PYTHON, f"{PROGRAMS}/inside/workdiff.py"),
                     cwd="/",
                     stdin=json.dumps(config).encode(),
                     timeout_s=self._settings.diff_timeout_s,
@@ -134,27 +196,39 @@ class HiddenTestsGrader:
         return diff
 
     async def _run(self, sandbox: Sandbox, tests: HiddenTests) -> HiddenTestsVerdict:
+        archive = await anyio.to_thread.run_sync(self._pack, tests.files)
+        folder = folder_of(tests)
         try:
-            await sandbox.upload(await anyio.to_thread.run_sync(self._pack, tests.files), TESTS)
+            if tests.trust == "boundary":
+                parent, name = HIDDEN.rsplit("/", 1)
+                closed = await anyio.to_thread.run_sync(private, archive, f"{name}{folder[len(HIDDEN) :]}")
+                await sandbox.upload(closed, parent, user=User.TESTS)
+            else:
+                await sandbox.upload(archive, TESTS)
         except FileProblem as error:
             return HiddenTestsVerdict(False, fault=f"their files cannot be unpacked: {error.message}")
         if tests.runner == "command":
-            return await self._run_command(sandbox, tests)
+            return await self._run_command(sandbox, tests, folder)
+        if tests.trust == "boundary" and not sandbox.can_launch:
+            return HiddenTestsVerdict(False, fault=NO_LAUNCHER)
         nonce = secrets.token_bytes(32)
         config = {
             "nonce": nonce.hex(),
             "runner": tests.runner,
-            "tests": TESTS,
+            "tests": folder,
+            "shared": SHARED,
             "work": sandbox.workdir,
             "import_paths": tests.import_paths,
             "expected": tests.expected,
+            "trust": tests.trust,
             "timeout_s": tests.timeout_s,
             "max_shown": self._settings.max_shown,
         }
         result = await sandbox.exec(
             Command(
-                argv=(*PYTHON, f"{PROGRAMS}/run_tests.py"),
+                argv=(*PYTHON, f"{PROGRAMS}/inside/start.py", "run_tests"),
                 user=User.TESTS,
+                launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
                 timeout_s=tests.timeout_s + RUNNER_GRACE_S,
                 max_output_bytes=RESULT_BYTES,
@@ -162,12 +236,39 @@ class HiddenTestsGrader:
         )
         return read_tests(result, tests.expected, nonce)
 
-    async def _run_command(self, sandbox: Sandbox, tests: HiddenTests) -> HiddenTestsVerdict:
-        argv = tuple(part.replace("{tests}", TESTS) for part in tests.command)
-        result = await sandbox.exec(Command(argv=argv, user=User.TESTS, timeout_s=tests.timeout_s))
+    async def _run_command(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> HiddenTestsVerdict:
+        """Its exit status on the work; where it passes, it must not pass what the task ships as its start."""
+        argv = tuple(part.replace("{tests}", folder) for part in tests.command)
+        apart = tests.trust == "boundary"
+        command = Command(
+            argv=argv,
+            user=User.TESTS,
+            timeout_s=tests.timeout_s,
+            env=_environment(argv, folder) if apart else {},
+            launches=User.WORK if apart else None,
+        )
+        result = await sandbox.exec(command)
         if result.exit_code in CANNOT_RUN and not await self._runs(sandbox, argv[0]):
             return HiddenTestsVerdict(False, fault=f"there is no program {argv[0]!r} in the image")
-        return read_command(result)
+        verdict = read_command(result)
+        if not verdict.passed:
+            return verdict
+        for _ in range(_ROUNDS):
+            for user in (User.WORK, User.TESTS, User.AGENT):  # each has files of its own there
+                await self._start_state(sandbox, "empty", user)
+            if await self._start_state(sandbox, "back"):
+                break
+        else:
+            return blanket(verdict, "the task's start could not be put back, so the canary did not run")
+        if read_command(await sandbox.exec(command)).passed:
+            return blanket(verdict, "the command passes the task's start, too (its canary)")
+        return verdict
+
+    async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
+        """Whether it was done. The program is an argument: not every user sees the folder of the programs."""
+        argv = (*PYTHON, "-c", _START_STATE, action, START)
+        command = Command(argv, user=user, timeout_s=self._settings.diff_timeout_s)
+        return (await sandbox.exec(command)).exit_code == 0
 
     async def _runs(self, sandbox: Sandbox, program: str) -> bool:
         """Whether the program exists. One given by a path in the work folder is part of the work, so it counts as

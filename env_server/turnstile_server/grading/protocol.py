@@ -53,7 +53,8 @@ class Grader(Protocol):
 
     async def grade(self, task: Task, work: Work) -> Grade:
         """Raises SandboxUnavailable and SandboxFailed (infrastructure: worth another try) and TaskFailed (the task
-        cannot be graded at all, whatever the work). Work that breaks the tests is reward 0, not an error."""
+        cannot be graded at all, whatever the work). Work that breaks the tests, or ends the sandbox in which it is
+        graded, is reward 0, not an error."""
         ...
 
 

@@ -13,13 +13,16 @@ from enum import StrEnum
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
+from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.world_validation import ProofParts, played, put_gold
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.tasks.model import Gold, Task
+from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import prepare_workspace
 
 
@@ -71,7 +74,7 @@ class Validator:
         if task.gold is None:
             return ProofVerdict.WRONG, ["it has no gold solution, so nothing shows that it can be solved"]
         empty, gold = await self._works(task, task.gold)
-        problems = []
+        problems = await self._visible(task)
         for name, work, right in (("the gold solution", gold, True), ("the empty work", empty, False)):
             grades = [await self._grader.grade(task, work) for _ in range(2)]
             problems += _compared(name, grades, right=right)
@@ -94,6 +97,13 @@ class Validator:
                 grades.append(await self._grader.grade(begun, work))
             problems += _compared(name, grades, right=solve)
         return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
+
+    async def _visible(self, task: Task) -> list[str]:
+        """What is wrong with the tests' text."""
+        if task.tests is None:
+            return []
+        files = await anyio.to_thread.run_sync(read_files, task.tests.files, self._parts.tasks)
+        return runs_the_work(task.tests, files)
 
     async def _works(self, task: Task, gold: Gold) -> tuple[Work, Work]:
         """The work of an agent that does nothing, and of one that does what the gold solution says."""

@@ -74,7 +74,7 @@ def read_diff(result: ExecResult) -> DiffVerdict:
         return DiffVerdict(False, detail={"refused": f"taking over the work was killed ({result.exit_code})"})
     if result.exit_code not in (0, REFUSED):
         return DiffVerdict(False, broken=f"the diff ended with {result.exit_code}: {_tail(result)}")
-    return DiffVerdict(result.exit_code == 0, detail=_storable(json.loads(result.stdout)))
+    return DiffVerdict(result.exit_code == 0, detail=storable(json.loads(result.stdout)))
 
 
 def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> HiddenTestsVerdict:
@@ -82,7 +82,7 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Hid
     if result.timed_out:
         return HiddenTestsVerdict(False, detail={**detail, "passed": 0, "note": "the tests ran out of time"})
     try:
-        said = _storable(opened(nonce, result.stdout.rstrip(b"\n")))
+        said = storable(opened(nonce, result.stdout.rstrip(b"\n")))
     except ValueError:
         return HiddenTestsVerdict(
             False, detail={**detail, "passed": 0, "note": "the runner ended without a result"}
@@ -108,6 +108,11 @@ def read_command(result: ExecResult) -> HiddenTestsVerdict:
     return HiddenTestsVerdict(result.exit_code == 0 and not result.timed_out, detail=detail)
 
 
+def blanket(verdict: HiddenTestsVerdict, why: str) -> HiddenTestsVerdict:
+    """One that passed, and does not count."""
+    return HiddenTestsVerdict(False, detail={**verdict.detail, "note": f"tampered: {why}"})
+
+
 def one_line(text: str) -> str:
     """The first line of ``text`` that is not blank, as ``printable`` gives it."""
     return printable(next((line.strip() for line in text.splitlines() if line.strip()), ""))
@@ -119,15 +124,15 @@ def printable(text: str) -> str:
     return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 1]}…"
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """``value``, of JSON, with every surrogate that stands alone shown as an escape: half a character in an error,
     or a byte of a file name that is not UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
-        return [_storable(each) for each in value]
+        return [storable(each) for each in value]
     if isinstance(value, dict):
-        return {_storable(name): _storable(each) for name, each in value.items()}
+        return {storable(name): storable(each) for name, each in value.items()}
     return value
 
 

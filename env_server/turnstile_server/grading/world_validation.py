@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 
+from turnstile_server.errors import FileProblem
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import TaskSettings
@@ -53,7 +54,14 @@ async def played(task: Task, parts: ProofParts, *, solve: bool) -> tuple[Task, W
             if task.grades_files:
                 archive = await sandbox.download(sandbox.workdir, parts.max_work_bytes)
         world.show_sandbox(lambda: sandbox)
-        scores = await world.grade(answer) if world.definition.graded else None
+        scores = None
+        if world.definition.graded:
+            try:
+                scores = await world.grade(answer)
+            except FileProblem:
+                if solve:
+                    raise
+                scores = {"world": 0.0}  # as in an episode: a file that the agent did not leave
         return task, Work(archive, answer, scores)
     finally:
         with anyio.CancelScope(shield=True):

@@ -75,6 +75,33 @@ UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
 PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
 
 
+INTERPRETERS = re.compile(r"(python|perl|ruby|node|php|lua)[\d.]*|sh|bash|dash|zsh|busybox")
+BUILDERS = frozenset(("make", "npm", "npx", "pytest", "tox", "cargo", "go", "mvn", "gradle"))
+
+
+def starts_the_work(command: tuple[str, ...]) -> str | None:
+    """The part of a command by which it visibly runs code of the work folder; None where it does not, or where
+    that cannot be seen."""
+    program, *rest = command
+    if "{tests}" in program:
+        return None
+    if "/" in program and not program.startswith("/"):
+        return program
+    name = PurePosixPath(program).name
+    if name in BUILDERS:
+        return program
+    if not INTERPRETERS.fullmatch(name):
+        return None
+    for position, word in enumerate(rest):
+        if word == "-m":
+            return " ".join(rest[position : position + 2])
+        if re.fullmatch(r"-\w*[ce]", word):
+            return None
+        if not word.startswith("-"):
+            return None if word.startswith(("{tests}", "/")) else word
+    return None
+
+
 class HiddenTests(TaskPart):
     """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
 
@@ -93,6 +120,10 @@ class HiddenTests(TaskPart):
     import_paths: tuple[str, ...] = Field(
         (".",), description="Folders of the work that its modules are imported from, after all others."
     )
+    trust: Literal["boundary", "in_process"] = Field(
+        "boundary",
+        description="`boundary`: the work runs apart from what judges it; `in_process`: tests import and run it.",
+    )
     protected: tuple[str, ...] = Field(
         (), description="Paths (globs) of the work folder whose changes are left out of the diff."
     )
@@ -109,6 +140,12 @@ class HiddenTests(TaskPart):
                 raise ValueError("runner: command needs `command`")
             if self.expected:
                 raise ValueError("runner: command passes by exit status; it has no `expected`")
+            if self.trust == "boundary" and (part := starts_the_work(self.command)) is not None:
+                raise ValueError(
+                    f"`command` runs {part!r} of the work itself, as the user that judges: start a program of the "
+                    "hidden tests (`{tests}/…`) that runs the work by `$AS_WORK` or `turnstile_tests.run`, or say "
+                    "`trust: in_process`"
+                )
             return self
         if self.command:
             raise ValueError(f"runner: {self.runner} has no `command`")
@@ -216,6 +253,11 @@ class Task(TaskPart):
             ("world", self.world is not None and self.world.graded),
         )
         return (*(name for name, asked in own if asked), *self.grading)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the work runs in the process that judges it (``trust: in_process``)."""
+        return self.tests is not None and self.tests.trust == "in_process"
 
     @property
     def graded(self) -> bool:

@@ -13,6 +13,8 @@ from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import Files, SandboxWish, Task
 
 _TAIL = 2000
+_PARTS_FOR_FILES, _FILE_BYTES = 8, 1024
+"""An eighth of the memory is enough for as many files as may be made: the kernel keeps about a KiB for each."""
 
 
 def sandbox_spec(
@@ -27,11 +29,14 @@ def sandbox_spec(
     resources override the ceilings, because the operator writes both.
     """
     wish = _under_ceilings(task.sandbox, settings)
+    memory_bytes = max(wish.memory_mb or settings.memory_mb, agent.memory_mb or 0) << 20
     limits = SandboxLimits(
-        memory_bytes=max(wish.memory_mb or settings.memory_mb, agent.memory_mb or 0) << 20,
+        memory_bytes=memory_bytes,
         cpus=wish.cpus or settings.cpus,
         pids=max(wish.pids or settings.pids, agent.pids or 0),
-        disk_bytes=settings.disk_mb << 20,
+        # Files lie in the same memory: full folders leave at least a third of it to processes.
+        disk_bytes=min(settings.disk_mb << 20, memory_bytes // 2),
+        files=min(settings.disk_files, memory_bytes // _PARTS_FOR_FILES // _FILE_BYTES),
     )
     return SandboxSpec(
         limits=limits, image=task.image, workdir=task.workdir, image_files=task.image_files, mounts=mounts

@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from turnstile_server.errors import TaskFailed, TurnstileError, WorldUnavailable
+from turnstile_server.errors import AgentFailed, FileProblem, TaskFailed, TurnstileError, WorldUnavailable
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
 from turnstile_server.worlds.definition import WorldDefinition, place_of
@@ -95,11 +95,12 @@ class EpisodeWorld:
         begun = await self._call("reset", make_and_reset, timeout_s, "worlds.reset_timeout_s")
         return self._checked_start(begun, instruction)
 
-    def show_sandbox(self, sandbox_of: Callable[[], Sandbox | None]) -> None:
+    def show_sandbox(self, sandbox_of: Callable[[], Sandbox | None]) -> BlockingSandbox:
         """From now on the world may use the episode's sandbox, while ``sandbox_of`` gives one."""
         world = self._made
         assert world is not None
-        world.sandbox = BlockingSandbox(sandbox_of, self._settings.sandboxes)
+        shown = world.sandbox = BlockingSandbox(sandbox_of, self._settings.sandboxes)
+        return shown
 
     async def respond(self, answer: str) -> str | None:
         """What the user says to a message of the agent; None: the conversation is over. Raises TaskFailed."""
@@ -132,7 +133,21 @@ class EpisodeWorld:
         return await self._thread.call(name, lambda: function(self._world()), math.inf)
 
     async def grade(self, answer: str | None) -> dict[str, float]:
-        """The components of the reward. Raises TaskFailed, SandboxFailed."""
+        """The components of the reward. Raises TaskFailed, SandboxFailed; FileProblem where the code did not
+        expect a file of the agent's to be missing or unreadable; AgentFailed where it failed after it had looked
+        into the sandbox, because what lies there is the agent's."""
+        sandbox = self._made.sandbox if self._made is not None else None
+        looks = sandbox if isinstance(sandbox, BlockingSandbox) else None
+        if looks is not None:
+            looks.answered = False
+        try:
+            return await self._grade(answer)
+        except TaskFailed as error:
+            if looks is not None and looks.answered:
+                raise AgentFailed(f"{error.message}, after it had looked into the agent's sandbox") from error
+            raise
+
+    async def _grade(self, answer: str | None) -> dict[str, float]:
 
         def grade() -> object:
             world = self._world()
@@ -201,6 +216,9 @@ class EpisodeWorld:
         except WorldRaised as raised:
             if isinstance(raised.error, TurnstileError):  # its sandbox died under it
                 raise raised.error from None
+            unreadable = raised.error.__cause__
+            if what == "grade" and isinstance(unreadable, FileProblem):  # the agent's files, not the world's code
+                raise unreadable from None
             _LOG.error(
                 "%s of world %s failed",
                 what,

@@ -27,6 +27,10 @@ class BlockingSandbox:
         self._sandbox_of = sandbox_of
         self._settings = settings
         self._loop = LoopCaller()
+        self.asked = False
+        """The world's code has used it, also where it is not there."""
+        self.answered = False
+        """It has said something, which the agent may have made to mislead."""
 
     @property
     def workdir(self) -> str:
@@ -46,12 +50,14 @@ class BlockingSandbox:
         return CommandOutput(result.exit_code, decoded(result.stdout), decoded(result.stderr))
 
     def _sandbox(self) -> Sandbox:
+        self.asked = True
         sandbox = self._sandbox_of()
         if sandbox is None:
             raise OSError("the episode's sandbox is not there: it is not ready yet, or gone")
         return sandbox
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        self.answered = True
         try:
             return self._loop.wait_for(call)
         except FileProblem as error:

@@ -121,7 +121,9 @@ class World(ABC):
 
     def grade(self) -> Scores | Awaitable[Scores]:
         """The reward, by the state that the agent left behind. Called once, after its last tool call has ended. A
-        world without it has no reward of its own. Raising leaves the episode without a reward, never with 0.
+        world without it has no reward of its own. Where it raises, or does not return in time, a new instance that
+        no agent touched is graded (after ``solve``, where there is one): if that has a score, the agent caused the
+        failure, and the reward is 0; if not, the task is at fault, and there is no reward.
         """
         raise NotImplementedError
 

@@ -1,18 +1,19 @@
 """Runs hidden tests against an agent's work, each file in a process of its own. Runs inside the grading sandbox.
 
-Started as ``python3 -I -S -B run_tests.py``: no environment, no user's or site's start-up files, no current folder
-on the path. Reads one JSON object from stdin (``main`` lists its fields) and writes one line to stdout: an HMAC,
-keyed with the ``nonce`` that it got there, a space, and a JSON object with the outcome of every expected test.
-Exit status 0: all passed; 1: not all; 3: the tests themselves cannot run, whatever the work (``faults``).
+Started as ``python3 -I -S -B start.py run_tests``: no environment, no user's or site's start-up files, no current
+folder on the path. Reads one JSON object from stdin (``main`` lists its fields) and writes one line to stdout: an
+HMAC, keyed with the ``nonce`` that it got there, a space, and a JSON object with the outcome of every expected
+test. Exit status 0: all passed; 1: not all; 3: the tests themselves cannot run, whatever the work (``faults``).
 
 What must hold:
 - This process imports nothing but the standard library, so nothing of the work runs in it.
 - A test passed when its process said so on its own pipe, in lines keyed with a key it got before it imported
-  anything of the work, then said that it was done, and exited 0. What tests print is kept to be shown, never read.
+  anything of the work, then said that it was done, and exited 0; and when in the same process the canaries, tests
+  that must fail, were reported as failed. What tests print is kept to be shown, never read.
 - ``faults`` are found before the work is looked at: they are the task's.
 
-What it cannot hold: code of the work that a test imports runs in the test's process and can, with effort, find the
-key there. Tests that start the work as a program do not have that weakness.
+With ``trust: boundary`` no process of this user imports anything of the work (``one_file``). With ``trust:
+in_process`` code of the work runs in the tests' process and can, with effort, find the key there.
 
 Python 3.9 or later, standard library only.
 """
@@ -35,7 +36,11 @@ import sys
 import time
 from typing import Any
 
+from . import launch
+
 FAILED, FAULTY = 1, 3
+CANARIES = 2
+"""Of each file: one among its tests, one after them."""
 MAX_REPORT = 8 << 20
 MAX_OUTPUT = 4000
 MAX_MESSAGE = 500
@@ -82,6 +87,7 @@ def group_unittest(tests: str, expected: list[str], faults: list[str]) -> list[T
         if not os.path.isfile(path):
             faults.append(f"{test}: the hidden tests have no file {os.path.relpath(path, tests)}")
             continue
+        # Python 3.9 has no list of them; there such a file is not told apart.
         if module.split(".")[0] in getattr(sys, "stdlib_module_names", ()):
             faults.append(f"{test}: a module of Python's own has this name; rename the file")
             continue
@@ -161,11 +167,16 @@ class TestReports:
         self.note = ""
         self.done = False
         self.output = b""
+        self.canaries: list[str] = []
 
 
 def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestReports:
     reports = TestReports()
     key = secrets.token_hex(32)
+    prefix = "" if config["runner"] == "unittest" else group.name + "::"
+    names = [f"test_{secrets.token_hex(8)}" for _ in range(CANARIES)]
+    reports.canaries = [prefix + name for name in names]
+    launcher = os.environ.get(launch.VARIABLE)
     report_read, report_write = os.pipe()
     child = subprocess.Popen(
         [
@@ -173,14 +184,15 @@ def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestR
             "-I",
             "-S",
             "-B",
-            os.path.join(os.path.dirname(os.path.abspath(__file__)), "one_file.py"),
+            os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py"),
+            "one_file",
         ],
         cwd=config["work"],
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        pass_fds=(report_write,),
+        pass_fds=(report_write,) if launcher is None else (report_write, int(launcher)),
         start_new_session=True,
     )
     os.close(report_write)
@@ -190,7 +202,11 @@ def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestR
         "key": key,
         "report": report_write,
         "runner": config["runner"],
+        "trust": config["trust"],
+        "canaries": names,
         "tests": config["tests"],
+        "work": config["work"],
+        "shared": config["shared"],
         "work_paths": [os.path.normpath(os.path.join(config["work"], path)) for path in config["import_paths"]],
         "site": site_folders(),
         "name": group.name,
@@ -206,6 +222,8 @@ def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestR
     os.close(report_read)
     child.stdout.close()
     end_orphans()
+    if launcher is not None:
+        launch.sweep()
     judge(report, bytes.fromhex(key), child.returncode, reports)
     return reports
 
@@ -301,8 +319,15 @@ def judge(report: bytes, key: bytes, exit_status: int, reports: TestReports) -> 
         reports.note = reports.note or "the tests' process ended before the tests had"
 
 
+def blanket(reports: TestReports) -> bool:
+    """Whether a test that must fail did not, or was not there."""
+    return any(reports.tests.get(name, [""])[0] not in ("failed", "error") for name in reports.canaries)
+
+
 def outcome(test: str, reports: TestReports) -> list[str]:
     status, message = reports.tests.get(test, ["not run", reports.note])
+    if status == "passed" and blanket(reports):
+        return ["tampered", "a test that must fail (a canary) passed, or did not run"]
     if status == "passed" and not reports.done:
         return ["not counted", reports.note[:MAX_MESSAGE]]
     return [status, message[:MAX_MESSAGE]]
@@ -310,7 +335,7 @@ def outcome(test: str, reports: TestReports) -> list[str]:
 
 def main() -> int:
     """Fields: ``nonce`` (hex), ``runner``, ``tests`` and ``work`` (folders), ``import_paths``, ``expected``,
-    ``timeout_s``, ``max_shown``."""
+    ``shared`` (a folder that the work may write to), ``trust``, ``timeout_s``, ``max_shown``."""
     guard_process()
     config = json.load(sys.stdin)
     nonce = bytes.fromhex(config["nonce"])

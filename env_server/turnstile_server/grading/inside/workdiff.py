@@ -1,8 +1,9 @@
 """Applies what an agent changed to a clean copy of its task. Runs inside the grading sandbox, before any test.
 
 Reads a JSON object from stdin: ``work`` (tar of the agent's work folder), ``root`` (the clean work folder),
-``protected`` (globs), ``max_changed``, ``max_shown``. Writes one JSON object to stdout: what was added, changed
-and deleted, what was left out and why; or ``refused``, a sentence, and exit status 3.
+``shared`` (a folder to make, open to all), ``protected`` (globs), ``max_changed``, ``max_shown``. Writes one JSON
+object to stdout: what was added, changed and deleted, what was left out and why; or ``refused``, a sentence, and
+exit status 3.
 
 What must hold: the archive is only read, member by member; nothing of it is unpacked by its own names, followed
 as a link, or run. Only regular files, folders and links that stay in the work folder are taken over. Names that
@@ -279,6 +280,12 @@ def open_to_tests(root: str) -> None:
             os.chmod(path, stat.S_IMODE(status.st_mode) & 0o777 | 0o666 | runs)
 
 
+def make_shared(folder: str) -> None:
+    """A folder for temporary files of what judges and of the work: nobody renames what is another's there."""
+    os.makedirs(folder, exist_ok=True)
+    os.chmod(folder, 0o1777)
+
+
 def shown(report: dict[str, Any], count: int) -> dict[str, Any]:
     counts = {kind: len(paths) for kind, paths in report.items()}
     first: dict[str, Any] = {kind: [path[:SHOWN_PATH] for path in report[kind][:count]] for kind in KINDS}
@@ -291,6 +298,7 @@ def main() -> int:
     root = config["root"].rstrip("/") or "/"
     report: dict[str, Any] = {"added": [], "changed": [], "deleted": [], "left_out": []}
     limits = DiffLimits(config["protected"], config["max_changed"])
+    make_shared(config["shared"])
     os.umask(0o022)
     try:
         # "r:" is an archive as it is: nothing is decompressed.
@@ -299,7 +307,7 @@ def main() -> int:
             compare(base, work, archive, root, limits, report)
             apply(base, work, archive, root, report)
         open_to_tests(root)
-    except (Refused, tarfile.TarError, OSError, ValueError, EOFError, RecursionError, MemoryError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever reading the work raises, the work has brought about
         reason = str(error) if isinstance(error, Refused) else f"the work cannot be taken over: {error}"
         json.dump({"refused": reason[:500], **shown(report, config["max_shown"])}, sys.stdout)
         return REFUSED

@@ -1,10 +1,8 @@
-import subprocess
-import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 from tables.join import columns_of, join
+from turnstile_tests import python, run, shared_folder
 
 PEOPLE = [
     {"name": "Ann", "city": "Oslo", "note": "a"},
@@ -63,10 +61,10 @@ class Join(unittest.TestCase):
 
 class Command(unittest.TestCase):
     def test_it_writes_the_joined_table(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with shared_folder() as folder:
             people, cities, out = (Path(folder, name) for name in ("p.csv", "c.csv", "out.csv"))
             people.write_text("name,city\nAnn,Oslo\nCy,Lima\n")
             cities.write_text("city,country\nOslo,Norway\n")
-            argv = [sys.executable, "-m", "tables", "join", people, cities, "--on", "city", "--left"]
-            subprocess.run([*argv, "--out", out], check=True, timeout=20)
+            argv = [python, "-m", "tables", "join", people, cities, "--on", "city", "--left", "--out", out]
+            run(argv, check=True, timeout=20)
             self.assertEqual(out.read_text(), "name,city,country\nAnn,Oslo,Norway\nCy,Lima,\n")

@@ -1,0 +1,221 @@
+"""What operators on proxies give, and which answers of the other side are believed.
+
+Where the rules are strict, the other side's object does not decide whether it equals a plain value or which number
+it is: such an answer would be the verdict itself.
+
+Python 3.9 or later, standard library only.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import numbers
+import secrets
+from typing import Any
+
+from .operations import DISTANCES
+from .proxies import Asker, BoundaryError, ModuleProxy, Origin, ProxyClass, origin_of
+from .wire import PLAIN
+
+_DISTANCES: tuple[type, ...] = (
+    numbers.Number,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    set,
+    frozenset,
+    collections.Counter,
+    type({}.keys()),
+    type({}.items()),
+)
+"""Values whose difference a test may judge in the place of the values: 0, an empty set."""
+_SETS: tuple[type, ...] = (set, frozenset, collections.Counter, type({}.keys()), type({}.items()))
+
+
+class ProxyOperators:
+    """Of one side's proxies. ``strict``: as in its rules. ``other``: the other side, in words."""
+
+    def __init__(self, peer: Asker, strict: bool, other: str) -> None:
+        self._peer = peer
+        self._strict = strict
+        self._other = other
+
+    def compare(self, name: str, own: Any, other: Any) -> Any:
+        """A comparison whose left side is a proxy. Where the rules are strict, the other side's object is compared
+        to a plain value only if it is one itself, by a copy of that: it does not decide."""
+        origin, beside = self._origin(own), origin_of(other)
+        if origin.copies is not None:
+            mine = self._peer.ask("copy", own)
+            if beside is not None and beside.copies is not None and beside.peer is self._peer:
+                other = self._peer.ask("copy", other)
+            return _compared(name, mine, other)
+        if beside is not None and beside.peer is self._peer:
+            if name == "__eq__" and beside.number == origin.number:
+                return True
+            answer = self._peer.ask("op", name, own, (other,), {})
+            if self._strict and name == "__eq__" and not _is_unequal(answer):
+                self._check_equality(own)
+            return answer
+        if not self._strict:
+            return self._peer.ask("op", name, own, (other,), {})
+        if other is None and name == "__eq__":
+            return False
+        if type(other) in PLAIN:
+            raise BoundaryError(
+                f"an object of {self._other} ({type(own).__qualname__}) was compared to {_shown(other)}: whether "
+                "it equals a plain value is not its own to say; compare its attributes, or mark the task "
+                "`trust: in_process`"
+            )
+        return NotImplemented
+
+    def leave(self, own: Any, args: tuple[Any, ...]) -> Any:
+        """``__exit__``."""
+        answer = self._peer.ask("op", "__exit__", own, args, {})
+        return self._peer.failures.left(args[1], answer) if self._strict and len(args) > 1 else answer
+
+    async def leave_async(self, own: Any, args: tuple[Any, ...]) -> Any:
+        """``__aexit__``."""
+        answer = await self._peer.ask("op", "__aexit__", own, args, {})
+        return self._peer.failures.left(args[1], answer) if self._strict and len(args) > 1 else answer
+
+    def arithmetic(self, name: str, own: Any, args: tuple[Any, ...]) -> Any:
+        """Strict: no number (nor time, nor set) comes of an object and a plain one, so that no difference to what
+        a test expects is the other side's to choose (``assertAlmostEqual``); nor of the object that comes of them
+        (``measure``)."""
+        result = self._peer.ask("op", name, own, args, {})
+        if not self._strict:
+            return result
+        plain = isinstance(args[0], _DISTANCES) and origin_of(args[0]) is None
+        mixes = plain or self._mixed(own) or self._mixed(args[0])
+        if mixes and isinstance(result, _DISTANCES):
+            raise self._chosen(name, own)
+        if isinstance(origin := origin_of(result), Origin) and origin.peer is self._peer:
+            origin.mixed = origin.mixed or mixes
+            if name in DISTANCES and origin_of(args[0]) is None:
+                origin.apart = _believed(args[0])
+        return result
+
+    def derived(self, op: str, args: tuple[Any, ...], value: Any) -> Any:
+        """Strict: an operation's result, if it is believed. ``(f(x) - noon).total_seconds()`` and
+        ``len(f(x) - {1})`` say how far a result is from a value of the test's: no number that comes of
+        such an object is believed."""
+        own = args[1] if op == "op" else args[0] if args else None
+        beside, origin = origin_of(value), origin_of(own)
+        if beside is not None and isinstance(value, (ModuleProxy, ProxyClass)):
+            beside.given = beside.given or not (op == "get" and isinstance(own, (ModuleProxy, ProxyClass)))
+        if origin is None or origin.apart is None:
+            return value
+        if beside is not None:
+            beside.apart = origin.apart
+        elif isinstance(value, numbers.Number) and (origin.apart == _NO_NUMBER or not value):
+            raise self._chosen(args[0] if op == "op" else op, own)
+        return value
+
+    def predicate(self, name: str, own: Any) -> Any:
+        """A method that says yes or no of what a test expects of a plain value. Strict: of a plain value, here; of
+        no other object, whose word would be the verdict. Raises AttributeError where there is none."""
+        origin = self._origin(own)
+        if origin.copies is not None and hasattr(mine := self._peer.ask("copy", own), name):
+            return getattr(mine, name)
+        found = self._peer.ask("get", own, name)
+        if not self._strict:
+            return found
+
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise BoundaryError(
+                f"an object of {self._other} ({type(own).__qualname__}) was asked {name}(): where a test expects "
+                "text, a set, a path or a number, that is not its own to say; compare plain values, or mark the "
+                "task `trust: in_process`"
+            )
+
+        return refused
+
+    def measure(self, name: str, own: Any, args: tuple[Any, ...]) -> Any:
+        """A number of an object alone. Not of one that has met a plain number: ``abs(difference)``."""
+        if self._strict and self._mixed(own):
+            raise self._chosen(name, own)
+        return self._peer.ask("op", name, own, args, {})
+
+    def contains(self, own: Any, item: Any) -> bool:
+        """Strict: what has an item does not have random others of its kind, too."""
+        answer = bool(self._peer.ask("op", "__contains__", own, (item,), {}))
+        if answer and self._strict and origin_of(item) is None:
+            self._check_contents(own, item)
+        return answer
+
+    def _mixed(self, value: Any) -> bool:
+        origin = origin_of(value)
+        return origin is not None and origin.mixed
+
+    def _chosen(self, name: str, own: Any) -> BoundaryError:
+        return BoundaryError(
+            f"{name} of an object of {self._other} ({type(own).__qualname__}) and a plain value gave a plain "
+            "value, which the object is free to choose; compute with its attributes, or mark the task "
+            "`trust: in_process`"
+        )
+
+    def _check_equality(self, own: Any) -> None:
+        """An object that the other side says equals another of its objects may not equal just anything."""
+        for decoy in (secrets.token_hex(8), secrets.randbits(60)):
+            try:
+                answer = self._peer.ask("op", "__eq__", own, (decoy,), {})
+                equal = not _is_unequal(answer) and bool(answer)
+            except Exception:  # noqa: BLE001 - it does not compare itself to such values, as it should not
+                continue
+            if equal:
+                raise BoundaryError(f"{type(own).__qualname__}: its objects say that they equal a random value")
+
+    def _check_contents(self, own: Any, item: Any) -> None:
+        """An object that says it holds an item may not hold just anything."""
+        for decoy in _decoys(item):
+            try:
+                answer = self._peer.ask("op", "__contains__", own, (decoy,), {})
+            except Exception:  # noqa: BLE001 - as above
+                return
+            if not answer:
+                return
+        raise BoundaryError(f"{type(own).__qualname__}: its objects say that they hold every random value")
+
+    def _origin(self, proxy: Any) -> Origin:
+        origin = origin_of(proxy)
+        assert origin is not None
+        return origin
+
+
+_NO_NUMBER, _NO_ZERO = "no number", "no 0"
+
+
+def _believed(other: Any) -> str | None:
+    """What is not believed of a difference to ``other``. Of a number or a time span nothing is said: a shift by it
+    is no distance. A set that the test names may be taken out of a larger one."""
+    if isinstance(other, _SETS):
+        return _NO_ZERO
+    if isinstance(other, datetime.date) or not (isinstance(other, numbers.Number) or type(other) in PLAIN):
+        return _NO_NUMBER
+    return None
+
+
+def _decoys(item: Any) -> list[Any]:
+    """Random values of an item's kind, of its length where it is text."""
+    if isinstance(item, str):
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return ["".join(secrets.choice(letters) for _ in range(max(len(item), 12) + n)) for n in range(3)]
+    if type(item) in (int, float):
+        return [type(item)(sign * secrets.randbits(60)) for sign in (1, -1, 1)]
+    return [secrets.token_hex(8), secrets.randbits(60), -secrets.randbits(60)]
+
+
+def _is_unequal(answer: Any) -> bool:
+    """Any other answer may count as equal: 1 does, and so may an object."""
+    return answer is False or answer is NotImplemented
+
+
+def _compared(name: str, one: Any, other: Any) -> Any:
+    # Not ``one == other``: a NotImplemented is for Python to go on with, as after any special method.
+    return getattr(type(one), name)(one, other)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

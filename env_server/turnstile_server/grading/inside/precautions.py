@@ -1,0 +1,117 @@
+"""What the process that judges does before it runs hidden tests across the boundary.
+
+``refuse_programs`` catches what an author overlooked, not an adversary: nothing of the work runs in this process.
+``share_temporary_files`` lets the work's user into files and folders that tests make in the usual ways.
+
+Python 3.9 or later, standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import types
+import unittest
+from typing import Any
+
+from .boundary.proxies import BoundaryError, origin_of
+
+_PROGRAMS = frozenset(
+    (
+        "subprocess.Popen",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "os.fork",
+        "os.forkpty",
+        "pty.spawn",
+    )
+)
+
+_LIBRARIES = {"ctypes.dlopen": 0, "import": 1}
+"""Which argument of the event is the file."""
+
+
+def refuse_programs(work: str, tests: str, shared: str) -> None:
+    """From now on this process starts no program, unpickles nothing, loads no library and runs no code of a folder
+    that the work can write to, and the files of ``tests`` run no text as code."""
+    below = tuple(folder.rstrip("/") + "/" for folder in (work, shared))
+    own = tests.rstrip("/") + "/"
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in _PROGRAMS:
+            raise BoundaryError(
+                f"the hidden tests start a program themselves ({event}): it would run as the user that judges. "
+                "Start the work's programs by `turnstile_tests.run`, or mark the task `trust: in_process`"
+            )
+        if event == "pickle.find_class":
+            raise BoundaryError(
+                "the hidden tests unpickle: what they read could be the work's, and run as the user that "
+                "judges. Read JSON, or mark the task `trust: in_process`"
+            )
+        if event in _LIBRARIES and str(args[_LIBRARIES[event]]).startswith(below):
+            raise BoundaryError(
+                f"the hidden tests load {args[_LIBRARIES[event]]} into their own process. Import it as one of "
+                "the work's modules, or mark the task `trust: in_process`"
+            )
+        if event == "sqlite3.enable_load_extension" and args[1]:
+            raise BoundaryError("a database of the hidden tests may not load libraries (sqlite3 extensions)")
+        if event == "exec" and sys._getframe(1).f_code.co_filename.startswith(own):
+            raise BoundaryError(
+                "the hidden tests run a text as code (exec, eval) in their own process: it could be the work's. "
+                "Import the work, or mark the task `trust: in_process`"
+            )
+        if event == "exec" and isinstance(args[0], types.CodeType) and args[0].co_filename.startswith(below):
+            raise BoundaryError(
+                f"the hidden tests run {args[0].co_filename} in their own process. Import it, start it by "
+                "`turnstile_tests.run`, or mark the task `trust: in_process`"
+            )
+
+    sys.addaudithook(hook)
+
+
+def refuse_proxies_as_sets() -> None:
+    """``assertSetEqual`` asks its first argument for the difference, which an object of the work would choose."""
+    plain: Any = unittest.TestCase.assertSetEqual
+
+    def as_set(value: Any) -> Any:
+        origin = origin_of(value)
+        if origin is None:
+            return value
+        if origin.copies not in ("set", "frozenset"):
+            raise BoundaryError(f"an object of the work ({type(value).__qualname__}) was compared as a set")
+        return origin.peer.ask("copy", value)
+
+    def assert_set_equal(self: Any, set1: Any, set2: Any, msg: Any = None) -> None:
+        plain(self, as_set(set1), as_set(set2), msg)
+
+    unittest.TestCase.assertSetEqual = assert_set_equal  # type: ignore[method-assign]
+
+
+def share_temporary_files(folder: str) -> None:
+    """Temporary files and folders of this process are open to all: what a test writes there is meant for the work.
+    The hidden tests themselves lie elsewhere."""
+    os.umask(0)
+    if os.path.isdir(folder):
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+    make_folder, make_file = tempfile.mkdtemp, vars(tempfile)["_mkstemp_inner"]
+
+    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
+        folder = make_folder(*args, **kwargs)
+        # Where the folder above is the work's to write to, a link may stand there by now.
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.fchmod(fd, 0o777)
+        finally:
+            os.close(fd)
+        return folder
+
+    def mkstemp(*args: Any, **kwargs: Any) -> Any:
+        fd, path = make_file(*args, **kwargs)
+        os.fchmod(fd, 0o666)
+        return fd, path
+
+    tempfile.mkdtemp = mkdtemp
+    vars(tempfile)["_mkstemp_inner"] = mkstemp

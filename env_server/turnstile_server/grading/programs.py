@@ -1,0 +1,52 @@
+"""The programs that run in the grading sandbox, as one tar: the package ``inside``, and ``as-work`` for shells."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+INSIDE = Path(__file__).parent / "inside"
+PLACE = "/tmp/turnstile-grading"
+PROGRAMS = f"{PLACE}/programs"
+AS_WORK = f"{PROGRAMS}/bin/as-work"
+"""In the environment of a command that judges: runs a program as the work's user."""
+MODULES = f"{PROGRAMS}/inside/for_tests"
+"""On the path of hidden tests in Python."""
+HIDDEN = "/tmp/turnstile-hidden"
+"""The hidden tests where the work runs apart: a folder of the user that judges, which the work cannot read."""
+SHARED = "/tmp/turnstile-shared"
+"""For temporary files of what judges: the work may use them, too. The helper knows it (``compartments.py``)."""
+PYTHON = ("python3", "-I", "-S", "-B")
+_SCRIPT = f'#!/bin/sh\nexec {" ".join(PYTHON)} {PROGRAMS}/inside/launch.py "$@"\n'
+
+
+def private(archive: bytes, name: str) -> bytes:
+    """A tar of the same below folders ``name`` that are closed to all but their owner. Its files cannot be written
+    to: a link that the work puts where a test writes leads to none of them."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as given, tarfile.open(fileobj=out, mode="w") as made:
+        parts = name.split("/")
+        for count in range(1, len(parts) + 1):
+            folder = tarfile.TarInfo("/".join(parts[:count]))
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o700
+            made.addfile(folder)
+        for member in given:
+            member.name = f"{name}/{member.name}"
+            member.mode &= 0o777 if member.isdir() else 0o555
+            made.addfile(member, given.extractfile(member) if member.isreg() else None)
+    return out.getvalue()
+
+
+def pack_programs() -> bytes:
+    """The same bytes every time."""
+    found = {f"inside/{path.relative_to(INSIDE).as_posix()}": path.read_bytes() for path in INSIDE.rglob("*.py")}
+    found["bin/as-work"] = _SCRIPT.encode()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(found):
+            info = tarfile.TarInfo(name)
+            info.size = len(found[name])
+            info.mode = 0o755 if name.startswith("bin/") else 0o644
+            archive.addfile(info, io.BytesIO(found[name]))
+    return out.getvalue()
