@@ -58,33 +58,52 @@ class Held:
 
 
 class HeldAppends:
-    """Stands in a journal's way: records of a type wait before the disk until the test lets them through."""
+    """Stands in a journal's way: records of a type wait until the test lets them go, before the disk or behind it.
+    Behind it they are durable, and only the reply waits."""
 
-    def __init__(self, stage: Stage, kind: RecordType = RecordType.TURN) -> None:
-        self.asked = anyio.Event()
+    def __init__(self, stage: Stage, kind: RecordType, *, behind: bool) -> None:
+        self.reached = anyio.Event()
         self._go = anyio.Event()
         self._kind = kind
+        self._behind = behind
         self._append = stage.journal.append
 
     def release(self) -> None:
         self._go.set()
 
-    async def __call__(self, record: Record) -> None:
-        if record.type is self._kind:
-            self.asked.set()
-            await self._go.wait()
-        await self._append(record)
+    async def __call__(self, record: Record) -> int:
+        if record.type is not self._kind:
+            return await self._append(record)
+        if not self._behind:
+            await self._wait()
+        size = await self._append(record)
+        if self._behind:
+            await self._wait()
+        return size
+
+    async def _wait(self) -> None:
+        self.reached.set()
+        await self._go.wait()
 
 
 @contextmanager
-def appends_held(stage: Stage, kind: RecordType = RecordType.TURN) -> Iterator[HeldAppends]:
-    held = HeldAppends(stage, kind)
+def appends_held(
+    stage: Stage, kind: RecordType = RecordType.TURN, *, behind: bool = False
+) -> Iterator[HeldAppends]:
+    held = HeldAppends(stage, kind, behind=behind)
     stage.journal.append = held  # type: ignore[method-assign]
     try:
         yield held
     finally:
         held.release()
         del stage.journal.append
+
+
+async def in_flight(stage: Stage, count: int) -> None:
+    """Returns when the gate has ``count`` callers."""
+    with anyio.fail_after(30):
+        while f"turnstile_calls_in_flight {count}.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
 
 
 def reply_ids(stage: Stage, text: str) -> list[int]:

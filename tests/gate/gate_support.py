@@ -26,6 +26,7 @@ from turnstile_server.engines.protocol import (
     EngineState,
 )
 from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import Metrics
@@ -168,6 +169,8 @@ class Stage:
     journal: FileJournal
     encode: Callable[[str], list[int]]
     apps: Apps
+    control_listener: Listener
+    agent_listener: Listener
 
     async def episode(self, **fields: Any) -> dict[str, Any]:
         """Creates an external episode; the answer's JSON."""
@@ -213,19 +216,31 @@ async def staged(
         apps = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [
-            Listener(app, bound, idle_s=5, grace_s=1, access_log=False)
-            for app, bound in ((apps.control, control_socket), (apps.agent, agent_socket))
+            Listener(
+                app,
+                bound,
+                idle_s=wanted.gate.idle_connection_s if "idle_connection_s" in settings.get("gate", {}) else 5,
+                grace_s=settings.get("shutdown_grace_s", 1),
+                access_log=False,
+                limits=ConnectionLimits.of(section, section.max_connections),
+                websockets=app is apps.control,
+            )
+            for app, bound, section in (
+                (apps.control, control_socket, wanted.control),
+                (apps.agent, agent_socket, wanted.gate),
+            )
         ]
         for listener in listeners:
+            listener.last_words = apps.stopping.cut
             tasks.start_soon(listener.serve)
-        client = httpx.AsyncClient(base_url=url_of(control_socket), timeout=30)
+        client = httpx.AsyncClient(base_url=url_of(control_socket), timeout=120)
         await stack.enter_async_context(client)
 
         def encode(text: str) -> list[int]:
             return list(vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
 
         try:
-            yield Stage(client, url_of(agent_socket), engine, journal, encode, apps)
+            yield Stage(client, url_of(agent_socket), engine, journal, encode, apps, *listeners)
         finally:
             for listener in listeners:
                 listener.stop()

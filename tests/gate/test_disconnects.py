@@ -24,6 +24,7 @@ from conversation import (
     collect,
     discarded_once,
     ended_once,
+    in_flight,
     one_by_one,
     raw,
     reply_ids,
@@ -60,13 +61,6 @@ async def called(stage: Stage, count: int = 1) -> Prompted:
     return stage.engine.calls[-1]
 
 
-async def quiet(stage: Stage) -> None:
-    """Returns when the gate has no caller any more."""
-    with anyio.fail_after(20):
-        while "turnstile_calls_in_flight 0.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-
-
 async def see_then_go(stage: Stage, episode: dict[str, Any], wanted: str, **fields: Any) -> None:
     """Follows a stream until its text is ``wanted``, then hangs up."""
     async with stage.agent(episode) as agent:
@@ -100,7 +94,7 @@ async def test_a_caller_that_goes_before_the_first_token_leaves_nothing(stage: S
         caller.cancel()
     with anyio.fail_after(20):
         await prompted.aborted.wait()
-    await quiet(stage)
+    await in_flight(stage, 0)
     assert await turns(stage, episode) == []
     assert (await stage.get(episode))["stats"]["sampled_tokens"] == 0
 
@@ -209,7 +203,7 @@ async def test_callers_that_go_are_not_refusals(stage: Stage) -> None:
         async with asking(episode, messages=[{"role": "user", "content": f"try {count}"}]) as caller:
             await called(stage, count)
             caller.cancel()
-    await quiet(stage)
+    await in_flight(stage, 0)
     assert (await stage.get(episode))["status"] == "running"
     stage.engine.answers = [says(reply_ids(stage, "still here"))]
     async with raw(episode) as client:
@@ -222,9 +216,8 @@ async def test_a_caller_that_goes_while_it_sends_is_no_fault_of_the_server(
     episode = await stage.episode()
     connection = await _connected(episode)
     await connection.send(_request(episode)[:-1])
+    await in_flight(stage, 1)
     with anyio.fail_after(20):
-        while "turnstile_calls_in_flight 1.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
         await connection.aclose()
         while 'dialect="chat",status="499"} 1.0' not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -297,9 +290,9 @@ async def test_a_reply_whose_caller_went_during_the_commit_is_replayed(stage: St
     episode = await stage.episode()
     with appends_held(stage) as held:
         async with asking(episode, stream=stream) as caller:
-            await held.asked.wait()
+            await held.reached.wait()
             caller.cancel()
-        await quiet(stage)
+        await in_flight(stage, 0)
         held.release()
         [turn] = await turns_once(stage, episode)
     async with stage.agent(episode) as agent:

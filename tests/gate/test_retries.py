@@ -15,6 +15,7 @@ from conversation import (
     chunked,
     collect,
     discarded_once,
+    in_flight,
     one_by_one,
     raw,
     reply_ids,
@@ -70,7 +71,7 @@ async def engine_times(stage: Stage) -> float:
 
 @pytest.mark.parametrize("mark", MARKS, ids=BY)
 @pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
-async def test_a_marked_retry_joins_the_call_in_flight(stage: Stage, mark: dict[str, str], stream: bool) -> None:
+async def test_a_marked_retry_joins_the_callin_flight(stage: Stage, mark: dict[str, str], stream: bool) -> None:
     answer = Held(*chunked(reply_ids(stage, "for both of you"), 2))
     stage.engine.answers = [answer]
     episode = await stage.episode()
@@ -88,12 +89,12 @@ async def test_a_marked_retry_joins_the_call_in_flight(stage: Stage, mark: dict[
         await answer.called.wait()
         tasks.start_soon(ask, mark, False)
         tasks.start_soon(ask, mark, True)
-        await _in_flight(stage, 3)
+        await in_flight(stage, 3)
         answer.all()
     assert answers == ["for both of you"] * 3
     assert len(stage.engine.calls) == 1
     assert len(await turns(stage, episode)) == 1
-    await _in_flight(stage, 0)
+    await in_flight(stage, 0)
     assert await engine_times(stage) == 1
 
 
@@ -165,9 +166,9 @@ async def test_a_reply_that_was_not_delivered_is_replayed(stage: Stage, mark: di
                 await client.post(url(episode), json=body(), headers=FIRST)
 
             tasks.start_soon(ask)
-            await held.asked.wait()
+            await held.reached.wait()
             tasks.cancel_scope.cancel()
-        await _in_flight(stage, 0)
+        await in_flight(stage, 0)
         held.release()
         await turns_once(stage, episode)
     async with raw(episode) as client:
@@ -195,7 +196,7 @@ async def test_a_marked_retry_of_a_written_reply_gets_the_same_bytes(
     assert again.content == first.content
     assert len(stage.engine.calls) == 1
     assert len(await turns(stage, episode)) == 1
-    await _in_flight(stage, 0)
+    await in_flight(stage, 0)
     assert await engine_times(stage) == 1
 
 
@@ -305,13 +306,6 @@ async def test_a_retry_of_a_stream_whose_text_was_seen_is_a_sibling_of_the_inter
     assert found["abort"]["context_ids"] == found["stop"]["context_ids"]
     stats = (await stage.get(episode))["stats"]
     assert (stats["untrained"], stats["discarded"]) == ({"interrupted": len(stage.encode("seen"))}, {})
-
-
-async def _in_flight(stage: Stage, count: int) -> None:
-    """Returns when the gate has ``count`` callers."""
-    with anyio.fail_after(20):
-        while f"turnstile_calls_in_flight {count}.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
 
 
 async def test_a_replayed_stream_is_the_same_text_however_the_first_was_cut(stage: Stage) -> None:

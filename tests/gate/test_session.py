@@ -34,6 +34,7 @@ class Played:
             "max_turns": 4,
             "max_completion_tokens": 10,
             "max_sampled_tokens": 20,
+            "max_record_bytes": 1000,
             "max_calls": 2,
             "max_refusals": 3,
             **limits,
@@ -50,7 +51,7 @@ class Played:
         with pytest.raises(type(error)), self.session.counting_refusals(call):
             raise error
 
-    def commit(self, turn_id: str = "turn_1", tokens: int = 3) -> CommittedTurn:
+    def commit(self, turn_id: str = "turn_1", tokens: int = 3, record_bytes: int = 100) -> CommittedTurn:
         asked = (Message("user", "go"),)
         place = CallMatch(parent=None, new_messages=asked, echo=(), broken=None, request_messages=asked)
         ids = list(range(tokens))
@@ -62,7 +63,7 @@ class Played:
             tools_key="",
             completion_ids=ids,
         )
-        return CommittedTurn(self.session.commit(turn))
+        return CommittedTurn(self.session.commit(turn, record_bytes))
 
 
 async def test_refusals_in_a_row_stop_the_agent_and_a_turn_begins_the_row_again() -> None:
@@ -143,6 +144,15 @@ async def test_an_abandoned_call_does_not_hold_a_turn_of_the_budget() -> None:
     played.call()
 
 
+async def test_records_that_take_their_bytes_end_the_budget() -> None:
+    played = Played()
+    played.commit(record_bytes=999)
+    played.session.release(played.call())
+    played.commit("turn_2", record_bytes=1)
+    with pytest.raises(BudgetExhausted, match="max_record_bytes_per_episode"):
+        played.call()
+
+
 async def test_turns_and_discarded_tokens_count_against_one_budget() -> None:
     played = Played()
     played.commit(tokens=3)
@@ -164,6 +174,14 @@ async def test_a_reply_that_was_written_once_stays_written() -> None:
     assert played.session.earlier(key) == (EarlierCall.WRITTEN, None)
 
 
+async def test_what_becomes_of_a_reply_after_the_episodes_end_was_stored_changes_nothing() -> None:
+    played = Played()
+    node = played.commit().node
+    played.session.seal()
+    assert [played.session.deliver(node, written=written) for written in (True, False)] == [None, None]
+    assert node.delivery == "pending"
+
+
 async def test_an_earlier_call_is_in_flight_until_its_last_caller_goes() -> None:
     played = Played()
     call = played.call("same")
@@ -180,3 +198,18 @@ async def test_an_idempotency_key_repeats_only_its_own_request() -> None:
     assert not session.repeats_idempotency_key("k", "a")
     assert session.repeats_idempotency_key("k", "a")
     assert not session.repeats_idempotency_key("k", "b")
+
+
+async def test_an_agent_that_invents_idempotency_keys_is_not_remembered_for_ever() -> None:
+    """Only as many keys can matter as there may be turns and calls in flight; the newest are kept."""
+    session = Played(max_turns=4, max_calls=2).session
+    assert not session.repeats_idempotency_key("first", "a")
+    for number in range(5):
+        assert not session.repeats_idempotency_key(f"k{number}", "a")
+    assert session.repeats_idempotency_key("first", "a")  # used again: the newest now
+    for number in range(5, 10):
+        assert not session.repeats_idempotency_key(f"k{number}", "a")
+    assert session.repeats_idempotency_key("first", "a")
+    for number in range(10, 16):
+        assert not session.repeats_idempotency_key(f"k{number}", "a")
+    assert not session.repeats_idempotency_key("first", "a")

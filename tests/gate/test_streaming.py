@@ -169,7 +169,7 @@ async def test_the_end_of_a_stream_waits_for_the_journal(stage: Stage) -> None:
             stream = response.aiter_lines()
             while not any("all of it" in line for line in lines):
                 lines.append(await anext(stream))
-            await held.asked.wait()
+            await held.reached.wait()
             assert await turns(stage, episode) == [], "not durable, so not visible"
             with anyio.move_on_after(SILENT):
                 # The generator is lost when it is cancelled; what is read further comes from the response.
@@ -189,7 +189,7 @@ async def test_a_stream_ends_once_the_turn_is_durable(stage: Stage) -> None:
             async with anyio.create_task_group() as tasks:
 
                 async def release() -> None:
-                    await held.asked.wait()
+                    await held.reached.wait()
                     held.release()
 
                 tasks.start_soon(release)
@@ -212,7 +212,7 @@ async def test_an_unstreamed_reply_waits_for_the_journal(stage: Stage) -> None:
     with appends_held(stage) as held:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
-            await held.asked.wait()
+            await held.reached.wait()
             assert await turns(stage, episode) == []
             with anyio.move_on_after(SILENT):
                 await answered.wait()

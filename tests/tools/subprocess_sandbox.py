@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from turnstile_server.errors import FileProblem
+from turnstile_server.errors import FileProblem, SandboxDeath
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, User
 
 
@@ -25,6 +25,10 @@ class SubprocessSandbox:
 
     def __init__(self, folder: Path) -> None:
         self.workdir = str(folder)
+
+    @property
+    def can_launch(self) -> bool:
+        return False
 
     def admit(self, episode_id: str | None) -> None: ...
 
@@ -71,7 +75,7 @@ class SubprocessSandbox:
             raise FileProblem(f"{path} has more than {max_bytes} bytes")
         return file.read_bytes()
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
         file = Path(path)
         if file.is_dir():
             raise FileProblem(f"{path} is a folder")
@@ -88,7 +92,7 @@ class SubprocessSandbox:
 
     async def stop_all(self) -> None: ...
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         raise NotImplementedError
 
     async def destroy(self) -> None: ...

@@ -21,7 +21,9 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIO
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import LOCAL, Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
 
-from turnstile_server.settings import ToolSettings
+from turnstile_server.http.intake import Intake
+from turnstile_server.http.stopping import Stopping
+from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -399,9 +401,10 @@ async def test_a_stream_of_the_server_opens_and_ends_with_the_episode(
         assert (await http.get("", headers=headers)).status_code == 410
 
 
-async def test_more_sessions_than_allowed_are_refused_until_one_ends(
-    tmp_path: Path, sandbox: SubprocessSandbox
+async def test_more_sessions_than_allowed_are_refused_until_one_ends_and_logged_nowhere(
+    tmp_path: Path, sandbox: SubprocessSandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     async with mcp_stage(tmp_path, max_sessions_per_episode=2) as stage:
         episode = stage.episodes.begin("e1", sandbox)
         async with http_of(stage, episode) as http:
@@ -411,6 +414,7 @@ async def test_more_sessions_than_allowed_are_refused_until_one_ends(
             assert refused.json()["error"]["message"] == "Too many open sessions"
             await http.delete("", headers=first)
             await session_of(http)
+        assert [record.getMessage() for record in caplog.records if record.name.startswith("mcp.server")] == []
 
 
 async def test_a_session_that_is_idle_too_long_is_closed(tmp_path: Path) -> None:
@@ -458,6 +462,24 @@ async def test_a_refusal_does_not_wait_for_a_body_that_never_ends(tmp_path: Path
                 f"POST {at.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode()
             )
             assert (await connection.receive()).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_body_of_too_many_values_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async with mcp_stage(tmp_path, max_body_values=1000) as stage:
+        episode = stage.episodes.begin("e1", None)
+        for text, refused in (
+            (f"[{'[],' * 1000}0]", True),
+            ('[{"a":1}' + ',{"a":1}' * 600 + "]", True),
+            (f'"{"[{,}]" * 1000}"', False),
+            (f"[{'1,' * 900}0]", False),
+        ):
+            async with http_of(stage, episode) as http:
+                sent = '{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":' + text + "}}"
+                answer = await http.post("", content=sent)
+            assert ("tools.max_body_values" in answer.text) is refused, answer.text[:300]
+            if refused:
+                assert answer.status_code == 400
+                assert answer.json()["error"]["data"]["type"] == "invalid_request"
 
 
 async def test_a_body_that_is_too_large_is_413_with_or_without_a_declared_length(tmp_path: Path) -> None:
@@ -552,7 +574,9 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
             )
 
     async with anyio.create_task_group() as tasks:
-        async with McpEndpoint(episodes, Toolbox(limits), limits, LOCAL) as endpoint:
+        async with McpEndpoint(
+            episodes, Toolbox(limits), limits, LOCAL, Intake("gate", GateSettings()), Stopping()
+        ) as endpoint:
             tasks.start_soon(call, endpoint)
             pid = await pid_of(sandbox)
         await wait_until(lambda: not alive(pid))

@@ -10,8 +10,9 @@ import pytest
 from tools_support import mcp_stage
 
 from turnstile_server.errors import ForeignHost, ForeignOrigin
+from turnstile_server.hosted import hosted_settings
 from turnstile_server.http.origins import OriginCheck, OriginRules
-from turnstile_server.settings import GateSettings
+from turnstile_server.settings import GateSettings, Settings
 
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -182,3 +183,42 @@ async def test_a_websocket_of_a_strangers_page_is_closed_before_it_opens() -> No
         await checked(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close", "websocket.accept"]
     assert sent[0]["code"] == 1008
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("10.1.2.3:8000", "served"),
+        ("[fd00::1]:8000", "served"),
+        ("localhost:8000", "served"),
+        ("turnstile:8000", "served"),
+        ("", "served"),
+        (EVIL, "host"),
+        (f"{EVIL}.", "host"),
+        ("127.0.0.1.nip.io:8000", "host"),
+        ("a.b@127.0.0.1", "host"),
+    ],
+)
+def test_without_a_key_a_public_listener_serves_no_name_that_could_be_a_strangers(
+    host: str, expected: str
+) -> None:
+    public = OriginRules.of("gate", GateSettings(host="0.0.0.0"), named_only=True)
+    assert verdict(public, host) == expected
+    assert verdict(OriginRules.of("gate", GateSettings(host="0.0.0.0")), host or "x") == "served"
+    named = OriginRules.of("gate", GateSettings(host="0.0.0.0", allowed_hosts=("*",)), named_only=True)
+    assert verdict(named, host) == "served"
+
+
+def test_a_hosted_server_without_a_key_serves_no_stranger_either() -> None:
+    for control, evil in (({"auth": False}, "host"), ({"auth": False, "allowed_hosts": ["*"]}, "served")):
+        settings = hosted_settings(Settings.model_validate({"control": control})).control
+        open_to = OriginRules.of("gate", settings, named_only=True)
+        assert (verdict(open_to, EVIL), verdict(open_to, "10.0.0.5:8000")) == (evil, "served")
+    with_key = OriginRules.of("gate", hosted_settings(Settings()).control)
+    assert verdict(with_key, "turnstile.example.org") == "served"
+
+
+def test_several_hosts_are_none() -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"host", EVIL.encode())]
+    with pytest.raises(ForeignHost):
+        rules().check({"type": "http", "headers": headers, "server": ("127.0.0.1", 1)})

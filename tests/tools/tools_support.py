@@ -18,8 +18,10 @@ from mcp.client.streamable_http import streamable_http_client
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.errors import Gone, NotFound, Unauthorized
 from turnstile_server.http.agent_app import AgentApp
+from turnstile_server.http.intake import Intake
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.origins import OriginRules
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
@@ -139,7 +141,11 @@ async def mcp_stage(folder: Path, *, origins: OriginRules = LOCAL, **settings: A
     unix.bind(str(path))
     unix.listen(64)
     unix.setblocking(False)
-    async with McpEndpoint(episodes, toolbox, limits, origins) as endpoint, anyio.create_task_group() as tasks:
+    intake = Intake("gate", GateSettings())
+    async with (
+        McpEndpoint(episodes, toolbox, limits, origins, intake, Stopping()) as endpoint,
+        anyio.create_task_group() as tasks,
+    ):
         app = AgentApp(_NoGate(), endpoint)
         listeners = [Listener(app, bound, idle_s=5, grace_s=1, access_log=False) for bound in (tcp, unix)]
         for listener in listeners:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from turnstile.models import Discard, Thread, Turn, new_id
 from turnstile_server.capture import Action, Node, decide
@@ -32,9 +33,10 @@ from turnstile_server.errors import (
     JournalUnavailable,
     TurnstileError,
 )
+from turnstile_server.gate.body import TINY_BYTES, BodyParser
 from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of, replayed
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest
-from turnstile_server.gate.session import EpisodeSession
+from turnstile_server.gate.session import EpisodeSession, context_overflow
 from turnstile_server.gate.turn_builder import (
     PROMPT_TAIL,
     CallContext,
@@ -43,11 +45,16 @@ from turnstile_server.gate.turn_builder import (
     TurnBuilder,
     sampling_used,
 )
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import delivery_record, discard_record, turn_record
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.rendering.protocol import Renderer
+from turnstile_server.rendering.protocol import Renderer, TooManyTokens
 from turnstile_server.settings import GateSettings
+
+PARSED_IDS = 8_192
+"""Sampled tokens that are parsed before the event loop serves others: about a millisecond. An engine's answer that
+is not streamed is one chunk."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,13 +63,14 @@ _LOG = logging.getLogger(__name__)
 class IncomingCall:
     """A model call as the server received it, its body not yet read.
 
-    ``params``: named parts of the path, and the query. ``retried``: the client says that this is a retry.
-    ``thread``: what the client says of its conversation.
+    ``params``: named parts of the path, and the query. ``declared_bytes``: the length of the body, where the
+    client said it. ``retried``: the client says that this is a retry. ``thread``: its word on the conversation.
     """
 
     dialect: Dialect
     params: Mapping[str, str]
     read_body: Callable[[], Awaitable[bytes]]
+    declared_bytes: int | None = None
     retried: bool = False
     idempotency_key: str | None = None
     thread: Thread | None = None
@@ -88,6 +96,7 @@ class CallPipeline:
         settings: GateSettings,
         metrics: Metrics,
         context_length: int,
+        stopping: Stopping,
     ) -> None:
         self.context_length = context_length
         """Tokens of prompt and completion together."""
@@ -96,7 +105,12 @@ class CallPipeline:
         self._journal = journal
         self._settings = settings
         self._metrics = metrics
-        self._prompter = Prompter(renderer, settings.inline_render_chars, settings.render_threads)
+        self._stopping = stopping
+        self._bodies = BodyParser(settings, context_length)
+        self._prompter = Prompter(renderer, settings, context_length)
+        self._counting = anyio.CapacityLimiter(settings.render_threads)
+        """Calls that count the tokens of a large body. Others wait with their bodies alone: what is made of one
+        takes many times its memory."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> CallPipeline:
@@ -116,23 +130,39 @@ class CallPipeline:
         """
         with session.counting_refusals():
             session.check_open()  # before the body is read, which would be for nothing
-            body = await incoming.read_body()
-            parse_cache = session.parse_cache(incoming.dialect.name)
-            request = incoming.dialect.parse(body, parse_cache, incoming.params)
+            body = await self._read(incoming)
+            before = session.parse_cache(incoming.dialect.name)
+            request = await self._bodies.parse(incoming.dialect, body, before, incoming.params)
             return self._place(session, incoming, request)
 
     async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
-        """Tokens of the prompt that the call would have.
+        """Tokens of the prompt that the call would have; an estimate for one that is far too long.
 
         Leaves no trace. Raises what would refuse to render it.
         """
         session.check_open()
-        request = incoming.dialect.parse(await incoming.read_body(), None, incoming.params)
+        body = await self._read(incoming)
+        if len(body) <= TINY_BYTES:
+            return await self._count(session, incoming, body)
+        async with self._counting:
+            session.check_open()
+            return await self._count(session, incoming, body)
+
+    async def _count(self, session: EpisodeSession, incoming: IncomingCall, body: bytes) -> int:
+        request = await self._bodies.parse(incoming.dialect, body, None, incoming.params)
         self._renderer.check_tools(request.tools)
         tools_hash = tools_key(request.tools, self._renderer.template_hash)
         match = session.tree.match(request.messages, request.tools, tools_hash)
-        prompt = await self._prompter.prompt(match, request.tools, None)
+        try:
+            prompt = await self._prompter.prompt(match, request.tools, None, session.huge_prompts)
+        except TooManyTokens as error:
+            return error.tokens
         return len(prompt.input_ids)
+
+    async def _read(self, incoming: IncomingCall) -> bytes:
+        if (declared := incoming.declared_bytes) is not None and declared <= self._settings.max_body_bytes:
+            self._bodies.check_size(declared)  # before it is received; larger ones have an error of their own
+        return await incoming.read_body()
 
     def abandon(self, call: ModelCall, reason: str) -> None:
         """Has the engine stop a call whose reply is no longer wanted.
@@ -144,11 +174,13 @@ class CallPipeline:
             self._tasks.start_soon(self._abort, call)
 
     async def drain(self, session: EpisodeSession, wait_s: float, reason: str) -> None:
-        """Lets the session's calls end by themselves for ``wait_s`` seconds, then abandons those that are left.
+        """Lets the session's calls end by themselves, their replies sent, for ``wait_s`` seconds; then abandons
+        those that are left.
         Returns when none is in flight that was before."""
         with anyio.move_on_after(wait_s):
             for call in list(session.in_flight.values()):
                 await call.wait_until_done()
+            await session.wait_until_replied()
         left = list(session.in_flight.values())
         for call in left:
             self.abandon(call, reason)
@@ -196,9 +228,11 @@ class CallPipeline:
     async def _generate(self, session: EpisodeSession, call: ModelCall, context: CallContext) -> None:
         """One generation, to its outcome."""
         try:
-            with session.counting_refusals(call), call.scope:
+            with session.counting_refusals(call), self._stopping.interruptible(), call.scope:
                 builder, sampling = await self._prepare(session, call, context)
                 call.finish(await self._sample(session, call, builder, sampling))
+                if call.abandoned is not None:  # it ended by itself before the engine took the abort
+                    self.delivered(session, call, written=False)
         except TurnstileError as error:
             call.fail(error)
         except Exception:  # noqa: BLE001 - a bug in one call must not end the others in this task group
@@ -218,7 +252,10 @@ class CallPipeline:
         """
         request = context.request
         identical = session.tree.latest(call.request_key)
-        prompt = await self._prompter.prompt(context.match, request.tools, identical)
+        try:
+            prompt = await self._prompter.prompt(context.match, request.tools, identical, session.huge_prompts)
+        except TooManyTokens as error:
+            raise context_overflow(str(error), error.tokens, self.context_length) from None
         context.stopwatch.rendered()
         prompt_tokens = len(prompt.input_ids)
         call.prompted(prompt_tokens)
@@ -264,7 +301,10 @@ class CallPipeline:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     builder.add(chunk)
-                    call.emit(parser.feed(chunk.ids))
+                    for start in range(0, max(len(chunk.ids), 1), PARSED_IDS):
+                        if start:  # shielded: a turn that is cut has the whole chunk's tokens, so also its text
+                            await anyio.lowlevel.cancel_shielded_checkpoint()
+                        call.emit(parser.feed(chunk.ids[start : start + PARSED_IDS]))
             builder.context.stopwatch.engine_done()
             finish = _finish_of(call, builder)
             final, parsed = parser.finish()
@@ -279,8 +319,8 @@ class CallPipeline:
     async def _commit(self, session: EpisodeSession, turn: Turn, tokenized_bytes: int) -> Node:
         """Durable, then visible. A cancellation cannot come between the two."""
         with anyio.CancelScope(shield=True):
-            await self._journal.append(turn_record(turn))
-            node = session.commit(turn)
+            record_bytes = await self._journal.append(turn_record(turn))
+            node = session.commit(turn, record_bytes)
         self._metrics.turn_committed(turn, tokenized_bytes)
         return node
 
@@ -314,8 +354,12 @@ class CallPipeline:
     async def _abort(self, call: ModelCall) -> None:
         """Asks the engine first: it then ends the call with what it sampled.
 
-        Cuts the call off after ``gate.abort_grace_s``.
+        Cuts the call off after ``gate.abort_grace_s``, or at once if the engine does not have it yet: its prompt
+        then leaves the thread that renders it.
         """
+        if not call.prompt_tokens:
+            call.scope.cancel()
+            return
         with anyio.move_on_after(self._settings.abort_grace_s):
             try:
                 await self._engine.abort(call.call_id)

@@ -1,8 +1,9 @@
 """The model API as an ASGI application: ``/e/{episode_id}/v1/…`` (plain ASGI, because it is the hot path).
 
-Order: the path finds the endpoint and its dialect, then episode and key are checked, then the pipeline reads the
-body, then the reply is written. Only a probe (``Purpose.PROBE``) needs no key. Every error leaves in the caller's
-dialect, with a status that SDKs retry only where that helps (``x-should-retry`` says so outright).
+Order: the path finds the endpoint and its dialect, then episode and key are checked, then the bounds of the
+episode and of the server, then the pipeline reads the body, then the reply is written. Only a probe
+(``Purpose.PROBE``) needs no key. Every error leaves in the caller's dialect, with a status that SDKs retry only
+where that helps (``x-should-retry`` says so outright).
 
 The status of a stream is withheld until the engine has spoken, at most ``gate.status_hold_s``: earlier failures
 are real statuses, later ones the dialect's in-stream error. Terminal bytes leave only after the commit.
@@ -40,6 +41,9 @@ from turnstile_server.http.exchange import (
     split_path,
     unbuffered,
 )
+from turnstile_server.http.fair_share import FairShare
+from turnstile_server.http.intake import Intake
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
 
@@ -68,19 +72,24 @@ class Gate:
         model_name: str,
         settings: GateSettings,
         metrics: Metrics,
+        intake: Intake,
+        stopping: Stopping,
     ) -> None:
+        """``intake``: of the agent listener; the MCP endpoint shares it."""
+        self._stopping = stopping
         self._pipeline = pipeline
         self._episodes = episodes
         self._dialects = dialects
         self._model_name = model_name
         self._settings = settings
         self._metrics = metrics
-        self._calls = 0
+        self._intake = intake
+        self._calls = FairShare(settings.max_calls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = AgentExchange(scope, receive, send, self._settings, "gate")
+        exchange = AgentExchange(scope, receive, send, self._settings, "gate", self._intake)
         episode_id, path = split_path(exchange.path)
         route = self._dialects.find(path, exchange.query, exchange.headers)
         dialect = self._dialects.fallback
@@ -106,6 +115,7 @@ class Gate:
             await exchange.respond(200, b"{}")
             return
         session = self._episodes.open_episode(episode_id, episode_key(exchange.headers))
+        exchange.admit()
         if route is None:
             raise NotFound(self._dialects.not_served(path))
         if "websocket" in exchange.headers.get("upgrade", "").lower():
@@ -118,26 +128,36 @@ class Gate:
             case Purpose.MODEL:
                 await exchange.respond(200, dialect.model(route.params["model"], context_length))
             case Purpose.COUNT:
-                with self._in_flight():
-                    tokens = await self._pipeline.count(session, _incoming(exchange, session, route))
+                with self._in_flight(session), exchange.reserving(session.episode_id):
+                    with self._stopping.interruptible():
+                        tokens = await self._pipeline.count(session, _incoming(exchange, session, route))
                     await exchange.respond(200, dialect.count(tokens))
             case Purpose.TURN:
-                with self._in_flight():
+                with self._in_flight(session), exchange.reserving(session.episode_id):
                     await self._measured(exchange, session, route)
 
     @contextlib.contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        """Bounds the requests of the whole server that have a body to read and a prompt to render."""
-        if self._calls >= self._settings.max_calls:
+    def _in_flight(self, session: EpisodeSession) -> Iterator[None]:
+        """Bounds the requests of an episode and of the whole server, before a byte of their bodies is read."""
+        owner, calls = session.episode_id, self._calls
+        if (own := calls.held(owner)) >= session.limits.max_calls:
             raise TooManyCalls(
-                f"the server has {self._calls} model calls in flight, its limit (gate.max_calls); try again",
+                f"the episode has {own} model calls in flight, its limit (gate.max_calls_per_episode); "
+                "wait for one",
                 retry_after_s=1.0,
             )
-        self._calls += 1
+        if not calls.take(owner):
+            if self._intake.push_out(calls.held, own + 1, "gate") is None:
+                raise TooManyCalls(
+                    f"the server has {calls.taken} model calls in flight, {own} of them of this episode, and its "
+                    "share of gate.max_calls allows no more; try again",
+                    retry_after_s=1.0,
+                )
+            calls.take_anyway(owner)
         try:
             yield
         finally:
-            self._calls -= 1
+            self._calls.give(owner)
 
     async def _measured(self, exchange: AgentExchange, session: EpisodeSession, route: Route) -> None:
         """One model call; the metrics count it whatever its outcome."""
@@ -146,7 +166,8 @@ class Gate:
         opened: OpenedCall | None = None
         status = 500
         try:
-            opened = await self._pipeline.open(session, _incoming(exchange, session, route))
+            with self._stopping.interruptible():
+                opened = await self._pipeline.open(session, _incoming(exchange, session, route))
             error = await self._follow(exchange, session, route.dialect, opened.request, opened.call)
             if error is not None:
                 raise error
@@ -175,9 +196,8 @@ class Gate:
 
         Returns the error to be written if nothing was sent yet; raised, it would leave the task group as a group.
         """
-        written = False
         try:
-            with call.followed(stream=request.stream):
+            with session.replying(), call.followed(stream=request.stream):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(exchange.watch, tasks.cancel_scope)
                     try:
@@ -185,7 +205,8 @@ class Gate:
                             await self._reply_streamed(exchange, dialect, request, call)
                         else:
                             await _reply_whole(exchange, dialect, request, call)
-                        written = call.error is None
+                        if call.error is None:  # at once: the end of the episode may be on its way
+                            self._pipeline.delivered(session, call, written=True)
                     except TurnstileError as error:
                         return error
                     except CallerGone:
@@ -195,7 +216,7 @@ class Gate:
         finally:
             if call.followers == 0:
                 self._pipeline.abandon(call, "caller_gone")
-            self._pipeline.delivered(session, call, written=written)
+            self._pipeline.delivered(session, call, written=False)  # no-op where it was written
         return None
 
     async def _reply_streamed(
@@ -246,6 +267,7 @@ def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) ->
         dialect=route.dialect,
         params=route.params,
         read_body=exchange.body,
+        declared_bytes=header_count(headers, "content-length"),
         retried=(header_count(headers, "x-stainless-retry-count") or 0) > 0,
         idempotency_key=headers.get("idempotency-key"),
         thread=session.conversation_headers.read(headers),

@@ -11,12 +11,15 @@ admission and budgets. ``episodes/`` owns the episode's life: it closes the sess
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+
+import anyio
 
 from turnstile.models import Delivery, Sampling, Thread, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
@@ -32,6 +35,8 @@ class CallLimits:
     max_turns: int
     max_completion_tokens: int
     max_sampled_tokens: int
+    max_record_bytes: int
+    """Bytes of the records of its turns."""
     max_calls: int
     """Calls in flight at once."""
     max_refusals: int
@@ -78,7 +83,14 @@ class EpisodeSession:
         self._refusals = 0
         self._seq = 0
         self._sampled = 0
-        self._idempotency_keys: dict[str, str] = {}
+        self._recorded_bytes = 0
+        self._idempotency_keys: dict[bytes, str] = {}
+        """The request that each key came with, by the key's digest; the newest last."""
+        self.huge_prompts = anyio.CapacityLimiter(1)
+        """One huge prompt at a time is rendered for the episode."""
+        self._replying = 0
+        self._all_replied = anyio.Event()
+        self._sealed = False
 
     # What others see
 
@@ -123,7 +135,8 @@ class EpisodeSession:
     def admit(self, call: ModelCall) -> None:
         """Puts the call in flight.
 
-        Raises TooManyCalls when too many are, BudgetExhausted when the episode's turns are used up.
+        Raises TooManyCalls when too many are, BudgetExhausted when the episode's turns are used up, or the bytes
+        of their records.
         """
         if len(self._in_flight) >= self.limits.max_calls:
             raise TooManyCalls(
@@ -133,6 +146,11 @@ class EpisodeSession:
         wanted = sum(earlier.abandoned is None for earlier in self._in_flight.values())
         if len(self.tree) + wanted >= self.limits.max_turns:
             raise BudgetExhausted(f"the episode's {self.limits.max_turns} turns are used up; stop here")
+        if self._recorded_bytes >= self.limits.max_record_bytes:
+            raise BudgetExhausted(
+                f"the records of the episode's turns take {self._recorded_bytes} bytes, which is its limit "
+                "(gate.max_record_bytes_per_episode); stop here"
+            )
         self._in_flight[call.call_id] = call
 
     def release(self, call: ModelCall) -> None:
@@ -192,11 +210,18 @@ class EpisodeSession:
         return (EarlierCall.WRITTEN if node.delivery == "written" else EarlierCall.UNDELIVERED), None
 
     def repeats_idempotency_key(self, key: str | None, request_key: str) -> bool:
-        """True when ``key`` came with this very request before; remembers it."""
+        """True when ``key`` came with this very request before; remembers it, by its digest.
+
+        Only the newest keys are kept, as many as the episode may have turns and calls in flight: older ones can
+        belong to nothing that could be joined or replayed.
+        """
         if key is None:
             return False
-        seen = self._idempotency_keys.get(key) == request_key
-        self._idempotency_keys[key] = request_key
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        seen = self._idempotency_keys.pop(digest, None) == request_key
+        self._idempotency_keys[digest] = request_key
+        if len(self._idempotency_keys) > self.limits.max_turns + self.limits.max_calls:
+            del self._idempotency_keys[next(iter(self._idempotency_keys))]
         return seen
 
     # What was sampled
@@ -209,11 +234,7 @@ class EpisodeSession:
         """
         room = context_length - prompt_tokens
         if room <= 0:
-            raise ContextOverflow(
-                f"the prompt has {prompt_tokens} tokens and the model's context {context_length}: "
-                "shorten the history",
-                detail={"prompt_tokens": prompt_tokens, "context_length": context_length},
-            )
+            raise context_overflow(f"the prompt has {prompt_tokens} tokens", prompt_tokens, context_length)
         left = self.limits.max_sampled_tokens - self._sampled
         if left <= 0:
             raise BudgetExhausted(
@@ -226,9 +247,10 @@ class EpisodeSession:
         self._seq += 1
         return self._seq - 1
 
-    def commit(self, turn: Turn) -> Node:
-        """Makes a durable turn visible, and counts it against the budgets."""
+    def commit(self, turn: Turn, record_bytes: int) -> Node:
+        """Makes a durable turn visible, and counts it and its record against the budgets."""
         node = self.tree.add(turn)
+        self._recorded_bytes += record_bytes
         self._sampled += len(turn.completion_ids)
         self._refusals = 0
         self._last_refusal = None
@@ -237,13 +259,47 @@ class EpisodeSession:
     def deliver(self, node: Node, *, written: bool) -> Delivery | None:
         """Notes whether a caller received the whole reply.
 
-        Returns the record to store; None where nothing changed, because a reply that was written stays written.
+        Returns the record to store; None where nothing changed, because a reply that was written stays written,
+        and because the episode's end was stored before (``seal``).
         """
-        if not node.record_delivery("written" if written else "lost"):
+        if self._sealed or not node.record_delivery("written" if written else "lost"):
             return None
         return Delivery(turn_id=node.turn.turn_id, state=node.delivery)
+
+    @contextmanager
+    def replying(self) -> Iterator[None]:
+        """A caller waits for its reply, or is being sent it."""
+        self._replying += 1
+        try:
+            yield
+        finally:
+            self._replying -= 1
+            if self._replying == 0:
+                replied, self._all_replied = self._all_replied, anyio.Event()
+                replied.set()
+
+    async def wait_until_replied(self) -> None:
+        """Returns when every caller has been sent its reply, or has gone."""
+        while self._replying:
+            await self._all_replied.wait()
+
+    def seal(self) -> None:
+        """The episode's end is about to be stored: what becomes of its replies is not recorded any more.
+
+        So the stored statistics and every later export say the same of the turns.
+        """
+        self._sealed = True
 
     def discard(self, reason: str, tokens: int) -> None:
         """Counts sampled tokens that became no turn."""
         self._sampled += tokens
         self._discarded[reason] += tokens
+
+
+def context_overflow(said: str, prompt_tokens: int, context_length: int) -> ContextOverflow:
+    """The error of a prompt that is too long, whichever way that was found: agents shorten their history when they
+    read it. ``said``: what is wrong with the prompt."""
+    return ContextOverflow(
+        f"{said}; the model's context is {context_length} tokens: shorten the history",
+        detail={"prompt_tokens": prompt_tokens, "context_length": context_length},
+    )

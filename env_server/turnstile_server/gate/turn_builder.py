@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import numpy as np
+import orjson
 from pydantic import ValidationError
 
 from turnstile.models import (
@@ -39,10 +40,15 @@ from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineS
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.base import ModelRequest
-from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
+from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer, TooManyTokens
+from turnstile_server.settings import GateSettings
 
 PROMPT_TAIL = 64
 """Ids before a completion that a renderer needs to see an open thinking block."""
+
+MESSAGE_CHARS = 50
+CALL_CHARS = 50
+"""What a template does for a message, and for a call, takes as long as it takes to tokenize so many characters."""
 
 Result = TypeVar("Result")
 
@@ -105,41 +111,86 @@ class Prompt:
 
 
 class Prompter:
-    """Makes prompts.
+    """Makes prompts of fewer than ``context_length`` tokens.
 
-    Renders more than ``inline_chars`` characters in a worker thread, of which it uses at most ``threads``.
+    Long ones are rendered in worker threads. Huge ones have threads of their own, so that however many there are,
+    the long ones of other episodes go on. Of these an episode has one at a time: however many it sends, each other
+    episode's next one waits for one of them. A thread whose caller went away stops at the next piece of the text.
     """
 
-    def __init__(self, renderer: Renderer, inline_chars: int, threads: int) -> None:
+    def __init__(self, renderer: Renderer, settings: GateSettings, context_length: int) -> None:
         self._renderer = renderer
-        self._inline_chars = inline_chars
-        self._limiter = anyio.CapacityLimiter(threads)
+        self._settings = settings
+        self._most = context_length - 1
+        self._long = anyio.CapacityLimiter(settings.render_threads)
+        self._huge = anyio.CapacityLimiter(settings.huge_prompt_threads)
 
-    async def prompt(self, match: CallMatch, tools: Sequence[Tool], identical: Node | None) -> Prompt:
-        """``identical``: an earlier turn of the same request; it is fed the same context without rendering."""
+    async def prompt(
+        self,
+        match: CallMatch,
+        tools: Sequence[Tool],
+        identical: Node | None,
+        share: anyio.CapacityLimiter,
+    ) -> Prompt:
+        """``identical``: an earlier turn of the same request; it is fed the same context without rendering.
+        ``share``: what the episode may have of the threads for huge prompts.
+
+        Raises TooManyTokens, with the tokens of the whole prompt, for one that surely leaves no room. A prompt
+        that is a little too long is returned.
+        """
         parent = match.parent
         if identical is not None and identical.parent is parent and _same_system(identical, match):
             return _prompt_of(parent, identical.turn.context_ids, match.broken, 0)
         broken = match.broken
         if parent is not None:
             end = path_end(parent)
-            bridge = await self._run(
-                match.new_messages, lambda: self._renderer.bridge(end, match.new_messages, tools)
-            )
+            most = max(self._most - parent.token_count, 0)
+            try:
+                bridge = await self._run(
+                    share,
+                    match.new_messages,
+                    tools,
+                    lambda: self._renderer.bridge(end, match.new_messages, tools, most=most),
+                )
+            except TooManyTokens as error:
+                raise TooManyTokens(parent.token_count + error.tokens) from None
             if not isinstance(bridge, CannotBridge):
                 return _prompt_of(parent, bridge.context_ids, broken, bridge.tokenized_bytes)
             broken = Break(reason=BreakReason(bridge.reason))
         messages = (*_stored_messages(parent), *match.new_messages)
-        rendered = await self._run(messages, lambda: self._renderer.render(messages, tools))
+        rendered = await self._run(
+            share, messages, tools, lambda: self._renderer.render(messages, tools, most=self._most)
+        )
         return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes)
 
-    async def _run(self, messages: Sequence[Message], render: Callable[[], Result]) -> Result:
-        chars = sum(
-            len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages
-        )
-        if chars <= self._inline_chars:
+    async def _run(
+        self,
+        share: anyio.CapacityLimiter,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        render: Callable[[], Result],
+    ) -> Result:
+        chars = sum(map(_chars, messages)) + sum(map(_tool_chars, tools))
+        if chars <= self._settings.inline_render_chars:
             return render()
-        return await anyio.to_thread.run_sync(render, limiter=self._limiter)
+        if chars <= self._settings.huge_prompt_chars:
+            return await anyio.to_thread.run_sync(render, limiter=self._long)
+        async with share:  # kept until the thread ends
+            return await anyio.to_thread.run_sync(render, limiter=self._huge)
+
+
+def _chars(message: Message) -> int:
+    """What a message costs to render, in characters."""
+    calls = sum(CALL_CHARS + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    texts = len(message.content) + len(message.reasoning or "") + len(message.name or "")
+    return MESSAGE_CHARS + texts + calls
+
+
+def _tool_chars(tool: Tool) -> int:
+    try:
+        return len(orjson.dumps(tool.spec))
+    except orjson.JSONEncodeError:  # nested deeper, or a number longer, than this library writes
+        return MESSAGE_CHARS
 
 
 @dataclass(slots=True)

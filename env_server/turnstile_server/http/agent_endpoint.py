@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -19,7 +20,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from turnstile_server.http.listeners import BoundedHttp
+from turnstile_server.http.acceptor import Acceptor
+from turnstile_server.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections, Seat
+from turnstile_server.http.http_protocol import BoundedHttp
 
 _TOKEN_TIMEOUT_S = 10.0
 """Time for a new TCP connection to send its token; a tunnel sends it at once."""
@@ -31,54 +34,84 @@ _NOT_ADMITTED = orjson.dumps(
 class HttpAgentEndpoint:
     """Opens listeners that serve ``app``, the agent app.
 
-    ``app`` None: no agent runs in these sandboxes, and every request is 404. ``max_connections``: per listener; a
-    connection beyond it is closed at once. ``idle_connection_s``: idle keep-alive connections are closed after it.
+    ``app`` None: no agent runs in these sandboxes, and every request is 404. ``max_connections``: per listener;
+    ``limits``: of all listeners together, and of each connection. ``idle_connection_s``: idle keep-alive
+    connections are closed after it.
     """
 
-    def __init__(self, app: ASGIApp | None, *, idle_connection_s: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp | None,
+        *,
+        idle_connection_s: float,
+        max_connections: int,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._app = app
         self._idle_connection_s = idle_connection_s
         self._max_connections = max_connections
+        self.connections = Connections("the sandboxes", limits, per_owner=max_connections)
+        """Of all sandboxes."""
 
     async def listen_unix(self, path: Path) -> HttpEpisodeListener:
         """See ``AgentEndpoint``."""
-        listener = self._listener()
-        server = await asyncio.get_running_loop().create_unix_server(
-            listener.accept, path=str(path), backlog=self._max_connections
-        )
-        listener.server = server
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            bound.bind(str(path))
+            bound.listen(self._max_connections)
             os.chmod(path, 0o666)
         except OSError:
-            await listener.close()
+            bound.close()
             raise
-        return listener
+        return self._listener(bound, with_token=False)
 
     async def listen_tcp(self, host: str = "127.0.0.1") -> HttpEpisodeListener:
         """See ``AgentEndpoint``."""
-        listener = self._listener()
-        listener.server = await asyncio.get_running_loop().create_server(
-            listener.accept_with_token, host=host, port=0, backlog=self._max_connections
-        )
-        return listener
+        family, kind, proto, _, address = (
+            await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        )[0]
+        bound = socket.socket(family, kind, proto)
+        try:
+            bound.bind(address)
+            bound.listen(self._max_connections)
+        except OSError:
+            bound.close()
+            raise
+        return self._listener(bound, with_token=True)
 
-    def _listener(self) -> HttpEpisodeListener:
-        return HttpEpisodeListener(self._app, self._idle_connection_s, self._max_connections)
+    def _listener(self, bound: socket.socket, *, with_token: bool) -> HttpEpisodeListener:
+        return HttpEpisodeListener(
+            self._app,
+            self._idle_connection_s,
+            self.connections,
+            self._max_connections,
+            bound,
+            with_token=with_token,
+        )
 
 
 class HttpEpisodeListener:
-    """An ``EpisodeListener``, and a ``TcpEpisodeListener`` where it listens on TCP."""
+    """An ``EpisodeListener``, and a ``TcpEpisodeListener`` where it listens on TCP. Owns ``bound``."""
 
-    def __init__(self, app: ASGIApp | None, idle_connection_s: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp | None,
+        idle_connection_s: float,
+        connections: Connections,
+        max_connections: int,
+        bound: socket.socket,
+        *,
+        with_token: bool,
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
-        self.server: asyncio.Server | None = None
         self._filter = _EpisodeFilter(app)
-        self._max_connections = max_connections
+        self._connections = connections
+        self._owner = f"sandbox {id(self)}"
+        self._bound = bound
         self._state = ServerState()
         self._without_token: set[asyncio.Transport] = set()
         self._config = uvicorn.Config(
             self._filter,
-            http=BoundedHttp,
             lifespan="off",
             ws="none",
             log_config=None,
@@ -86,23 +119,27 @@ class HttpEpisodeListener:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=int(idle_connection_s),
+            timeout_keep_alive=cast(int, idle_connection_s),  # ``call_later`` takes fractions
         )
         self._config.load()
+        self._acceptor = Acceptor(
+            bound,
+            self._accept_with_token if with_token else self._accept,
+            places=min(connections.limits.max_connections, max_connections),
+        )
+        self._acceptor.start()
 
     @property
     def address(self) -> tuple[str, int]:
-        if self.server is None:
-            raise RuntimeError("the listener is not open")
-        host, port = self.server.sockets[0].getsockname()[:2]
+        host, port = self._bound.getsockname()[:2]
         return str(host), int(port)
 
     def admit(self, episode_id: str | None) -> None:
         self._filter.episode_id = episode_id
 
     async def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
+        self._acceptor.close()
+        self._bound.close()
         for waiting in list(self._without_token):
             waiting.abort()
         for connection in list(self._state.connections):
@@ -110,20 +147,17 @@ class HttpEpisodeListener:
             if (transport := connection.transport) is not None:
                 transport.abort()
 
-    def accept(self) -> asyncio.Protocol:
-        """The protocol of a new connection. Code in a sandbox can open more than the server has descriptors."""
-        if self._full:
-            return _Refusal()
-        # The type of uvicorn's setting names no constructor.
-        make = cast(Callable[..., asyncio.Protocol], self._config.http_protocol_class)
-        return make(config=self._config, server_state=self._state, app_state={})
+    def _accept(self) -> asyncio.Protocol | None:
+        seat = self._connections.take(self._owner)
+        return None if seat is None else BoundedHttp(seat, self._config, self._state)
 
-    def accept_with_token(self) -> asyncio.Protocol:
-        return _Refusal() if self._full else _TokenCheck(self.token, self.accept, self._without_token)
-
-    @property
-    def _full(self) -> bool:
-        return len(self._state.connections) + len(self._without_token) >= self._max_connections
+    def _accept_with_token(self) -> asyncio.Protocol | None:
+        seat = self._connections.take(self._owner)
+        if seat is None:
+            return None
+        return _TokenCheck(
+            self.token, seat, lambda: BoundedHttp(seat, self._config, self._state), self._without_token
+        )
 
 
 class _EpisodeFilter:
@@ -149,20 +183,14 @@ class _EpisodeFilter:
         await send({"type": "http.response.body", "body": _NOT_ADMITTED})
 
 
-class _Refusal(asyncio.Protocol):
-    """Closes the connection at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
 class _TokenCheck(asyncio.Protocol):
     """Reads the first line of a connection: the right token makes it HTTP, anything else ends it."""
 
     def __init__(
-        self, token: str, accept: Callable[[], asyncio.Protocol], waiting: set[asyncio.Transport]
+        self, token: str, seat: Seat, accept: Callable[[], asyncio.Protocol], waiting: set[asyncio.Transport]
     ) -> None:
         self._token = token.encode()
+        self._seat = seat
         self._accept = accept
         self._waiting = waiting
         self._line = b""
@@ -172,10 +200,13 @@ class _TokenCheck(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._waiting.add(self._transport)
+        self._seat.opened(self._transport, self._transport.abort)
+        self._seat.request_ended()
         self._timer = asyncio.get_running_loop().call_later(_TOKEN_TIMEOUT_S, self._transport.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._settle()
+        self._seat.left()
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport

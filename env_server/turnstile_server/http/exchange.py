@@ -1,22 +1,26 @@
 """One HTTP exchange with an agent: its path, key and bounded body, the response, and whether the agent is there.
 
 The model API and the MCP endpoint both read requests with it. Holds: a body is read within its limits of size and
-time; a caller that takes no bytes for ``send_timeout_s`` is gone; nothing is sent to a caller that is gone.
+time, and after room for it was reserved (``intake``); a caller that takes no bytes for ``send_timeout_s`` is gone;
+nothing is sent to a caller that is gone.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import anyio
 import anyio.lowlevel
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from turnstile_server.errors import BodyTooLarge, RequestTimeout, TurnstileError, Unauthorized
+from turnstile_server.errors import RequestTimeout, ServerStopping, TurnstileError, Unauthorized
+from turnstile_server.http.connections import admit
+from turnstile_server.http.intake import BodyLimits, BodyReader, Intake, Reservation, too_large
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
@@ -27,14 +31,8 @@ class CallerGone(Exception):
     """The agent closed the connection, or takes no more bytes."""
 
 
-class ExchangeLimits(Protocol):
+class ExchangeLimits(BodyLimits, Protocol):
     """The limits of a section of the settings: bytes and seconds."""
-
-    @property
-    def max_body_bytes(self) -> int: ...
-
-    @property
-    def body_timeout_s(self) -> float: ...
 
     @property
     def send_timeout_s(self) -> float: ...
@@ -81,7 +79,9 @@ def unbuffered(content_type: str) -> list[Header]:
 class AgentExchange:
     """A request and its response. ``section``: the settings' section that ``limits`` come from; errors name it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: ExchangeLimits, section: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, limits: ExchangeLimits, section: str, intake: Intake
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
@@ -90,50 +90,63 @@ class AgentExchange:
         """The status that was sent; None before."""
         self.gone = False
         """The caller went away."""
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._limits = limits
         self._section = section
+        self._intake = intake
+        self._reservation: Reservation | None = None
         self._ending = False
+        self._body_begun = False
         self._body_read = False
+        self._too_slow = False
+
+    def admit(self) -> None:
+        """The request has shown its key: its connection makes way for no other."""
+        admit(self._scope)
+
+    @contextmanager
+    def reserving(self, owner: str) -> Iterator[None]:
+        """Reserves room for the body, for the length of the block; ``body`` is called in it. Raises TooManyBytes.
+
+        ``owner``: whose limit of bytes it counts against, an episode's id.
+        """
+        declared = header_count(self.headers, "content-length") or 0
+        room = declared if declared <= self._limits.max_body_bytes else 0  # ``body`` refuses it
+        with self._intake.reserving(owner, room, self._section) as self._reservation:
+            yield
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge, RequestTimeout, CallerGone.
-
-        A body that is too large is drained before the error is raised, for the reason that ``drain`` gives.
-        """
-        limits, self._body_read = self._limits, True
-        too_large = (header_count(self.headers, "content-length") or 0) > limits.max_body_bytes
-        parts: list[bytes] = []
-        size = 0
-        with anyio.move_on_after(limits.body_timeout_s):
-            async for part in self._parts():
-                size += len(part)
-                too_large = too_large or size > limits.max_body_bytes
-                if too_large:
-                    parts.clear()
-                else:
-                    parts.append(part)
-            if not too_large:
-                return b"".join(parts)
-        if too_large:
-            most = limits.max_body_bytes
-            raise BodyTooLarge(f"the body is larger than {most} bytes ({self._section}.max_body_bytes)")
-        raise RequestTimeout(
-            f"the body did not arrive within {limits.body_timeout_s:g} s ({self._section}.body_timeout_s)"
-        )
+        """The whole body. Raises BodyTooLarge, RequestTimeout, TooManyBytes, CallerGone."""
+        if self._reservation is None:
+            raise RuntimeError("room for the body was not reserved")
+        if (header_count(self.headers, "content-length") or 0) > self._limits.max_body_bytes:
+            raise too_large(self._limits, self._section)
+        reader = BodyReader(self._receive, self._reservation, self._intake, self._limits, self._section)
+        # One growing buffer: a list of the parts would cost a client that sends single bytes forty times as much.
+        received = bytearray()
+        try:
+            while not self._body_read:
+                received += self._part(await reader.next())
+        except RequestTimeout:
+            self._too_slow = True
+            raise
+        return bytes(received)
 
     async def drain(self) -> None:
-        """Reads and drops the body if nothing has read it; at most ``body_timeout_s``. Raises CallerGone.
+        """Reads and drops what is left of the body; at most ``body_stall_s``. Raises CallerGone.
 
         Call it before a reply that needs no body: a client that gets a reply while it still sends may see a reset
-        connection instead of the status, and try again.
+        connection instead of the status, and try again. A client that waits to be told to go on (``Expect``) is
+        not: it sends nothing before the status.
         """
-        if self._body_read:
+        waits = self.headers.get("expect", "").lower() == "100-continue" and not self._body_begun
+        if waits or self._too_slow:
             return
-        with anyio.move_on_after(self._limits.body_timeout_s):
-            async for _ in self._parts():
-                pass
+        with anyio.move_on_after(min(self._intake.limits.body_stall_s, self._limits.body_timeout_s)):
+            while not self._body_read:
+                self._part(await self._receive())
 
     async def watch(self, responding: anyio.CancelScope) -> None:
         """Cancels ``responding`` when the caller goes. Run it beside the response, after the body was read."""
@@ -172,25 +185,25 @@ class AgentExchange:
         """
         if self.status is not None:
             return
-        await self.drain()
+        if not isinstance(error, ServerStopping):  # there is no time for the rest of the body
+            await self.drain()
         headers = list(headers or [])
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
         if error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="turnstile episode"'))
-        if error.status in (408, 413):
+        if not self._body_read:
             headers.append((b"connection", b"close"))  # the rest of the body will not be read
         await self.respond(error.status, data, headers)
 
-    async def _parts(self) -> AsyncIterator[bytes]:
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.gone = True
-                raise CallerGone
-            yield message.get("body", b"")
-            more = message.get("more_body", False)
+    def _part(self, message: Message) -> bytes:
+        if message["type"] == "http.disconnect":
+            self.gone = True
+            raise CallerGone
+        self._body_begun = True
+        self._body_read = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
 
     async def _put(self, message: dict[str, object]) -> None:
         with anyio.move_on_after(self._limits.send_timeout_s) as scope:

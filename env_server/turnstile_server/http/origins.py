@@ -7,7 +7,8 @@ https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#securi
 
 Holds: a request without ``Origin`` comes from no page and passes the check of origins; a listener on a loopback
 address serves loopback names only, and what the settings name. A listener on other addresses is called by names
-that it cannot know (a service's, a proxy's), so it serves every Host unless the settings name some.
+that it cannot know (a service's, a proxy's), so it serves every Host unless the settings name some; but where no
+key keeps strangers out, it serves no name that could be a stranger's.
 """
 
 from __future__ import annotations
@@ -50,10 +51,19 @@ class OriginRules:
     """Names that are served beside loopback ones, without ports. None: every name is."""
     origins: frozenset[str]
     """``scheme://host:port``, ``scheme://host:*``, ``null`` or ``*``."""
+    named_only: bool = False
+    """Where every name is served: only names that no stranger can have point here."""
 
     @classmethod
-    def of(cls, section: str, settings: ListenerSettings, public_url: str | None = None) -> OriginRules:
-        """``public_url``: where the listener is reached, if a setting says so; its name and origin are allowed."""
+    def of(
+        cls, section: str, settings: ListenerSettings, public_url: str | None = None, *, named_only: bool = False
+    ) -> OriginRules:
+        """``public_url``: where the listener is reached, if a setting says so; its name and origin are allowed.
+
+        ``named_only``: a listener on other addresses than loopback, whose settings name no hosts, serves IP
+        addresses and names without a dot. Those are of the local network; any other could be a stranger's, whose
+        page had it resolve to this server.
+        """
         public = _split(public_url or "")
         names = {public.hostname} if public is not None and public.hostname else set()
         listed = settings.allowed_hosts
@@ -64,7 +74,7 @@ class OriginRules:
         origins = {_normal(origin) or origin for origin in settings.allowed_origins}
         if public_url is not None and (own := _normal(public_url)) is not None:
             origins.add(own)
-        return cls(section, hosts, frozenset(origins))
+        return cls(section, hosts, frozenset(origins), named_only and listed is None)
 
     def check(self, scope: Scope) -> None:
         """Raises ForeignHost or ForeignOrigin. A Unix socket is reached by no name, so its Host is not checked."""
@@ -75,6 +85,8 @@ class OriginRules:
                 f"this server is not reached as {host[:200]!r}. If it should be, name it in "
                 f"{self.section}.allowed_hosts"
             )
+        if len(headers.getlist("host")) > 1:
+            raise ForeignHost("the request names several hosts")
         for origin in headers.getlist("origin"):
             if not self._allows(origin, host, _is_unix(scope)):
                 raise ForeignOrigin(
@@ -84,7 +96,9 @@ class OriginRules:
 
     def _serves(self, host: str) -> bool:
         name = _hostname(host)
-        return self.hosts is None or (name is not None and (_is_loopback(name) or name in self.hosts))
+        if self.hosts is None:
+            return not self.named_only or (name is not None and _is_local(name))
+        return name is not None and (_is_loopback(name) or name in self.hosts)
 
     def _allows(self, origin: str, host: str, unix: bool) -> bool:
         if _ANY in self.origins or origin in self.origins:
@@ -136,6 +150,15 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _is_local(name: str) -> bool:
+    """An address, or a name that no public DNS has."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return _is_loopback(name) or "." not in name
+    return True
 
 
 def _split(url: str) -> SplitResult | None:

@@ -6,6 +6,7 @@ Reading order:
 - ``factory``: builds the renderer that the settings name.
 - ``vocabulary``: a model folder's tokenizer, its control tokens and end tokens.
 - ``encoder``: text to ids; text of a caller never becomes a control token.
+- ``token_floor``, ``repeats``, ``repeat_encoder``: what makes texts of megabytes cheap.
 - ``normalise``: messages and tools in the shape that templates expect.
 - ``detokenizer``: ids to text as they come, cut at stop strings.
 - ``tags``: the tags around thinking and calls, and where thinking is open.

@@ -208,7 +208,7 @@ class Continuation:
         self._follow_template = follow_template
 
     def bridge(
-        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None
     ) -> Bridge | CannotBridge:
         try:
             if (
@@ -223,7 +223,7 @@ class Continuation:
             if text is None:
                 text = self._opened(end) + self._close(endings) + endings.new
             after = last if last in self._stop_ids and last in self._table.control else self._encoder.anchor_id
-            encoded = self._encoder.encode(text, endings.shield, after=after)
+            encoded = self._encoder.encode(text, endings.shield, after=after, most=most)
         except (Unbridgeable, InvalidRequest) as error:
             return CannotBridge("renderer_cannot_continue", str(error))
         return Bridge(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)

@@ -27,7 +27,7 @@ from turnstile_server.rendering.detokenizer import Detokenizer, Piece, TokenByte
 from turnstile_server.rendering.encoder import NO_SHIELD, Shield, TextEncoder, completion_ids
 from turnstile_server.rendering.family_parser import FamilyReplyParser
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
-from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered, TooManyTokens
 from turnstile_server.rendering.tags import find_tags, may_hold_thinking, opened_by
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
@@ -63,11 +63,13 @@ class ShieldedTokenizer:
         self._encoder = encoder
         self._shield: ContextVar[Shield] = ContextVar("shield", default=NO_SHIELD)
         self._bytes: ContextVar[int] = ContextVar("bytes", default=0)
+        self._most: ContextVar[int | None] = ContextVar("most", default=None)
 
-    def begin(self, shield: Shield) -> None:
-        """Starts a call of the package: its stand-ins, and the count of bytes from 0."""
+    def begin(self, shield: Shield, most: int | None = None) -> None:
+        """Starts a call of the package: its stand-ins, the count of bytes from 0, and the ids that are of use."""
         self._shield.set(shield)
         self._bytes.set(0)
+        self._most.set(most)
 
     @property
     def tokenized_bytes(self) -> int:
@@ -75,7 +77,7 @@ class ShieldedTokenizer:
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         shield = self._shield.get()
-        encoded = self._encoder.encode(shield.unescape(text), shield)
+        encoded = self._encoder.encode(shield.unescape(text), shield, most=self._most.get())
         self._bytes.set(self._bytes.get() + encoded.tokenized_bytes)
         return encoded.ids
 
@@ -155,20 +157,20 @@ class FamilyRenderer:
     def check_tools(self, tools: Sequence[Tool]) -> None:
         """Every family has its call format."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
         if not messages:
             raise InvalidRequest("a call needs at least one message")
         prepared = self._prepare(self._stock(messages), tools)
-        ids = self._render(prepared)
+        ids = self._render(prepared, most=most)
         tokenized = self._tokenizer.tokenized_bytes
         if prepared.fenced is not None:
-            fenced = self._render(prepared.fenced)
+            fenced = self._render(prepared.fenced, most=most)
             if self._tokenizer.decode(fenced) == self._tokenizer.decode(ids):
                 ids = fenced
         return Rendered(np.array(ids, dtype=np.int32), tokenized)
 
     def bridge(
-        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None
     ) -> Bridge | CannotBridge:
         stock = self._stock(new_messages)
         if self._family in _NAMES_RESULTS:
@@ -178,18 +180,18 @@ class FamilyRenderer:
                 if message["role"] == "tool" and name is not None:
                     message.setdefault("name", name)
         prepared = self._prepare(stock, tools)
-        suffix = self._continued(self._renderer, end, prepared)
+        suffix = self._continued(self._renderer, end, prepared, most)
         if suffix is None:
             if (
                 not self._keep
                 and may_hold_thinking(end, self._tags, self._table)
-                and self._continued(self._keeping, end, prepared) is not None
+                and self._continued(self._keeping, end, prepared, most) is not None
             ):
                 return CannotBridge("thinking_stripped", f"{self._family} drops earlier thinking here")
             return CannotBridge("renderer_cannot_continue", f"{self._family} has no continuation here")
         tokenized = self._tokenizer.tokenized_bytes
         if prepared.fenced is not None:
-            fenced = self._continued(self._renderer, end, prepared.fenced)
+            fenced = self._continued(self._renderer, end, prepared.fenced, most)
             if fenced is not None and self._tokenizer.decode(fenced) == self._tokenizer.decode(suffix):
                 suffix = fenced
         return Bridge(np.array(suffix, dtype=np.int32), tokenized)
@@ -228,17 +230,19 @@ class FamilyRenderer:
     def _prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
         return prepare(messages, tools, self._encoder.control, glued=self._glued)
 
-    def _render(self, prepared: Prepared, *, prompt: bool = True) -> list[int]:
-        self._tokenizer.begin(prepared.shield)
+    def _render(self, prepared: Prepared, *, prompt: bool = True, most: int | None = None) -> list[int]:
+        self._tokenizer.begin(prepared.shield, most)
         try:
             ids = self._renderer.render_ids(
                 prepared.messages, tools=prepared.tools or None, add_generation_prompt=prompt
             )
+        except TooManyTokens:
+            raise
         except Exception as error:
             raise InvalidRequest(f"{self._family} refuses these messages: {error}") from error
         return list(ids)
 
-    def _continued(self, renderer: Any, end: PathEnd, prepared: Prepared) -> list[int] | None:
+    def _continued(self, renderer: Any, end: PathEnd, prepared: Prepared, most: int | None) -> list[int] | None:
         """The ids behind the completion, None where the family has no continuation.
 
         The package takes every end token that it knows for the close of a turn, and goes on from none inside
@@ -247,35 +251,23 @@ class FamilyRenderer:
         """
         tail = end.prompt_tail[-_TAIL:].tolist()
         completion = end.completion_ids.tolist()
+
+        def suffix(completion: list[int]) -> list[int] | None:
+            self._tokenizer.begin(prepared.shield, most)
+            return _suffix(renderer, tail, completion, prepared)
+
         last = completion[-1] if completion else None
         if last not in self._stop_ids or last not in self._table.control:
-            return self._suffix(renderer, tail, completion, prepared)
-        closed = None if last in self._written else self._suffix(renderer, tail, completion[:-1], prepared)
+            return suffix(completion)
+        closed = None if last in self._written else suffix(completion[:-1])
         if closed is not None and last not in closed:
             return closed
-        behind = self._suffix(renderer, tail, completion, prepared)
+        behind = suffix(completion)
         if behind is None:  # the end token stands inside thinking
-            closed = self._suffix(renderer, tail, completion[:-1], prepared)
+            closed = suffix(completion[:-1])
             if closed is not None and last in closed:
                 behind = closed[closed.index(last) + 1 :]
         return behind
-
-    def _suffix(
-        self, renderer: Any, tail: list[int], completion: list[int], prepared: Prepared
-    ) -> list[int] | None:
-        """The ids that the package appends; None where it refuses, or where it changed the prompt or
-        completion."""
-        self._tokenizer.begin(prepared.shield)
-        try:
-            result = renderer.bridge_to_next_turn(
-                tail, completion, prepared.messages, tools=prepared.tools or None
-            )
-        except (ValueError, TypeError, LookupError, AssertionError):
-            return None  # a full render repeats the refusal, with its words
-        held = tail + completion
-        if result is None or result.token_ids[: len(held)] != held:
-            return None
-        return list(result.token_ids[len(held) :])
 
     def _written_behind_replies(self) -> frozenset[int]:
         """The control tokens that this family writes behind a reply: closes, and openings of other roles."""
@@ -306,3 +298,15 @@ class FamilyRenderer:
         pieces = Detokenizer(self._table).feed(ids)
         place = next((index for index, piece in enumerate(pieces) if _PROBE in piece.text), len(pieces))
         return pieces[place:]
+
+
+def _suffix(renderer: Any, tail: list[int], completion: list[int], prepared: Prepared) -> list[int] | None:
+    """The ids that the package appends; None where it refuses, or where it changed the prompt or completion."""
+    try:
+        result = renderer.bridge_to_next_turn(tail, completion, prepared.messages, tools=prepared.tools or None)
+    except (ValueError, TypeError, LookupError, AssertionError):
+        return None  # a full render repeats the refusal, with its words
+    held = tail + completion
+    if result is None or result.token_ids[: len(held)] != held:
+        return None
+    return list(result.token_ids[len(held) :])

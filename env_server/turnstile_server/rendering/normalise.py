@@ -88,7 +88,7 @@ def prepare(
     if not literals and not fragile:
         return plain
     everything = "".join(_strings(plain.messages, plain.tools))
-    characters = free_characters(set(everything), everything)
+    characters = free_characters(everything)
     table = {literal: next(characters) for literal in sorted(literals)}
     shield = Shield({character: literal for literal, character in table.items()})
     marked = _mapped(plain, lambda text: control.replace(text, table), shield)

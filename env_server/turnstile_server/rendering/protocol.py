@@ -60,6 +60,17 @@ class Rendered:
     tokenized_bytes: int
 
 
+class TooManyTokens(Exception):
+    """The text to be encoded surely has more tokens than it may have. Mostly it was not encoded.
+
+    ``tokens``: an estimate of how many.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the prompt has about {tokens} tokens")
+        self.tokens = tokens
+
+
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of visible text. It is never taken back: concatenated, the deltas are the reply's content."""
@@ -141,15 +152,19 @@ class Renderer(Protocol):
         """Raises InvalidRequest when tools are offered and the model's call format is not known."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
-        """The full conversation plus generation prompt. Raises InvalidRequest for what the template refuses."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
+        """The full conversation plus generation prompt. Raises InvalidRequest for what the template refuses.
+
+        ``most``: ids that are of use. Raises TooManyTokens instead of encoding a text that surely has more; a text
+        that has more all the same is encoded.
+        """
         ...
 
     def bridge(
-        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None
     ) -> Bridge | CannotBridge:
         """The ids behind a path: the close of its last turn where the completion lacks it, ``new_messages``, and
-        the generation prompt. Never trims, repeats or reorders sampled ids."""
+        the generation prompt. Never trims, repeats or reorders sampled ids. ``most`` as for ``render``."""
         ...
 
     def parser(

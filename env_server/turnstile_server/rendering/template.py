@@ -151,7 +151,7 @@ class TemplateRenderer:
                 "model's family"
             )
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
         if not messages:
             raise InvalidRequest("a call needs at least one message")
         prepared = self._template.prepare(self._template.stock(messages), tools)
@@ -164,13 +164,13 @@ class TemplateRenderer:
             # The fences may change what the template writes; then the text without them stands.
             if prepared.fenced.unfenced(fenced) == text:
                 text, shield = fenced, prepared.fenced.shield
-        encoded = self._encoder.encode(text, shield)
+        encoded = self._encoder.encode(text, shield, most=most)
         return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
 
     def bridge(
-        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool]
+        self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None
     ) -> Bridge | CannotBridge:
-        return self._continuation.bridge(end, new_messages, tools)
+        return self._continuation.bridge(end, new_messages, tools, most=most)
 
     def parser(
         self, tools: Sequence[Tool], *, prompt_tail: Int32Array, stop: Sequence[str] = (), parse_calls: bool = True

@@ -20,19 +20,53 @@ _ORIGINS = (
 )
 
 
-class ControlSettings(Section):
+class _Clients(Section):
+    """What clients of a listener may cost before they have shown a key, and how fast they must be."""
+
+    max_connections: int = Field(
+        2048,
+        ge=1,
+        description="Connections open at once, or an eighth of the process's descriptors if that is less. When "
+        "all are taken, the oldest that is idle or has shown no key makes way; where none is, new ones get 503.",
+    )
+    head_timeout_s: float = Field(
+        15.0,
+        gt=0,
+        description="Time for the head of a request from its first byte, or from the opening of the connection; "
+        "then 408.",
+    )
+    max_head_bytes: int = Field(
+        64 << 10, ge=1024, description="Largest head of a request, and largest trailers; larger ones are 431."
+    )
+    max_headers: int = Field(128, ge=8, description="Headers of a request; more are 431.")
+
+    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of a request; then 408.")
+    body_stall_s: float = Field(
+        5.0,
+        gt=0,
+        description="Window in which a body must keep up `min_body_rate`, else 408; and time to read the rest of "
+        "a body that is refused.",
+    )
+    min_body_rate: int = Field(
+        8192, ge=1, description="Bytes a second that a body must bring on average over each `body_stall_s`."
+    )
+
+
+class ControlSettings(_Clients):
     """The control API: the listener for the trainer."""
 
     host: str = Field("127.0.0.1", description="Address of the control listener.")
     port: Port = Field(8000, description="Port of the control listener; 0 takes a free one.")
     auth: bool = Field(
-        True, description="False: requests need no control key. Only for a server behind another authentication."
+        True,
+        description="False: requests need no control key. Only for a server behind another authentication. Host "
+        "and Origin of every request are then checked: name the proxy's host in `allowed_hosts`.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
-        None, description=_HOSTS.format(what="`/mcp` and the WebSockets", public="")
+        None, description=_HOSTS.format(what="`/mcp` and the WebSockets (with `auth` false everything)", public="")
     )
     allowed_origins: tuple[str, ...] = Field(
-        (), description=_ORIGINS.format(what="`/mcp` and the WebSockets", public="")
+        (), description=_ORIGINS.format(what="`/mcp` and the WebSockets (with `auth` false everything)", public="")
     )
     key: str | None = Field(
         None,
@@ -47,6 +81,9 @@ class ControlSettings(Section):
     max_body_bytes: int = Field(
         8 << 20, ge=1024, description="Largest body of a control request; a larger one is 413."
     )
+    max_body_bytes_total: int = Field(
+        64 << 20, ge=1024, description="Bytes of the bodies of all control requests in flight; more are 429."
+    )
     max_wait_s: float = Field(60.0, gt=0, description="Longest `?wait=`; a longer one is cut to this.")
     page_size: int = Field(
         100,
@@ -55,11 +92,17 @@ class ControlSettings(Section):
         description="Episodes on a page of `GET /episodes`, and tasks on one of `GET /tasks`, where the request "
         "does not say.",
     )
+    reserved_descriptors: int = Field(
+        16,
+        ge=0,
+        description="Descriptors kept for connections to the control API, for when everything else has used up "
+        "the process's.",
+    )
     heartbeat_s: float = Field(
         15.0, gt=0, description="`GET /events` sends a comment after this long without an event."
     )
     send_timeout_s: float = Field(
-        30.0, gt=0, description="A reader of `GET /events` that takes no bytes for this long is disconnected."
+        30.0, gt=0, description="A client that takes no bytes of its response for this long is disconnected."
     )
 
 
@@ -97,7 +140,7 @@ class OpenEnvSettings(Section):
     )
 
 
-class GateSettings(Section):
+class GateSettings(_Clients):
     """The gate: the listener for agents, with the model API and the MCP endpoint."""
 
     host: str = Field("127.0.0.1", description="Address of the agent listener (TCP).")
@@ -116,14 +159,25 @@ class GateSettings(Section):
     max_body_bytes: int = Field(
         32 << 20, ge=1024, description="Largest body of a model call; a larger one is 413."
     )
-    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of a model call; then 408.")
+    max_body_bytes_per_episode: int = Field(
+        64 << 20,
+        ge=1024,
+        description="Bytes of the bodies of one episode's requests in flight, MCP requests included; more are "
+        "429. One body alone is always let in.",
+    )
+    max_body_bytes_total: int = Field(
+        256 << 20,
+        ge=1024,
+        description="The same over all episodes. An episode gets at most as much as then stays free for others; "
+        "where nothing is left, a body that still comes of the one that holds most is refused.",
+    )
     max_calls: int = Field(
         256,
         ge=1,
-        description="Model calls in flight over all episodes, including calls that only count tokens; more are "
-        "429.",
+        description="Model calls in flight over all episodes, from before their bodies are read, calls that only "
+        "count tokens included; more are 429. An episode gets at most as many as then stay free for the others.",
     )
-    max_calls_per_episode: int = Field(32, ge=1, description="Model calls in flight per episode; more are 429.")
+    max_calls_per_episode: int = Field(32, ge=1, description="The same per episode; more are 429.")
     status_hold_s: float = Field(
         15.0,
         gt=0,
@@ -133,6 +187,12 @@ class GateSettings(Section):
     keepalive_s: float = Field(10.0, gt=0, description="A stream sends a keep-alive after this long without data.")
     send_timeout_s: float = Field(
         30.0, gt=0, description="A client that takes no bytes for this long counts as disconnected."
+    )
+    max_record_bytes_per_episode: int = Field(
+        256 << 20,
+        ge=1024,
+        description="Bytes of the records of one episode's turns, in memory and in the journal; then it is "
+        "`truncated`, so that no agent can fill the disk for the others. Calls in flight together may exceed it.",
     )
     max_refusals: int = Field(
         5, ge=1, description="The episode ends after this many refused model calls in a row."
@@ -155,7 +215,44 @@ class GateSettings(Section):
         description="An idle keep-alive connection is closed after this. It should be longer than clients keep "
         "theirs.",
     )
-    render_threads: int = Field(2, ge=1, description="Worker threads that render long prompts.")
+    max_prompt_bytes: int | None = Field(
+        None,
+        ge=1024,
+        description="A model call with a larger body is refused unread as longer than the context, so that agents "
+        "shorten their history; none: 16 for each token of the context, and at least 4194304.",
+    )
+    max_body_values: int = Field(
+        100_000,
+        ge=100,
+        description="JSON values in the body of a model call, and in the arguments of its calls; more are refused "
+        "as longer than the context.",
+    )
+    max_value_bytes: int | None = Field(
+        None,
+        ge=1024,
+        description="A model call with a larger tool, or larger arguments of one call, is refused as longer than "
+        "the context; none: 4 for each token of the context, and at least 1048576.",
+    )
+    max_messages: int = Field(
+        10_000, ge=1, description="Messages of a model call; more are refused as longer than the context."
+    )
+    inline_body_bytes: int = Field(
+        1 << 20,
+        ge=0,
+        description="Larger bodies are parsed in a worker thread, smaller ones on the event loop.",
+    )
+    render_threads: int = Field(
+        2,
+        ge=1,
+        description="Worker threads that render long prompts; as many calls at once count the tokens of one.",
+    )
+    huge_prompt_chars: int = Field(
+        1_000_000,
+        ge=0,
+        description="Prompts of more characters than this are rendered by `huge_prompt_threads`, so that they do "
+        "not keep the threads of other prompts.",
+    )
+    huge_prompt_threads: int = Field(1, ge=1, description="Worker threads that read and render huge prompts.")
     inline_render_chars: int = Field(
         20_000,
         ge=0,

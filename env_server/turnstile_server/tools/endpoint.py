@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any
@@ -21,12 +23,15 @@ import orjson
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from turnstile_server.errors import NotFound, TurnstileError
+from turnstile_server.errors import InvalidRequest, NotFound, ServerStopping, TooManyCalls, TurnstileError
 from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
+from turnstile_server.http.intake import Intake
+from turnstile_server.http.json_values import count_values, has_few_values
 from turnstile_server.http.origins import OriginRules
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.progress import CallProgress
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ToolDirectory, ToolResult
@@ -41,13 +46,27 @@ class McpEndpoint:
     """An ASGI application. Use as an async context manager: it owns the sessions of all episodes."""
 
     def __init__(
-        self, directory: ToolDirectory, toolbox: Toolbox, settings: ToolSettings, origins: OriginRules
+        self,
+        directory: ToolDirectory,
+        toolbox: Toolbox,
+        settings: ToolSettings,
+        origins: OriginRules,
+        intake: Intake,
+        stopping: Stopping,
     ) -> None:
+        """``intake``: of the agent listener; the model API shares it."""
         self._directory = directory
         self._toolbox = toolbox
         self._settings = settings
         self._origins = origins
+        self._intake = intake
+        self._stopping = stopping
+        self._counting = anyio.Lock()
+        self._requests: Counter[str] = Counter()
+        """Requests in flight, by episode key, from before their bodies are read."""
         self._schemas = {tool.name: tool.input_schema for tool in toolbox.all_tools}
+        # The SDK logs sessions that agents open, and requests that it refuses: agents could fill the disk with it.
+        logging.getLogger("mcp.server").setLevel(logging.ERROR)
         self._server = self._make_server(settings.instructions)
         self._plain_server = self._make_server("")
         self._sessions: dict[str, EpisodeSessions] = {}
@@ -76,7 +95,7 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = AgentExchange(scope, receive, send, self._settings, "tools")
+        exchange = AgentExchange(scope, receive, send, self._settings, "tools", self._intake)
         with contextlib.suppress(CallerGone):
             try:
                 self._origins.check(scope)
@@ -86,7 +105,58 @@ class McpEndpoint:
 
     async def _serve(self, exchange: AgentExchange, scope: Scope, receive: Receive, send: Send) -> None:
         key, episode = self._admitted(exchange)
-        body = await exchange.body()
+        started = completed = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started, completed
+            started = True
+            completed = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            with self._in_flight(key), self._stopping.interruptible():
+                with exchange.reserving(episode.episode_id):
+                    body = await exchange.body()
+                    await self._check_values(body)
+                await self._serve_body(key, episode, body, scope, receive, noted)
+        except ServerStopping:
+            if not started:
+                raise
+            if not completed:  # the stream ends in order: its client comes back for the rest
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @contextlib.contextmanager
+    def _in_flight(self, key: str) -> Iterator[None]:
+        """Bounds the requests of an episode, before a byte of their bodies is read."""
+        most = self._settings.max_requests_per_episode
+        if self._requests[key] >= most:
+            raise TooManyCalls(
+                f"the episode has {most} MCP requests in flight, its limit (tools.max_requests_per_episode)",
+                retry_after_s=1.0,
+            )
+        self._requests[key] += 1
+        try:
+            yield
+        finally:
+            self._requests[key] -= 1
+            if not self._requests[key]:
+                del self._requests[key]
+
+    async def _check_values(self, body: bytes) -> None:
+        """Before the SDK reads the body, which takes up to ten microseconds of the event loop for each value."""
+        most = self._settings.max_body_values
+        if has_few_values(body, most):
+            return
+        async with self._counting:  # the event loop serves others between two of them
+            if count_values(body, most) > most:
+                raise InvalidRequest(
+                    f"the body has more than {most} JSON values (tools.max_body_values); send long data as text, "
+                    "or in parts"
+                )
+
+    async def _serve_body(
+        self, key: str, episode: EpisodeTools, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         episode.check_open()
         sessions = self._sessions.get(key)
         if sessions is None:
@@ -102,6 +172,7 @@ class McpEndpoint:
             raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")
         key = episode_key(exchange.headers)
         episode = self._directory.open_tools(episode_id, key)
+        exchange.admit()
         episode.check_open()  # before the body is read, which would be for nothing
         return key, episode
 

@@ -18,7 +18,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import Gone, InvalidRequest, TooManyCalls
+from turnstile_server.errors import Gone, InvalidRequest
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.events import CURRENT_EVENTS, CurrentSessionStore
 from turnstile_server.tools.protocol import EpisodeTools
@@ -68,16 +68,10 @@ class EpisodeSessions:
     async def serve(self, episode: EpisodeTools, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Serves one request.
 
-        Raises TooManyCalls; Gone when the episode ended before any response began; InvalidRequest for a stream
+        Raises Gone when the episode ended before any response began; InvalidRequest for a stream
         that can no longer be resumed.
         """
         await self._opened.wait()
-        most = self._settings.max_requests_per_episode
-        if len(self._requests) >= most:
-            raise TooManyCalls(
-                f"the episode has {most} MCP requests in flight, its limit (tools.max_requests_per_episode)",
-                retry_after_s=1.0,
-            )
         if self._ended:
             raise _gone()
         headers = Headers(scope=scope)

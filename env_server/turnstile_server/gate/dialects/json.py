@@ -8,6 +8,7 @@ parsing would give. Only the latest call of a few conversations is remembered.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -23,9 +24,29 @@ JsonObject = Mapping[str, Any]
 MAX_OPTION_DEPTH = 100
 """The most levels of an option that is recorded: parsers with a limit must be able to read the record."""
 
+MAX_OPTION_BYTES = 1 << 18
+"""The most bytes of an option that is recorded, as JSON: it is in the record of every turn."""
+
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 4_096
+"""The longest stop string: the engine compares it with what it samples."""
+
 CONVERSATIONS = 8
 """How many histories are remembered: one for each conversation (sub-agent) that is active."""
+
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PIECES = re.compile(
+    rb"(?P<lone>\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|[c-fC-F][0-9a-fA-F]{2}))"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])){1,4096}+|\\",
+    re.DOTALL,
+)
+"""A body in pieces: half a surrogate pair, a whole pair, and what has neither. No search takes long."""
+
+
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip (RFC 1952, 2.3.1) and zstd (RFC 8878, 3.1.1) begin."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -38,12 +59,28 @@ def read_object(body: bytes) -> dict[str, Any]:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         try:
-            value = orjson.loads(_without_lone_surrogates(json.loads(body)))
-        except (ValueError, RecursionError):
+            value = orjson.loads(_repaired(body))
+        except ValueError:
+            if body.startswith(_COMPRESSED):
+                message = (
+                    "the body is compressed, which this server does not read: send it without Content-Encoding"
+                )
+                raise InvalidRequest(message) from None
             raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {kind(value)}")
     return value
+
+
+def _repaired(body: bytes) -> bytes:
+    """The body in UTF-8, without lone surrogates. Never parsed by ``json``, which keeps the interpreter lock for
+    five times as long as ``orjson``. Raises UnicodeDecodeError."""
+    if not body.isascii() or b"\0" in body:
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+        body = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    if not _SURROGATE_ESCAPE.search(body):
+        return body
+    return b"".join(b"\\ufffd" if piece.lastgroup == "lone" else piece.group() for piece in _PIECES.finditer(body))
 
 
 def _without_lone_surrogates(value: Any) -> str:
@@ -132,9 +169,16 @@ def _number(written: str) -> int | float | None:
 def recorded(source: JsonObject, names: Iterable[str], where: str = "") -> dict[str, Any]:
     """The options of these names that the request has, as they came.
 
-    Raises InvalidRequest for one that is nested deeper than ``MAX_OPTION_DEPTH``.
+    Raises InvalidRequest for one that is nested deeper than ``MAX_OPTION_DEPTH`` or larger than
+    ``MAX_OPTION_BYTES``.
     """
-    return {name: _shallow(source[name], f"{where}{name}") for name in names if source.get(name) is not None}
+    return {name: _small(source[name], f"{where}{name}") for name in names if source.get(name) is not None}
+
+
+def _small(value: Any, where: str) -> Any:
+    if isinstance(value, str | list | dict) and len(dumped(_shallow(value, where), where)) > MAX_OPTION_BYTES:
+        raise InvalidRequest(f"{where} is larger than {MAX_OPTION_BYTES} bytes")
+    return value
 
 
 def _shallow(value: Any, where: str) -> Any:
@@ -160,6 +204,8 @@ def stop_strings(value: Any, where: str, *, one_alone: bool = False) -> tuple[st
         raise InvalidRequest(f"{where} must be {array}")
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"{where} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are accepted")
+    if max(map(len, strings), default=0) > MAX_STOP_CHARS:
+        raise InvalidRequest(f"{where} has a string of more than {MAX_STOP_CHARS} characters")
     return tuple(strings)
 
 

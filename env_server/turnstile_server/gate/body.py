@@ -1,0 +1,151 @@
+"""From the body of a model call to its request, whatever an agent puts into it.
+
+Small bodies are read on the event loop, one between two turns of it. Large ones are read in a worker thread, and
+none of them can hold up other calls: reading keeps the interpreter lock, so what would keep it for long is refused
+before it is read.
+
+- A body of more than ``gate.max_prompt_bytes`` cannot be a prompt that fits. It is refused unread, as a prompt
+  that is too long: agents then shorten their history.
+- A body of more than ``gate.max_messages`` messages or ``gate.max_body_values`` JSON values is refused in the same
+  way. The values in the arguments of calls count too where a body is large: they are JSON inside a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from turnstile_server.errors import ContextOverflow, InvalidRequest
+from turnstile_server.gate.dialects.base import Dialect, ModelRequest
+from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.http.json_values import count_values, has_few_values
+from turnstile_server.settings import GateSettings
+
+LEAST_PROMPT_BYTES = 4 << 20
+BYTES_PER_TOKEN = 16
+"""The default of ``gate.max_prompt_bytes``: JSON bytes for each token of the context, and no fewer than the other.
+Text has 3 to 5 bytes per token, and at most three times as many where a client escapes what is not ASCII."""
+
+TINY_BYTES = 1 << 15
+"""A body that is read at once when it has come; larger ones, which take some milliseconds, wait for each other."""
+
+INLINE_OBJECTS = 5_000
+"""Braces in a body that is read on the event loop: each message is an object, and takes 3 µs to read."""
+
+MAX_MODEL_CHARS = 1_024
+"""The longest ``model``: a stream repeats it in every chunk."""
+
+LEAST_VALUE_BYTES = 1 << 20
+VALUE_BYTES_PER_TOKEN = 4
+"""The default of ``gate.max_value_bytes``: bytes for each token of the context, and no fewer than the other. A
+template writes a tool, and a call's arguments, as JSON in one step, which keeps the interpreter lock."""
+
+
+class BodyParser:
+    """Parses the bodies of model calls."""
+
+    def __init__(self, settings: GateSettings, context_length: int) -> None:
+        self._settings = settings
+        self._context_length = context_length
+        default = max(LEAST_PROMPT_BYTES, BYTES_PER_TOKEN * context_length)
+        self._most_bytes = settings.max_prompt_bytes or default
+        least = max(LEAST_VALUE_BYTES, VALUE_BYTES_PER_TOKEN * context_length)
+        self._most_value_bytes = settings.max_value_bytes or least
+        self._threads = anyio.CapacityLimiter(settings.huge_prompt_threads)
+        self._one_by_one = anyio.Lock()
+        """Held while one of the larger bodies is read on the event loop."""
+
+    def check_size(self, size: int) -> None:
+        """Raises ContextOverflow for a body of ``size`` bytes, which need not have been received."""
+        if size > self._most_bytes:
+            # An estimate, because dialects have a place for the tokens: prose in JSON has about four bytes each.
+            tokens = max(size // 4, self._context_length + 1)
+            raise ContextOverflow(
+                f"the body has {size} bytes, more than the server reads as one prompt ({self._most_bytes}, "
+                f"gate.max_prompt_bytes; the model's context is {self._context_length} tokens): shorten the "
+                "history",
+                detail={"prompt_tokens": tokens, "context_length": self._context_length},
+            )
+
+    async def parse(
+        self, dialect: Dialect, body: bytes, before: ParseCache | None, params: Mapping[str, str]
+    ) -> ModelRequest:
+        """Raises ContextOverflow, and InvalidRequest, which names the field.
+
+        ``before`` is used on the event loop only: two calls of an episode may be read in threads at once.
+        """
+        self.check_size(len(body))
+        if not self._is_small(body):
+            request = await anyio.to_thread.run_sync(
+                self._parse_large, dialect, body, params, limiter=self._threads
+            )
+        elif len(body) <= TINY_BYTES:
+            request = self._parse_small(dialect, body, before, params)
+        else:
+            async with self._one_by_one:  # the event loop serves others between two of them
+                request = self._parse_small(dialect, body, before, params)
+        if len(request.model) > MAX_MODEL_CHARS:
+            raise InvalidRequest(
+                f"model has {len(request.model)} characters; at most {MAX_MODEL_CHARS} are accepted"
+            )
+        if len(request.messages) > self._settings.max_messages:
+            raise self._too_many(f"{len(request.messages)} messages", "max_messages", self._settings.max_messages)
+        return request
+
+    def _parse_small(
+        self, dialect: Dialect, body: bytes, before: ParseCache | None, params: Mapping[str, str]
+    ) -> ModelRequest:
+        request = dialect.parse(body, before, params)
+        self._check_values(request, body)
+        return request
+
+    def _is_small(self, body: bytes) -> bool:
+        return (
+            len(body) <= self._settings.inline_body_bytes
+            and body.count(b"{") <= INLINE_OBJECTS
+            and has_few_values(body, self._settings.max_body_values)
+        )
+
+    def _parse_large(self, dialect: Dialect, body: bytes, params: Mapping[str, str]) -> ModelRequest:
+        most = self._settings.max_body_values
+        values = count_values(body, most)
+        request = None if values > most else dialect.parse(body, None, params)
+        for message in () if request is None else request.messages:
+            for call in message.tool_calls:
+                values += count_values(call.arguments.encode("utf-8", "surrogatepass"), most)
+        if request is None or values > most:
+            raise self._too_many(f"more than {most} JSON values", "max_body_values", most)
+        self._check_values(request, body)
+        return request
+
+    def _check_values(self, request: ModelRequest, body: bytes) -> None:
+        """Refuses tools, and calls' arguments, that are large as one value."""
+        most = self._most_value_bytes
+        if len(body) <= most:
+            return
+        sizes = [len(call.arguments) for message in request.messages for call in message.tool_calls]
+        sizes += [written_chars(tool.spec) for tool in request.tools]
+        if max(sizes, default=0) > most:
+            raise self._too_many(
+                "a tool or a call's arguments of more than the bytes allowed", "max_value_bytes", most
+            )
+
+    def _too_many(self, what: str, setting: str, most: int) -> ContextOverflow:
+        return ContextOverflow(f"the body has {what}; gate.{setting} allows {most}: shorten the history")
+
+
+def written_chars(value: Any) -> int:
+    """Characters of the strings in a JSON value, keys included, without writing it."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            left += (*one.keys(), *one.values())
+        elif isinstance(one, list | tuple):
+            left += one
+    return count

@@ -1,0 +1,52 @@
+"""Counts the values of JSON text without reading it: reading takes a microsecond or more for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Positions = NDArray[Any]
+
+_SLICE_BYTES = 1 << 18
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
+
+def has_few_values(data: bytes, most: int) -> bool:
+    """Whether JSON text surely has no more values than ``most``. It counts what is in strings too."""
+    return sum(map(data.count, (b",", b"[", b"{"))) < most
+
+
+def count_values(data: bytes, most: int) -> int:
+    """How many values JSON text has, arrays and objects included and keys not; ``most`` + 1 for any number above
+    ``most``. Text that is no JSON gives some number.
+
+    Each value but the first is behind a comma or is the first of an array or object, so at most as many as these
+    are counted. Goes by slices, each of which keeps the interpreter lock for about a millisecond.
+    """
+    count, quotes, backslashes = 1, 0, 0
+    for start in range(0, len(data), _SLICE_BYTES):
+        bytes_ = np.frombuffer(data, np.uint8, min(_SLICE_BYTES, len(data) - start), start)
+        ends, backslashes = _unescaped_quotes(bytes_, backslashes)
+        marks = np.flatnonzero((bytes_ == ord(",")) | (bytes_ == ord("[")) | (bytes_ == ord("{")))
+        inside = (np.searchsorted(ends, marks) + quotes) % 2
+        count += len(marks) - int(inside.sum())
+        quotes += len(ends)
+        if count > most:
+            return most + 1
+    return count
+
+
+def _unescaped_quotes(data: Bytes, before: int) -> tuple[Positions, int]:
+    """Where strings begin and end; the number of backslashes at the end. ``before``: that of the slice before."""
+    quotes = np.flatnonzero(data == _QUOTE)
+    others = np.flatnonzero(data != _BACKSLASH)
+    at_end = len(data) - 1 - int(others[-1]) if len(others) else before + len(data)
+    if not len(quotes):
+        return quotes, at_end
+    # The backslashes directly before each quote, back to the last byte that is none.
+    index = np.searchsorted(others, quotes)
+    run = quotes - 1 - np.where(index > 0, others[index - 1], -1 - before)
+    return quotes[run % 2 == 0], at_end
