@@ -24,8 +24,11 @@ _LOG = logging.getLogger(__name__)
 
 SECRET_FILE = "server.secret"
 SECRET_BYTES = 32
+JOURNAL_LOCK = "lock"
+"""The lock file in the journal's folder, which the journal makes and holds."""
 PROBE_BYTES = 64 << 10
 """What is written to find out whether a folder takes files: a full disk often still takes an empty one."""
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _ELSEWHERE = "or name another folder (--data-dir, TURNSTILE_DATA_DIR)"
 
 
@@ -36,9 +39,10 @@ def journal_folder(data_dir: Path) -> Path:
 def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
     """Makes the data directory unless it is there, and tries it: one file is written, synced and removed.
 
-    Raises StartupError where the server's user cannot write to it, or to what an earlier server left in it. Logs a
-    warning where less than ``min_free_bytes`` are free: the server starts, because deleting episodes frees space,
-    and refuses turns.
+    Raises StartupError where the server's user cannot write to it, or to what an earlier server left in it. A disk
+    that takes no bytes (full, read-only, I/O errors) is an error for a new directory only. Where there is a
+    journal the server starts: what it holds can be read, exported and, unless the disk is read-only, deleted; new
+    episodes and turns are refused until the disk takes them. That, and less than ``min_free_bytes``, is a warning.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -47,9 +51,16 @@ def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise unusable(data_dir, error) from error
+        if error.errno not in _DISK_ERRORS or not _has_served(data_dir):
+            raise unusable(data_dir, error) from error
+        _LOG.error(
+            "%s The server starts, because what is there can be read and deleted; it takes no new episodes and "
+            "turns until the disk takes records.",
+            unusable(data_dir, error).message,
+        )
+    writable = not os.statvfs(data_dir).f_flag & os.ST_RDONLY
     for path, needed in _left_by_an_earlier_server(data_dir):
-        if not os.access(path, needed):
+        if not os.access(path, needed if writable else needed & ~os.W_OK):
             raise StartupError(f"the data directory {data_dir} cannot be used: {_closed(path)}, {_ELSEWHERE}.")
     status = os.statvfs(data_dir)
     free = status.f_bavail * status.f_frsize
@@ -61,6 +72,11 @@ def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
             free >> 20,
             min_free_bytes >> 20,
         )
+
+
+def _has_served(data_dir: Path) -> bool:
+    """Whether an earlier server left its secret and a journal: the next one needs to make no file to read them."""
+    return (data_dir / SECRET_FILE).is_file() and (journal_folder(data_dir) / JOURNAL_LOCK).is_file()
 
 
 def unusable(data_dir: Path, error: OSError, at: Path | None = None) -> StartupError:
@@ -89,7 +105,8 @@ def _left_by_an_earlier_server(data_dir: Path) -> Iterator[tuple[Path, int]]:
     for path in sorted(data_dir.iterdir()):
         if path == journal_folder(data_dir):
             yield path, os.R_OK | os.W_OK | os.X_OK
-            yield from ((file, os.R_OK | os.W_OK) for file in sorted(path.iterdir()))
+            needed = [file for file in path.iterdir() if file.name == JOURNAL_LOCK or file.suffix == ".tsj"]
+            yield from ((file, os.R_OK | os.W_OK) for file in sorted(needed))
         elif path.suffix in (".secret", ".key"):
             yield path, os.R_OK
 

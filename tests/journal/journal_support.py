@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ def pieces(directory: Path) -> list[FoundRecord | DamagedBytes]:
 
 
 def drop_index(directory: Path) -> None:
-    for path in directory.glob("index.sqlite3*"):
+    for path in directory.glob("segment-*.tsi"):
         path.unlink()
 
 
@@ -78,9 +77,8 @@ async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it never came true")
 
 
-def indexed_segments(directory: Path) -> list[int]:
-    with sqlite3.connect(directory / "index.sqlite3") as db:
-        return [row[0] for row in db.execute("SELECT segment FROM segments ORDER BY segment")]
+def summaries(directory: Path) -> list[Path]:
+    return sorted(directory.glob("segment-*.tsi"))
 
 
 class FaultyFiles(RealFiles):
@@ -122,6 +120,10 @@ class FaultyFiles(RealFiles):
     def remove(self, path: Path) -> None:
         self._meet("remove")
         super().remove(path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        self._meet("rename")
+        super().rename(path, target)
 
 
 class QuotaFiles(RealFiles):

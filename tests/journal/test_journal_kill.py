@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from journal_support import numbers, pieces, segment_files, small
+from journal_support import drop_index, numbers, pieces, segment_files, small
 
 from turnstile_server.journal import FileJournal, RecordType
 from turnstile_server.journal.segments import FoundRecord
@@ -85,19 +85,14 @@ async def kill_often(directory: Path, kills: int, seed: int) -> int:
                 del everything[episode_id]
             await journal.close()
         if life % 7 == 6:
-            (directory / "index.sqlite3").unlink()
+            drop_index(directory)
     await check(directory, everything, kills - 1)
     return sum(len(found) for found in everything.values())
-
-
-@pytest.mark.slow
-async def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    assert await kill_often(tmp_path, 20, seed=1) > 0
-    assert segment_files(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_a_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     assert await kill_often(tmp_path, 100, seed=2) > 0
+    assert segment_files(tmp_path)
     shutil.rmtree(tmp_path)

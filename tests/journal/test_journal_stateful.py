@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from journal_support import FaultyFiles, pieces, small, state
+from journal_support import FaultyFiles, pieces, small, state, summaries
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, Record, RecordType
@@ -118,17 +118,30 @@ class JournalMachine(RuleBasedStateMachine):
         self.settle()
         self.open()
 
-    @rule(index=st.sampled_from(["kept", "lost", "stale"]))
-    def lose_the_index(self, index: str) -> None:
-        path = self.directory / "index.sqlite3"
-        stale = path.read_bytes()
+    @rule(index=st.sampled_from(["kept", "lost", "stale", "swapped"]))
+    def lose_the_summaries(self, index: str) -> None:
+        stale = {path: path.read_bytes() for path in summaries(self.directory)}
         self.runner.run(self.journal.close())
         self.settle()
+        there = summaries(self.directory)
         if index == "lost":
-            path.unlink()
+            for path in there:
+                path.unlink()
         elif index == "stale":
-            path.write_bytes(stale)
+            for path, data in stale.items():
+                path.write_bytes(data)
+        elif index == "swapped":
+            contents = [path.read_bytes() for path in there]
+            for path, data in zip(there, contents[1:] + contents[:1], strict=True):
+                path.write_bytes(data)
         self.open()
+
+    @rule()
+    def press(self) -> None:
+        """Every segment with dead records in it is removed or rewritten."""
+        self.runner.run(self.journal.flush())
+        self.settle()
+        self.runner.run(self.journal._space._collect(pressed=True))
 
     @rule(torn=st.binary(max_size=40))
     def crash(self, torn: bytes) -> None:
@@ -161,7 +174,10 @@ class JournalMachine(RuleBasedStateMachine):
             for episode in ("a", "b", "c"):
                 found = [record.meta["n"] for record in await self.journal.read(episode)]
                 assert found == [number for name, number, _ in self.stored if name == episode]
-            states = {record.episode_id: record.meta["status"] async for record in self.journal.episodes()}
+            found_states = [record async for record in self.journal.episodes()]
+            states = {record.episode_id: record.meta["status"] for record in found_states if record.damage is None}
+            alone = {episode for episode, _, _ in self.stored} - set(self.states())
+            assert {record.episode_id for record in found_states if record.damage is not None} == alone
             assert list(states.items()) == list(self.states().items())
 
         self.runner.run(look())

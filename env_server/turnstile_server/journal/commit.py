@@ -7,6 +7,7 @@ answered. The loop never waits for the disk: it takes the lock only to append to
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ import anyio
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.entries import Journaled
+from turnstile_server.journal.reserve import Reserve
 from turnstile_server.journal.segments import EncodedRecord
 from turnstile_server.journal.stats import JournalStats
 from turnstile_server.journal.writer import SegmentWriter, is_tombstone
@@ -31,12 +33,13 @@ logger = logging.getLogger(__name__)
 class QueuedRecord:
     """A record on its way to the disk.
 
-    ``encoded`` None: a barrier, which is answered after all records before it. ``due`` None: a caller waits;
-    else the monotonic time by which the record must be written.
+    ``encoded`` None: a barrier, which is answered after all records before it; ``rotate``: and after a new segment
+    was begun. ``due`` None: a caller waits; else the monotonic time by which the record must be written.
     """
 
     encoded: EncodedRecord | None
     due: float | None = None
+    rotate: bool = False
     error: Exception | None = None
     answered: anyio.Event = field(default_factory=anyio.Event)
 
@@ -64,12 +67,19 @@ class GroupCommit:
         settings: JournalSettings,
         stats: JournalStats,
         *,
+        reserve: Reserve,
         publish: Callable[[Sequence[Journaled]], None],
         index: Callable[[], None],
     ) -> None:
         self._writer = writer
         self._settings = settings
         self._stats = stats
+        self._reserve = reserve
+        self.trouble: str | None = None
+        """Why the disk takes no turns now; None where it does. Set in the thread, read anywhere."""
+        self._refused_bytes = 0
+        """The smallest record that the disk refused since it last took one."""
+        self._check_due = time.monotonic()
         self._publish = publish
         """Called in the thread, before the callers are answered."""
         self._index = index
@@ -96,6 +106,10 @@ class GroupCommit:
     def barrier(self) -> QueuedRecord:
         """Answered when all records queued before it were stored or refused."""
         return self._put(QueuedRecord(None))
+
+    def rotate(self) -> QueuedRecord:
+        """Answered when a new segment was begun, so that the one before can be removed or rewritten."""
+        return self._put(QueuedRecord(None, rotate=True))
 
     def close(self) -> None:
         """Writes what is queued, answers all callers, closes the writer and ends the thread. Idempotent.
@@ -127,7 +141,13 @@ class GroupCommit:
     # -- in the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while batch := self._next_batch():
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                self._check_disk()
+                continue
+            if not batch:
+                break
             try:
                 self._store(batch)
             except Exception as error:
@@ -139,8 +159,9 @@ class GroupCommit:
             self._loop.call(self._answer, batch)
         self._publish(self._writer.close())
 
-    def _next_batch(self) -> list[QueuedRecord]:
-        """Waits until a record is due and takes all that are queued; empty at the end."""
+    def _next_batch(self) -> list[QueuedRecord] | None:
+        """Waits until a record is due and takes all that are queued; empty at the end. None: the disk is to be
+        checked."""
         with self._changed:
             while not self._closing:
                 if any(item.due is None for item in self._queue):
@@ -155,8 +176,10 @@ class GroupCommit:
                     self._index_due = None
                     self._index()
                     continue
-                times = [at for at in (due, self._index_due) if at is not None]
-                self._changed.wait(min(times) - now if times else None)
+                if self._check_due <= now:
+                    return None
+                times = [at for at in (due, self._index_due, self._check_due) if at is not None]
+                self._changed.wait(min(times) - now)
             batch = list(self._queue)
             self._queue.clear()
             return batch
@@ -165,14 +188,66 @@ class GroupCommit:
         items = [item for item in batch if item.encoded is not None]
         low = self._writer.low_on_space(sum(item.size for item in items)) if items else None
         if low is not None:
-            for item in items:
-                if item.encoded is not None and not is_tombstone(item.encoded):
-                    item.error = low
-            items = [item for item in items if item.error is None]
+            self._in_trouble(low, items)
+            items = self._refuse_all_but_tombstones(items, low)
+        refused = self._write(items)
+        if refused and _is_full(refused[0].error):
+            tombstones = self._refuse_all_but_tombstones(refused, refused[0].error)
+            if tombstones and self._reserve.give_up():
+                self._write(tombstones)
+        if any(item.rotate for item in batch):
+            begun = self._writer.rotate()
+            if _is_full(begun.error) and self._reserve.give_up():
+                begun = self._writer.rotate()
+            self._publish(begun.journaled)
+            for item in batch:
+                item.error = begun.error if item.rotate else item.error
+
+    def _write(self, items: list[QueuedRecord]) -> list[QueuedRecord]:
+        """Writes the records; those that the disk refused, each with why."""
+        if not items:
+            return []
         written = self._writer.write([item.encoded for item in items if item.encoded is not None])
         self._publish(written.journaled)
-        for item in items[written.accepted :]:
+        refused = items[written.accepted :]
+        for item in items:
+            item.error = None
+        for item in refused:
             item.error = written.error
+        if written.error is not None:
+            self._in_trouble(written.error, refused)
+        elif any(item.encoded is not None and not is_tombstone(item.encoded) for item in items):
+            self.trouble, self._refused_bytes = None, 0
+        return refused
+
+    def _in_trouble(self, why: Exception, refused: list[QueuedRecord]) -> None:
+        smallest = min(item.size for item in refused)
+        self._refused_bytes = min(self._refused_bytes or smallest, smallest)
+        self.trouble = str(why)
+
+    def _refuse_all_but_tombstones(self, items: list[QueuedRecord], why: Exception | None) -> list[QueuedRecord]:
+        kept = [item for item in items if item.encoded is not None and is_tombstone(item.encoded)]
+        for item in items:
+            if item not in kept:
+                item.error = why
+        return kept
+
+    def _check_disk(self) -> None:
+        """Finds out whether the disk takes records, also while nobody appends: ``/ready`` tells it."""
+        self._check_due = time.monotonic() + self._settings.check_interval_s
+        trouble: Exception | None = self._writer.low_on_space(self._refused_bytes)
+        if trouble is None:
+            try:
+                refused = self._refused_bytes if self.trouble is not None else None
+                self._reserve.try_disk(self._settings.min_free_bytes, refused=refused)
+            except OSError as error:
+                trouble = error
+        if trouble is not None and self.trouble is None:
+            logger.error("The journal takes no turns: %s", trouble)
+        elif trouble is None and self.trouble is not None:
+            logger.warning("The journal takes turns again")
+            self._refused_bytes = 0
+        self.trouble = str(trouble) if trouble is not None else None
 
     # -- in the event loop -----------------------------------------------------------------------------------
 
@@ -184,3 +259,7 @@ class GroupCommit:
         for item in batch:
             self._stats.queued_bytes -= item.size
             item.answered.set()
+
+
+def _is_full(error: Exception | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

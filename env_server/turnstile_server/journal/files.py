@@ -6,6 +6,7 @@ Nothing here knows what the bytes mean.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from turnstile_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 _HOLDER_BYTES = 512
@@ -39,9 +42,17 @@ class FileOps(Protocol):
 
     def truncate(self, fd: int, size: int) -> None: ...
 
+    def removed(self, fd: int) -> bool:
+        """Whether the open file has no name any more: what is written to it is lost when it is closed."""
+        ...
+
     def close(self, fd: int) -> None: ...
 
     def remove(self, path: Path) -> None: ...
+
+    def rename(self, path: Path, target: Path) -> None:
+        """``target`` is replaced in one step."""
+        ...
 
     def sync_directory(self, directory: Path) -> None:
         """Names created or removed in ``directory`` are on stable storage."""
@@ -49,6 +60,10 @@ class FileOps(Protocol):
 
     def free_bytes(self, directory: Path) -> int:
         """Bytes that an unprivileged process may still write."""
+        ...
+
+    def total_bytes(self, directory: Path) -> int:
+        """Size of the file system."""
         ...
 
 
@@ -70,11 +85,17 @@ class RealFiles:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
+    def removed(self, fd: int) -> bool:
+        return os.fstat(fd).st_nlink == 0
+
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def remove(self, path: Path) -> None:
         os.unlink(path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        os.replace(path, target)
 
     def sync_directory(self, directory: Path) -> None:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -86,6 +107,28 @@ class RealFiles:
     def free_bytes(self, directory: Path) -> int:
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
+
+    def total_bytes(self, directory: Path) -> int:
+        status = os.statvfs(directory)
+        return status.f_blocks * status.f_frsize
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return os.open(path, os.O_RDONLY)  # what it is there for is the lock, which needs no writing
+
+
+def _sign(fd: int) -> None:
+    """Writes who holds the lock, for the message of the next server. Overwrites in place: that needs no space
+    where an earlier server signed."""
+    signature = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    try:
+        os.pwrite(fd, signature, 0)
+        os.ftruncate(fd, len(signature))
+    except OSError as error:
+        logger.warning("The lock file does not name this process: %s", error)
 
 
 class DirectoryLock:
@@ -100,12 +143,12 @@ class DirectoryLock:
 
     @classmethod
     def acquire(cls, directory: Path) -> DirectoryLock:
-        """Raises StartupError naming the directory and the holder's pid, OSError when it cannot be written."""
-        fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        """Raises StartupError naming the directory and the holder's pid, OSError when there is no such file and
+        none can be made. A lock file that cannot be written (a full or read-only disk) locks all the same."""
+        fd = _open_lock(directory / LOCK_NAME)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            _sign(fd)
         except BlockingIOError as error:
             holder, _, host = os.pread(fd, _HOLDER_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
             os.close(fd)

@@ -1,9 +1,10 @@
-"""The SQLite index of where each record lies, and the choice of episodes that retention deletes.
+"""The index of where each record lies: SQLite in memory, derived from the segments alone.
 
-It is derived from the segments alone, so it may lag, vanish or be damaged. Only the journal's index thread uses
-it. What must hold: applying the same entries in the order of the segments gives the same answers, whether record
-by record, after a crash from the last mark, or all over again. A record below a tombstone of its episode is dead.
-The table ``dead`` names the segments that still hold dead records, so that their tombstone outlives them.
+Nothing of it is on disk, so no damage, full disk or foreign file can make it lie: every start builds it from the
+segments, or from their summaries (``summaries``), which are checked as a whole. Only the journal's index thread
+uses it. What must hold: applying the same entries in the order of the segments gives the same answers, whether
+record by record or all over again. A record below a tombstone of its episode is dead. The table ``dead`` names the
+segments that still hold dead records, so that their tombstone outlives them.
 """
 
 from __future__ import annotations
@@ -11,38 +12,58 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from turnstile_server.journal.entries import IndexEntry, Journaled, RecordLocation, SegmentMark, place, position
+from turnstile_server.journal.entries import (
+    OFFSET_BITS,
+    IndexEntry,
+    Journaled,
+    RecordFacts,
+    RecordLocation,
+    SegmentMark,
+    position,
+)
 from turnstile_server.journal.protocol import RecordType
-
-INDEX_NAME = "index.sqlite3"
-VERSION = 1
-DAY_S = 86_400.0
+from turnstile_server.journal.summaries import NO_PLACE, Summary
 
 _SCHEMA = """
-CREATE TABLE segments (segment INTEGER PRIMARY KEY, nonce TEXT, indexed_to INTEGER, damaged_bytes INTEGER);
+CREATE TABLE segments (
+    segment INTEGER PRIMARY KEY, nonce TEXT DEFAULT '0', damaged INTEGER DEFAULT 0,
+    records INTEGER DEFAULT 0, bytes INTEGER DEFAULT 0
+);
 CREATE TABLE records (
-    episode_id TEXT, position INTEGER, length INTEGER, type INTEGER, ended_at REAL,
-    PRIMARY KEY (episode_id, position)
+    episode INTEGER, position INTEGER, length INTEGER, type INTEGER, ended_at REAL, PRIMARY KEY (episode, position)
 ) WITHOUT ROWID;
-CREATE INDEX by_position ON records (position);
-CREATE INDEX states ON records (episode_id, position, length, ended_at) WHERE type = 1;
-CREATE TABLE tombstones (position INTEGER PRIMARY KEY, episode_id TEXT, before INTEGER);
-CREATE TABLE dead (episode_id TEXT, segment INTEGER, PRIMARY KEY (episode_id, segment)) WITHOUT ROWID;
+CREATE INDEX states ON records (episode, position, length, ended_at) WHERE type = 1;
+CREATE INDEX exports ON records (episode) WHERE type = 6;
+CREATE TABLE tombstones (position INTEGER PRIMARY KEY, episode INTEGER, before INTEGER, length INTEGER);
+CREATE TABLE dead (episode INTEGER, segment INTEGER, PRIMARY KEY (episode, segment)) WITHOUT ROWID;
 CREATE INDEX dead_by_segment ON dead (segment);
 """
+_NEEDED = "EXISTS (SELECT 1 FROM dead d WHERE d.episode = t.episode AND d.segment != t.position >> 40)"
+"""Of a tombstone ``t``: records that it holds dead lie in other segments too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastState:
-    """The last EPISODE record of an episode."""
+    """The last EPISODE record of an episode; ``exported``: a trainer has fetched the ended episode."""
 
     episode_id: str
     location: RecordLocation
     ended_at: float | None
+    exported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentUse:
+    """What of a segment must stay. ``kept_bytes``: living records, and tombstones that are still needed."""
+
+    segment: int
+    living: int
+    kept_bytes: int
+    damaged_bytes: int
 
 
 class UnindexedEntries:
@@ -68,120 +89,128 @@ class UnindexedEntries:
 class JournalIndex:
     """The index of one directory. Every method may raise sqlite3.Error."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / INDEX_NAME
-        self._db = self._connect()
-
-    @classmethod
-    def open(cls, directory: Path) -> JournalIndex:
-        """An existing index if SQLite finds it sound, else an empty one."""
-        try:
-            index = cls(directory)
-        except sqlite3.DatabaseError:
-            remove_index(directory)
-            return cls(directory)
-        if index.sound():
-            return index
-        index.close()
-        remove_index(directory)
-        return cls(directory)
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, isolation_level=None, cached_statements=64)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if version == 0 and tables == 0:
-                db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def sound(self) -> bool:
-        try:
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-            return bool(version == VERSION and verdict == "ok")
-        except sqlite3.DatabaseError:
-            return False
+    def __init__(self) -> None:
+        self._db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=64)
+        self._db.executescript(_SCHEMA)
+        self._numbers: dict[str, int] = {}
+        self._names: list[str] = []
 
     def close(self) -> None:
         self._db.close()
 
+    def _number(self, episode_id: str) -> int:
+        number = self._numbers.setdefault(episode_id, len(self._names))
+        if number == len(self._names):
+            self._names.append(episode_id)
+        return number
+
     # -- keeping it up to date -------------------------------------------------------------------------------
 
-    def apply(self, items: Sequence[Journaled]) -> None:
+    def apply(self, items: Iterable[Journaled]) -> None:
         """All of it or nothing."""
-        with self._transaction():
+        rows: list[tuple[int, int, int, int, float | None]] = []
+        with _transaction(self._db):
             for item in items:
                 if isinstance(item, SegmentMark):
                     self._mark(item)
                 elif item.type == RecordType.EPISODE_DELETED:
+                    self._insert(rows)
                     self._bury(item)
                 else:
-                    self._db.execute(
-                        "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)",
-                        (item.episode_id, item.position, item.length, item.type, item.facts.ended_at),
-                    )
+                    number = self._number(item.episode_id)
+                    rows.append((number, item.position, item.length, item.type, item.facts.ended_at))
+            self._insert(rows)
 
-    def take(self, unindexed: UnindexedEntries) -> None:
-        """Applies what the writer stored; on an error it stays unindexed."""
+    def apply_summary(self, summary: Summary, mark: SegmentMark) -> None:
+        """What ``apply`` does with the summary's entries and its mark, without an object for each."""
+        numbers = [self._number(name) for name in summary.episodes]
+        base = position(summary.segment, 0)
+        rows: list[tuple[int, int, int, int, float | None]] = []
+        with _transaction(self._db):
+            for offset, length, kind, episode, ended_at, before in summary.rows():
+                if kind == RecordType.EPISODE_DELETED:
+                    self._insert(rows)
+                    facts = RecordFacts(before=None if before == NO_PLACE else before)
+                    self._bury(IndexEntry(kind, summary.episodes[episode], base + offset, length, facts))
+                else:
+                    # NaN, which stands for none, is NULL in SQLite.
+                    rows.append((numbers[episode], base + offset, length, kind, ended_at))
+            rows.sort()  # in the order of the table's key, which is faster
+            self._insert(rows)
+            self._mark(mark)
+
+    def replace(self, segment: int, items: Sequence[Journaled]) -> None:
+        """The living records of ``segment`` moved within it: these are all its entries now. Its dead are gone."""
+        low, high = position(segment, 0), position(segment + 1, 0)
+        with _transaction(self._db):
+            self._db.execute("DELETE FROM records WHERE position >= ? AND position < ?", (low, high))
+        self.forget_segment(segment)
+        self.apply(items)
+
+    def _insert(self, rows: list[tuple[int, int, int, int, float | None]]) -> None:
+        self._db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", rows)
+        counts, sizes = Counter(row[1] >> OFFSET_BITS for row in rows), Counter[int]()
+        for _, at, length, _, _ in rows:
+            sizes[at >> OFFSET_BITS] += length
+        self._count((segment, counts[segment], sizes[segment]) for segment in counts)
+        rows.clear()
+
+    def _count(self, changes: Iterable[tuple[int, int, int]]) -> None:
+        self._db.executemany(
+            "INSERT INTO segments (segment, records, bytes) VALUES (?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
+            "records = records + excluded.records, bytes = bytes + excluded.bytes",
+            changes,
+        )
+
+    def _mark(self, mark: SegmentMark) -> None:
+        self._db.execute(
+            "INSERT INTO segments (segment, nonce, damaged) VALUES (?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
+            "nonce = excluded.nonce, damaged = max(damaged, excluded.damaged)",
+            (mark.segment, f"{mark.nonce:x}", mark.damaged_bytes),
+        )
+
+    def _bury(self, tombstone: IndexEntry) -> None:
+        number, before = self._number(tombstone.episode_id), tombstone.dead_below
+        dying = self._db.execute(
+            "SELECT position >> 40, -count(*), -sum(length) FROM records WHERE episode = ? AND position < ? "
+            "GROUP BY position >> 40",
+            (number, before),
+        ).fetchall()
+        self._db.executemany("INSERT OR IGNORE INTO dead VALUES (?, ?)", [(number, row[0]) for row in dying])
+        self._count(dying)
+        self._db.execute("DELETE FROM records WHERE episode = ? AND position < ?", (number, before))
+        self._db.execute(
+            "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)",
+            (tombstone.position, number, before, tombstone.length),
+        )
+
+    def take(self, unindexed: UnindexedEntries) -> list[Journaled]:
+        """Applies what the writer stored, and returns it; on an error it stays unindexed."""
         items = unindexed.snapshot()
         if items:
             self.apply(items)
             unindexed.drop(len(items))
-
-    def cut(self, segment: int, offset: int) -> None:
-        """Forgets everything at and behind this place, for a scan from there."""
-        at = position(segment, offset)
-        with self._transaction():
-            self._db.execute("DELETE FROM records WHERE position >= ?", (at,))
-            self._db.execute("DELETE FROM tombstones WHERE position >= ?", (at,))
-            self._db.execute("DELETE FROM dead WHERE segment > ?", (segment,))
-            self._db.execute("DELETE FROM segments WHERE segment > ?", (segment,))
+        return items
 
     def forget_segment(self, segment: int) -> None:
+        """The segment is gone, or will be described anew. Nothing in it lives."""
         low, high = position(segment, 0), position(segment + 1, 0)
-        with self._transaction():
-            self._db.execute("DELETE FROM records WHERE position >= ? AND position < ?", (low, high))
+        with _transaction(self._db):
             self._db.execute("DELETE FROM tombstones WHERE position >= ? AND position < ?", (low, high))
             self._db.execute("DELETE FROM dead WHERE segment = ?", (segment,))
             self._db.execute("DELETE FROM segments WHERE segment = ?", (segment,))
 
-    def _mark(self, mark: SegmentMark) -> None:
-        self._db.execute(
-            "INSERT INTO segments VALUES (?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
-            "nonce = excluded.nonce, indexed_to = excluded.indexed_to, "
-            "damaged_bytes = damaged_bytes + excluded.damaged_bytes",
-            (mark.segment, f"{mark.nonce:016x}", mark.synced_to, mark.damaged_bytes),
-        )
-
-    def _bury(self, tombstone: IndexEntry) -> None:
-        key = (tombstone.episode_id, tombstone.dead_below)
-        rows = self._db.execute("SELECT position FROM records WHERE episode_id = ? AND position < ?", key)
-        segments = {place(at)[0] for (at,) in rows}
-        self._db.executemany(
-            "INSERT OR IGNORE INTO dead VALUES (?, ?)", [(tombstone.episode_id, segment) for segment in segments]
-        )
-        self._db.execute("DELETE FROM records WHERE episode_id = ? AND position < ?", key)
-        self._db.execute("INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?)", (tombstone.position, *key))
-
-    def _transaction(self) -> contextlib.AbstractContextManager[None]:
-        return _transaction(self._db)
-
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def segments(self) -> dict[int, SegmentMark]:
-        rows = self._db.execute("SELECT segment, nonce, indexed_to, damaged_bytes FROM segments")
-        return {row[0]: SegmentMark(row[0], int(row[1], 16), row[2], row[3]) for row in rows}
+    def marks(self) -> dict[int, SegmentMark]:
+        rows = self._db.execute("SELECT segment, nonce, damaged FROM segments")
+        return {row[0]: SegmentMark(row[0], int(row[1], 16), 0, row[2]) for row in rows}
 
     def locations(self, episode_id: str, unindexed: Sequence[Journaled] = ()) -> list[RecordLocation]:
         """Living records of an episode, in order, counting what is not indexed yet."""
         rows = self._db.execute(
-            "SELECT position, length, type FROM records WHERE episode_id = ? ORDER BY position", (episode_id,)
+            "SELECT position, length, type FROM records WHERE episode = ? ORDER BY position",
+            (self._numbers.get(episode_id, -1),),
         )
         found = {row[0]: RecordLocation(*row) for row in rows}
         for item in unindexed:
@@ -193,36 +222,74 @@ class JournalIndex:
                 found[item.position] = RecordLocation(item.position, item.length, item.type)
         return [found[at] for at in sorted(found)]
 
+    def episodes(self) -> list[str]:
+        """Every episode with a living EPISODE or TURN record, by the age of the first EPISODE record; those
+        without one (it is lost) by the age of their first turn."""
+        rows = self._db.execute(
+            "SELECT episode, min(position) AS first FROM records WHERE type = 1 GROUP BY episode UNION ALL "
+            "SELECT episode, min(position) FROM records r WHERE type = 2 AND NOT EXISTS "
+            "(SELECT 1 FROM records s WHERE s.type = 1 AND s.episode = r.episode) GROUP BY episode ORDER BY first"
+        )
+        return [self._names[row[0]] for row in rows]
+
     def states(self) -> list[LastState]:
         """Every living episode's last state, by the age of its first."""
         rows = self._db.execute(
-            "SELECT episode_id, max(position), length, ended_at, first FROM records JOIN "
-            "(SELECT episode_id AS id, min(position) AS first FROM records WHERE type = 1 GROUP BY episode_id) "
-            "ON episode_id = id WHERE type = 1 GROUP BY episode_id ORDER BY first"
+            "SELECT episode, max(position), length, ended_at, first, EXISTS (SELECT 1 FROM records e WHERE "
+            "e.type = 6 AND e.episode = id) FROM records JOIN "
+            "(SELECT episode AS id, min(position) AS first FROM records WHERE type = 1 GROUP BY episode) "
+            "ON episode = id WHERE type = 1 GROUP BY episode ORDER BY first"
         )
-        return [LastState(row[0], RecordLocation(row[1], row[2], RecordType.EPISODE), row[3]) for row in rows]
+        return [
+            LastState(
+                self._names[row[0]], RecordLocation(row[1], row[2], RecordType.EPISODE), row[3], bool(row[5])
+            )
+            for row in rows
+        ]
 
     def sizes(self) -> dict[str, int]:
         """Living bytes by episode."""
-        return dict(self._db.execute("SELECT episode_id, sum(length) FROM records GROUP BY episode_id"))
+        rows = self._db.execute("SELECT episode, sum(length) FROM records GROUP BY episode")
+        return {self._names[row[0]]: row[1] for row in rows}
 
-    def next_removable(self) -> int | None:
-        """The oldest closed segment without damage in which nothing lives."""
-        row = self._db.execute(
-            "SELECT segment FROM segments WHERE segment < (SELECT max(segment) FROM segments) "
-            "AND damaged_bytes = 0 AND NOT EXISTS (SELECT 1 FROM records WHERE position >= segment << 40 "
-            "AND position < (segment + 1) << 40) ORDER BY segment LIMIT 1"
-        ).fetchone()
-        return None if row is None else row[0]
+    def uses(self) -> list[SegmentUse]:
+        """Every segment, the oldest first; the last is the one that is appended to."""
+        rows = self._db.execute(
+            "SELECT segment, records, bytes + coalesce((SELECT sum(length) FROM tombstones t WHERE "
+            f"position >= segment << 40 AND position < (segment + 1) << 40 AND {_NEEDED}), 0), damaged "
+            "FROM segments ORDER BY segment"
+        )
+        return [SegmentUse(*row) for row in rows]
 
     def tombstones_needed(self, segment: int) -> list[tuple[str, int]]:
         """``(episode_id, before)`` of tombstones in ``segment`` whose dead records lie in other segments too."""
         rows = self._db.execute(
-            "SELECT episode_id, max(before) FROM tombstones t WHERE position >= ? AND position < ? AND EXISTS "
-            "(SELECT 1 FROM dead d WHERE d.episode_id = t.episode_id AND d.segment != ?) GROUP BY episode_id",
-            (position(segment, 0), position(segment + 1, 0), segment),
+            f"SELECT episode, max(before) FROM tombstones t WHERE position >= ? AND position < ? AND {_NEEDED} "
+            "GROUP BY episode",
+            (position(segment, 0), position(segment + 1, 0)),
         )
-        return [(row[0], row[1]) for row in rows]
+        return [(self._names[row[0]], row[1]) for row in rows]
+
+    def kept_in(self, segment: int) -> list[RecordLocation]:
+        """Living records and needed tombstones of a segment, in order."""
+        within = (position(segment, 0), position(segment + 1, 0))
+        rows = self._db.execute(
+            "SELECT position, length, type FROM records WHERE position >= ? AND position < ? UNION ALL "
+            f"SELECT position, length, 5 FROM tombstones t WHERE position >= ? AND position < ? AND {_NEEDED} "
+            "ORDER BY position",
+            within * 2,
+        )
+        return [RecordLocation(*row) for row in rows]
+
+    def may_move(self, segment: int) -> bool:
+        """Whether records may move within the segment: no tombstone elsewhere draws its line between them."""
+        (lines,) = self._db.execute(
+            "SELECT count(*) FROM tombstones t WHERE before >> 40 = ? AND position >> 40 != ? AND EXISTS "
+            "(SELECT 1 FROM records r WHERE r.episode = t.episode AND r.position >= t.before "
+            "AND r.position < (? + 1) << 40)",
+            (segment, segment, segment),
+        ).fetchone()
+        return bool(lines == 0)
 
 
 @contextlib.contextmanager
@@ -235,39 +302,3 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-
-
-def remove_index(directory: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
-        (directory / f"{INDEX_NAME}{suffix}").unlink(missing_ok=True)
-
-
-def expired(
-    states: Sequence[LastState],
-    sizes: Mapping[str, int],
-    now: float,
-    retention_days: float | None,
-    retention_bytes: int | None,
-) -> list[str]:
-    """Episodes that retention deletes, oldest first. Pure. ``states`` is ordered by age, ``now`` is Unix seconds.
-
-    An episode that has not ended is never deleted, but its bytes count. An episode that ended at an unknown time
-    has no age: only ``retention_bytes`` deletes it. ``retention_bytes`` bounds living bytes; the disk gets them
-    back when the segments that hold them have no other episode.
-    """
-    ended = [state for state in states if state.ended_at is not None]
-    chosen: dict[str, None] = {}
-    if retention_days is not None:
-        deadline = now - retention_days * DAY_S
-        for state in ended:
-            if state.ended_at is not None and state.ended_at < deadline:
-                chosen[state.episode_id] = None
-    if retention_bytes is not None:
-        living = sum(size for episode_id, size in sizes.items() if episode_id not in chosen)
-        for state in ended:
-            if living <= retention_bytes:
-                break
-            if state.episode_id not in chosen:
-                chosen[state.episode_id] = None
-                living -= sizes.get(state.episode_id, 0)
-    return list(chosen)

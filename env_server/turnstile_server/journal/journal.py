@@ -1,20 +1,19 @@
 """FileJournal: the Journal on a directory of segment files.
 
-Owns the directory's lock, a writer thread (the only one that appends; see ``commit``) and an index thread (SQLite,
-reads, removal of dead segments), and releases all three in ``close``. What must hold: ``append`` returns only
-after the record is as durable as the setting says; ``read`` gives what a returned append stored, before and after
-a crash; only segments in which every episode was deleted are removed. It never looks into turns.
+Owns the directory's lock, a writer thread (the only one that appends; see ``commit``) and an index thread (the
+index, reads, removal and compaction of segments), and releases all three in ``close``. What must hold: ``append``
+returns only after the record is as durable as the setting says; ``read`` gives what a returned append stored,
+before and after a crash; only what was deleted leaves the disk. It never looks into turns.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,12 +22,16 @@ import anyio.to_thread
 
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal.commit import GroupCommit
+from turnstile_server.journal.entries import place
 from turnstile_server.journal.files import DirectoryLock, FileOps, RealFiles
-from turnstile_server.journal.index import JournalIndex, LastState, UnindexedEntries, expired
+from turnstile_server.journal.index import JournalIndex, UnindexedEntries
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.recovery import recover
+from turnstile_server.journal.reserve import Reserve
 from turnstile_server.journal.segments import RecordReader, encode, segment_path
+from turnstile_server.journal.space import DiskSpace, IndexAccess
 from turnstile_server.journal.stats import JournalStats
+from turnstile_server.journal.summaries import Summaries
 from turnstile_server.journal.writer import SegmentTail, SegmentWriter
 from turnstile_server.settings import JournalSettings
 from turnstile_server.threads import result_of
@@ -37,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 PAGE = 256
 """Episodes read per turn of the index thread, so that other reads get in between."""
+SEGMENTS_PER_DISK = 64
+"""A segment is at most this part of the file system: 1/64."""
+SMALLEST_FITTED = 1 << 20
+"""Bytes; segments are not made smaller than this for a small disk."""
 T = TypeVar("T")
 
 
@@ -49,6 +56,7 @@ class OpenedDirectory:
     stats: JournalStats
     lock: DirectoryLock
     index: JournalIndex
+    summaries: Summaries
     tail: SegmentTail
 
 
@@ -63,6 +71,7 @@ class FileJournal:
         self._lock = opened.lock
         self._thread = thread
         self._index = opened.index
+        self._summaries = opened.summaries
         self._reader = RecordReader(opened.directory, opened.stats)
         self._unindexed = UnindexedEntries()
         writer = SegmentWriter(opened.directory, opened.files, settings, opened.stats, opened.tail)
@@ -70,10 +79,18 @@ class FileJournal:
             writer,
             settings,
             opened.stats,
+            reserve=Reserve(opened.directory, opened.files, settings.reserve_bytes),
             publish=self._unindexed.add,
             index=self._index_soon,
         )
-        self._collecting = anyio.Lock()
+        self._space = DiskSpace(
+            opened.directory,
+            opened.files,
+            settings,
+            opened.stats,
+            IndexAccess(self._index, self._summaries, self._unindexed, self._in_thread),
+            self._commit,
+        )
         self._closed = False
         self._released = False
         self._releasing = threading.Lock()
@@ -93,14 +110,16 @@ class FileJournal:
             thread.submit(_abandon, opening)
             thread.shutdown(wait=False)
             raise
-        journal = cls(opened, settings, thread)
+        journal = cls(opened, _fitted(settings, opened), thread)
         journal._commit.start()
         return journal
 
-    async def append(self, record: Record) -> None:
+    async def append(self, record: Record) -> int:
         """As in the protocol. Read-only arrays are not copied. Also raises ValueError and TypeError for a record
         that cannot be encoded (see ``segments.encode``)."""
-        await self._commit.submit(encode(record)).wait()
+        encoded = encode(record)
+        await self._commit.submit(encoded).wait()
+        return encoded.size
 
     def append_soon(self, record: Record) -> None:
         """As in the protocol: written with the next append, at latest after ``soon_window_s``. Until then ``read``
@@ -127,90 +146,60 @@ class FileJournal:
     async def episodes(self) -> AsyncIterator[Record]:
         """As in the protocol: the episodes there are when the iteration starts."""
 
-        def begin() -> list[LastState]:
-            self._index.take(self._unindexed)
-            return self._index.states()
+        def begin() -> list[str]:
+            self._summaries.take(self._index.take(self._unindexed))
+            return self._index.episodes()
 
-        def page(states: list[LastState]) -> list[Record]:
-            return [
-                record for state in states for record in self._reader.records(state.episode_id, [state.location])
-            ]
-
-        states = await self._in_thread(begin)
-        for start in range(0, len(states), PAGE):
-            chunk = states[start : start + PAGE]
-            for record in await self._in_thread(lambda chunk=chunk: page(chunk)):  # type: ignore[misc]
+        names = await self._in_thread(begin)
+        for start in range(0, len(names), PAGE):
+            chunk = names[start : start + PAGE]
+            for record in await self._in_thread(lambda chunk=chunk: self._states_of(chunk)):  # type: ignore[misc]
                 yield record
+
+    def _states_of(self, names: list[str]) -> list[Record]:
+        """The last state of each episode that still lives; the one before it where that is damaged."""
+        found: list[Record] = []
+        unindexed = self._unindexed.snapshot()
+        for name in names:
+            locations = self._index.locations(name, unindexed)
+            states = [location for location in locations if location.type == RecordType.EPISODE]
+            if not locations:
+                continue  # deleted meanwhile
+            damage = None if states else "it is not in the journal any more"
+            for location in reversed(states):
+                if records := self._reader.records(name, [location]):
+                    found.append(replace(records[0], damage=damage))
+                    break
+                segment, offset = place(location.position)
+                damage = damage or f"{segment_path(self._directory, segment)} is damaged at byte {offset}"
+            else:
+                found.append(Record(RecordType.EPISODE, name, {}, damage=damage))
+        return found
+
+    @property
+    def refusal(self) -> str | None:
+        """As in the protocol."""
+        return self._commit.trouble or self._space.over
 
     async def delete(self, episode_id: str) -> None:
         """As in the protocol. Records appended after it start the episode anew.
 
         Allowed below ``min_free_bytes``, because it is what frees space.
         """
-        await self._delete([episode_id])
-        await self._collect()
+        await self._space.delete([episode_id])
 
     async def apply_retention(self, now: float) -> list[str]:
-        """Deletes ended episodes by ``retention_days`` and ``retention_bytes``, oldest first; returns their ids.
+        """As in the protocol. Raises JournalUnavailable; then some of them may be deleted."""
+        return await self._space.apply_retention(now)
 
-        ``now`` is Unix seconds. Raises JournalUnavailable; then some of them may be deleted.
-        """
-        days, size = self._settings.retention_days, self._settings.retention_bytes
-
-        def choose() -> list[str]:
-            self._index.take(self._unindexed)
-            return expired(self._index.states(), self._index.sizes(), now, days, size)
-
-        chosen = await self._in_thread(choose) if days is not None or size is not None else []
-        await self._delete(chosen)
-        await self._collect()
-        return chosen
+    async def told_at_start(self) -> str:
+        """One line about the directory and its bounds."""
+        return await self._space.told_at_start()
 
     async def close(self) -> None:
         """As in the protocol. Appends already queued are stored and answered; later ones are refused."""
         self._closed = True
         await anyio.to_thread.run_sync(self._release)
-
-    # -- deleting --------------------------------------------------------------------------------------------
-
-    async def _delete(self, episode_ids: list[str]) -> None:
-        await self.flush()
-
-        def known() -> list[str]:
-            unindexed = self._unindexed.snapshot()
-            return [name for name in episode_ids if self._index.locations(name, unindexed)]
-
-        names = await self._in_thread(known)
-        if not names:
-            return
-        tombstones = [self._commit.submit(encode(Record(RecordType.EPISODE_DELETED, name, {}))) for name in names]
-        for tombstone in tombstones:
-            await tombstone.wait()
-
-    async def _collect(self) -> None:
-        """Removes dead segments, oldest first, each after the tombstones that must outlive it are stored again."""
-        async with self._collecting:
-            while (found := await self._in_thread(self._next_dead)) is not None:
-                segment, tombstones = found
-                carried = [
-                    self._commit.submit(encode(Record(RecordType.EPISODE_DELETED, name, {"before": before})))
-                    for name, before in tombstones
-                ]
-                for tombstone in carried:
-                    await tombstone.wait()
-                await self._in_thread(lambda segment=segment: self._remove(segment))  # type: ignore[misc]
-
-    def _next_dead(self) -> tuple[int, list[tuple[str, int]]] | None:
-        self._index.take(self._unindexed)
-        segment = self._index.next_removable()
-        return None if segment is None else (segment, self._index.tombstones_needed(segment))
-
-    def _remove(self, segment: int) -> None:
-        with contextlib.suppress(FileNotFoundError):  # an earlier attempt failed after this step
-            self._files.remove(segment_path(self._directory, segment))
-        self._files.sync_directory(self._directory)
-        self._index.forget_segment(segment)
-        self.stats.segments_removed += 1
 
     # -- threads ---------------------------------------------------------------------------------------------
 
@@ -223,14 +212,14 @@ class FileJournal:
             raise JournalUnavailable(f"The journal in {self._directory} cannot be read: {error}.") from error
 
     def _index_soon(self) -> None:
-        self._thread.submit(self._take)
+        self._thread.submit(self._take_quietly)
 
-    def _take(self) -> None:
+    def _take_quietly(self) -> None:
         try:
-            self._index.take(self._unindexed)
-        except sqlite3.Error as error:  # kept in memory, taken with the next attempt; at worst rebuilt at open
+            self._summaries.take(self._index.take(self._unindexed))
+        except sqlite3.Error as error:  # kept beside the index, taken with the next attempt
             self.stats.index_failures += 1
-            logger.error("The index in %s could not be updated: %s", self._directory, error)
+            logger.error("The index of %s could not be updated: %s", self._directory, error)
 
     def _release(self) -> None:
         """Ends both threads and gives up the lock, once. Runs in a worker thread, which goes on when the caller of
@@ -247,8 +236,14 @@ class FileJournal:
                 self._lock.release()
 
     def _close_index(self) -> None:
-        self._take()
+        self._take_quietly()
         self._index.close()
+
+
+def _fitted(settings: JournalSettings, opened: OpenedDirectory) -> JournalSettings:
+    """The settings with segments that are small beside the disk, because space is given back by the segment."""
+    fitting = max(opened.files.total_bytes(opened.directory) // SEGMENTS_PER_DISK, SMALLEST_FITTED)
+    return settings.model_copy(update={"segment_bytes": min(settings.segment_bytes, fitting)})
 
 
 def _open(directory: Path, files: FileOps) -> OpenedDirectory:
@@ -260,8 +255,10 @@ def _open(directory: Path, files: FileOps) -> OpenedDirectory:
     index: JournalIndex | None = None
     stats = JournalStats()
     try:
-        index = JournalIndex.open(directory)
-        return OpenedDirectory(directory, files, stats, lock, index, recover(directory, files, index, stats))
+        index = JournalIndex()
+        summaries = Summaries(directory, stats)
+        tail = recover(directory, files, index, summaries, stats)
+        return OpenedDirectory(directory, files, stats, lock, index, summaries, tail)
     except BaseException as error:
         if index is not None:
             index.close()

@@ -24,6 +24,8 @@ class RecordType(IntEnum):
     DELIVERY = 3
     DISCARD = 4
     EPISODE_DELETED = 5
+    EXPORTED = 6
+    """A trainer has fetched the ended episode: bounds of the disk may delete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,19 @@ class Record:
     episode_id: str
     meta: Mapping[str, Any]
     arrays: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+    damage: str | None = None
+    """Set by ``episodes`` only: the episode's last EPISODE record cannot be read, and why. This is the one before
+    it, or one without ``meta``."""
 
 
 class Journal(Protocol):
     """Stores records by episode."""
 
-    async def append(self, record: Record) -> None:
-        """Returns once the record is as durable as the ``durability`` setting says. Raises JournalUnavailable
-        (disk full, I/O error, closed): then the record is not in the journal and never will be. Cancelling
-        the caller does not undo an append: the record may be there."""
+    async def append(self, record: Record) -> int:
+        """Returns the record's bytes, once it is as durable as the ``durability`` setting says.
+
+        Raises JournalUnavailable (disk full, I/O error, closed): then the record is not in the journal and never
+        will be. Cancelling the caller does not undo an append: the record may be there."""
         ...
 
     def append_soon(self, record: Record) -> None:
@@ -56,7 +62,9 @@ class Journal(Protocol):
         ...
 
     def episodes(self) -> AsyncIterator[Record]:
-        """The last EPISODE record of every episode that is not deleted, oldest first."""
+        """The last EPISODE record of every episode that is not deleted, oldest first.
+
+        An episode of which anything can be read is never left out: see ``Record.damage``."""
         ...
 
     async def delete(self, episode_id: str) -> None:
@@ -67,6 +75,12 @@ class Journal(Protocol):
     async def apply_retention(self, now: float) -> list[str]:
         """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first;
         returns their ids."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why new episodes are refused now (no room, a disk that takes no records), as a sentence; None: they are
+        taken. Reading and deleting work all the same."""
         ...
 
     async def close(self) -> None:

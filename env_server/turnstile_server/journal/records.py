@@ -36,6 +36,11 @@ def episode_record(episode_id: str, meta: Mapping[str, Any]) -> Record:
     return Record(RecordType.EPISODE, episode_id, meta)
 
 
+def exported_record(episode_id: str) -> Record:
+    """A trainer has fetched the ended episode."""
+    return Record(RecordType.EXPORTED, episode_id, {})
+
+
 def delivery_record(episode_id: str, delivery: Delivery) -> Record:
     return Record(RecordType.DELIVERY, episode_id, delivery.model_dump(mode="json"))
 

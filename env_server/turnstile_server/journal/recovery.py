@@ -1,4 +1,4 @@
-"""Recovery of a directory when it is opened: bring the index up to date, cut a torn tail, find where to append.
+"""Recovery of a directory when it is opened: build the index, cut a torn tail, find where to append.
 
 Runs once, in the index thread, under the directory's lock. What must hold: no whole record is ever removed; only
 bytes behind the last whole record of the last segment are cut (they were not acknowledged, or cannot be read);
@@ -7,12 +7,15 @@ damage anywhere else stays on disk, is counted and logged, and everything around
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnstile_server.errors import StartupError
 from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, facts_of, needs_meta, position
 from turnstile_server.journal.files import FileOps
 from turnstile_server.journal.index import JournalIndex
@@ -21,6 +24,7 @@ from turnstile_server.journal.segments import (
     SEGMENT_PATTERN,
     DamagedBytes,
     FoundRecord,
+    apparent_record,
     identity_of,
     meta_of,
     read_file_header,
@@ -28,12 +32,13 @@ from turnstile_server.journal.segments import (
     segment_path,
 )
 from turnstile_server.journal.stats import JournalStats
+from turnstile_server.journal.summaries import Summaries, UnusableSummary, read_summary, summary_path
 from turnstile_server.journal.writer import SegmentTail
 
 logger = logging.getLogger(__name__)
 
-APPLY_AT_ONCE = 10_000
-"""Entries per transaction of the index: bounds the memory of a full rebuild."""
+REPORTED_SCAN = 64 << 20
+"""A start that reads more bytes than this says so."""
 _NAME = re.compile(r"segment-(\d{10})\.tsj")
 
 
@@ -47,22 +52,28 @@ class SegmentFile:
     nonce: int | None
 
 
-def recover(directory: Path, files: FileOps, index: JournalIndex, stats: JournalStats) -> SegmentTail:
-    """Raises StartupError for segments of a newer format, OSError and sqlite3.Error."""
+def recover(
+    directory: Path, files: FileOps, index: JournalIndex, summaries: Summaries, stats: JournalStats
+) -> SegmentTail:
+    """Raises StartupError for segments of a newer format and segments that cannot be opened, and OSError."""
+    _remove_leftovers(directory)
     segments = list_segments(directory)
+    number = segments[-1].number if segments else 0
     if segments and segments[-1].nonce is None:
         segments = _without_stillborn(segments, files, directory, stats)
-    number, offset = _agreement(segments, index)
-    last = segments[-1].number if segments else 0
-    tail = SegmentTail(last + 1)
+    tail = SegmentTail(number + 1)
+    scanned = 0
     for segment in segments:
-        if segment.number < number:
+        last = segment is segments[-1]
+        if not last and _take_summary(segment, index):
             continue
-        start = offset if segment.number == number else _start(segment)
-        end = _index_segment(segment, max(start, _start(segment)), segment.number == last, index, stats)
-        if segment.number == last and segment.nonce is not None:
+        scanned += segment.size
+        end = _index_segment(segment, last, index, summaries, stats)
+        if last and segment.nonce is not None:
             tail = _open_tail(segment, segment.nonce, end, files, stats)
-    for mark in index.segments().values():
+    if scanned > REPORTED_SCAN:
+        logger.info("%d bytes of the journal in %s were read to find its records", scanned, directory)
+    for mark in index.marks().values():
         if mark.damaged_bytes:
             logger.error(
                 "Segment %s has %d damaged bytes; everything else in it is readable and it is kept",
@@ -72,22 +83,53 @@ def recover(directory: Path, files: FileOps, index: JournalIndex, stats: Journal
     return tail
 
 
+def _remove_leftovers(directory: Path) -> None:
+    """Removes what no version reads any more: half-written files, and the index on disk of versions before 0.2."""
+    for name in ("index.sqlite3", "index.sqlite3-wal", "index.sqlite3-shm"):
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+    for path in directory.glob("segment-*.new"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _take_summary(segment: SegmentFile, index: JournalIndex) -> bool:
+    """Indexes a closed segment from its summary. False, with a line in the log, where that cannot be used."""
+    path = summary_path(segment.path)
+    if segment.nonce is None:
+        return False
+    try:
+        summary = read_summary(path, segment.number, segment.nonce, segment.size)
+    except FileNotFoundError:
+        logger.info("%s has no summary: it is read whole", segment.path)
+        return False
+    except (OSError, UnusableSummary) as error:
+        logger.warning("The summary %s cannot be used: %s. Its segment is read whole", path, error)
+        return False
+    mark = SegmentMark(segment.number, segment.nonce, segment.size, summary.damaged_bytes)
+    index.apply_summary(summary, mark)
+    return True
+
+
 def list_segments(directory: Path) -> list[SegmentFile]:
-    """In order. Raises StartupError for a newer format."""
+    """In order. Raises StartupError for a newer format, and for a segment that cannot be read."""
     segments = []
     for path in sorted(directory.glob(SEGMENT_PATTERN)):
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
-        with path.open("rb") as file:
-            header = file.read(FILE_HEADER.size)
-            size = os.fstat(file.fileno()).st_size
+        try:
+            with path.open("rb") as file:
+                header = file.read(FILE_HEADER.size)
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            # Without it the server would show fewer episodes than there are, and nobody would miss them.
+            raise StartupError(
+                f"The segment {path} of the journal cannot be read: {error.strerror}. Make it readable again, or "
+                "move it out of the directory to start without its episodes."
+            ) from error
         segments.append(SegmentFile(int(match[1]), path, size, read_file_header(header, str(path))))
     return segments
-
-
-def _start(segment: SegmentFile) -> int:
-    return FILE_HEADER.size if segment.nonce is not None else 0
 
 
 def _without_stillborn(
@@ -103,60 +145,52 @@ def _without_stillborn(
             return segments
     logger.warning("Removing %s: its creation was cut short (%d bytes)", last.path, last.size)
     stats.torn_bytes += last.size
-    files.remove(last.path)
-    files.sync_directory(directory)
+    try:
+        files.remove(last.path)
+        files.sync_directory(directory)
+    except OSError as error:  # a read-only disk: it is passed over, and its number is not used again
+        logger.error("%s could not be removed: %s", last.path, error)
     return segments[:-1]
 
 
-def _agreement(segments: list[SegmentFile], index: JournalIndex) -> tuple[int, int]:
-    """Up to which (segment, offset) the index can be trusted; it is cut or emptied to that."""
-    known = index.segments()
-    on_disk = {segment.number: segment for segment in segments}
-    trusted = all(
-        number in on_disk and (on_disk[number].nonce or 0) == mark.nonce and mark.synced_to <= on_disk[number].size
-        for number, mark in known.items()
-    )
-    if not trusted:
-        logger.warning("The index does not belong to these segments: it is rebuilt")
-        index.cut(0, 0)
-        known = {}
-    for segment in segments:
-        mark = known.get(segment.number)
-        if mark is None:
-            index.cut(segment.number, 0)
-            return segment.number, 0
-        if mark.synced_to < segment.size:
-            index.cut(segment.number, mark.synced_to)
-            return segment.number, mark.synced_to
-    if not segments:
-        return 0, 0
-    return segments[-1].number, segments[-1].size
-
-
-def _index_segment(segment: SegmentFile, start: int, last: bool, index: JournalIndex, stats: JournalStats) -> int:
-    """Indexes ``[start, size)`` and returns the end of the last whole record (or ``start``)."""
-    batch: list[Journaled] = []
+def _index_segment(
+    segment: SegmentFile, last: bool, index: JournalIndex, summaries: Summaries, stats: JournalStats
+) -> int:
+    """Indexes a segment from its bytes; returns the end of the last whole record."""
+    entries: list[Journaled] = []
     damage: list[DamagedBytes] = []
-    end = start
+    end = start = FILE_HEADER.size if segment.nonce is not None else 0
     with segment.path.open("rb", buffering=1 << 20) as file:
         for piece in scan(file, start, segment.size, str(segment.path)):
             if isinstance(piece, DamagedBytes):
                 damage.append(piece)
                 continue
+            try:
+                entries.append(entry_of(segment.number, piece))
+            except (ValueError, KeyError, TypeError, struct.error):  # a right checksum over what is no record
+                damage.append(DamagedBytes(piece.offset, piece.offset + piece.length))
+                continue
             end = piece.offset + piece.length
-            batch.append(entry_of(segment.number, piece))
-            if len(batch) >= APPLY_AT_ONCE:
-                index.apply(batch)
-                batch = []
-    appendable = last and segment.nonce is not None
-    if appendable and damage and damage[-1].end == segment.size:
-        damage.pop()  # the torn tail
-    for piece in damage:
-        stats.corrupt_records += 1
-        logger.error("Damage in %s, bytes %d to %d: kept, skipped", segment.path, piece.offset, piece.end)
+        appendable = last and segment.nonce is not None
+        if appendable and damage and damage[-1].end == segment.size:
+            damage.pop()  # the torn tail
+        for piece in damage:
+            stats.corrupt_records += 1
+            logger.error(
+                "Damage in %s, bytes %d to %d%s: kept, skipped",
+                segment.path,
+                piece.offset,
+                piece.end,
+                apparent_record(file, piece.offset),
+            )
     damaged = sum(piece.end - piece.offset for piece in damage)
-    batch.append(SegmentMark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged))
-    index.apply(batch)
+    mark = SegmentMark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged)
+    entries.append(mark)
+    index.apply(entries)
+    if appendable:
+        summaries.take(entries)
+    elif segment.nonce is not None:
+        summaries.describe(entries, mark)
     return end
 
 
@@ -172,14 +206,19 @@ def entry_of(segment: int, found: FoundRecord) -> IndexEntry:
 
 
 def _open_tail(segment: SegmentFile, nonce: int, end: int, files: FileOps, stats: JournalStats) -> SegmentTail:
-    fd = files.reopen(segment.path)
+    """The last segment, ready to append to. Where the disk refuses that (read-only, an I/O error), the next record
+    begins a new segment, as soon as the disk takes it; until then everything can be read."""
+    fd: int | None = None
     try:
+        fd = files.reopen(segment.path)
         if end < segment.size:
             logger.warning("Cutting a torn tail of %d bytes off %s", segment.size - end, segment.path)
             files.truncate(fd, end)
             stats.torn_bytes += segment.size - end
         files.sync(fd)
-    except BaseException:
-        files.close(fd)
-        raise
+    except OSError as error:
+        logger.error("%s cannot be appended to: %s. New records go into a new segment", segment.path, error)
+        if fd is not None:
+            files.close(fd)
+        return SegmentTail(segment.number + 1)
     return SegmentTail(segment.number, nonce, fd, end, end)

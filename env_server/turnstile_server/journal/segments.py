@@ -34,6 +34,7 @@ the next whole record behind damage.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import struct
@@ -67,6 +68,8 @@ _WIDE_JSON = 1
 _JOIN_BELOW = 64 << 10
 """Payloads below this are copied into one buffer; larger arrays are written from where they lie."""
 _SEARCH = 1 << 20
+_SECTOR = 4096
+_SHOWN_ID = 100
 SEGMENT_PATTERN = "segment-*.tsj"
 _KNOWN_TYPES = frozenset(int(kind) for kind in RecordType)
 
@@ -185,19 +188,30 @@ def read_at(file: BinaryIO, offset: int, end: int, name: str) -> FoundRecord | N
     """The whole record at ``offset``, or None. Raises StartupError for a record of a newer version."""
     if offset + RECORD_HEADER.size > end:
         return None
-    file.seek(offset)
-    header = file.read(RECORD_HEADER.size)
+    header = _read(file, offset, RECORD_HEADER.size)
     if len(header) < RECORD_HEADER.size:
         return None
     marker, crc, length, record_type, version, _ = RECORD_HEADER.unpack(header)
     if marker != MARKER or offset + RECORD_HEADER.size + length > end:
         return None
-    payload = file.read(length)
+    payload = _read(file, offset + RECORD_HEADER.size, length)
     if len(payload) < length or zlib.crc32(payload, zlib.crc32(header[8:])) != crc:
         return None
     if version > RECORD_VERSION:
         raise _newer(f"Segment {name} holds a record of version {version} at byte {offset}", RECORD_VERSION)
     return FoundRecord(offset, RECORD_HEADER.size + length, record_type, payload)
+
+
+def apparent_record(file: BinaryIO, offset: int) -> str:
+    """What a damaged place seems to have held, for the log: its header and its episode id may be whole."""
+    head = _read(file, offset, RECORD_HEADER.size + _PREFIX.size)
+    if len(head) < RECORD_HEADER.size + _PREFIX.size or head[: len(MARKER)] != MARKER:
+        return ""
+    _, _, length, kind, _, _ = RECORD_HEADER.unpack_from(head)
+    identity, _, _ = _PREFIX.unpack_from(head, RECORD_HEADER.size)
+    name = _read(file, offset + len(head), min(identity, _SHOWN_ID)).decode("utf-8", "replace")
+    known = RecordType(kind).name if kind in _KNOWN_TYPES else f"of type {kind}"
+    return f" (it seems to have been a record {known} of episode {name!r} with {length} bytes)"
 
 
 def scan(file: BinaryIO, start: int, end: int, name: str) -> Iterator[FoundRecord | DamagedBytes]:
@@ -232,7 +246,7 @@ class RecordReader:
     def records(self, episode_id: str, locations: Sequence[RecordLocation]) -> list[Record]:
         """Records of an episode at ``locations``, which are in order; types this server does not know are skipped.
 
-        Raises OSError, except that a segment which is gone is skipped: its episodes were deleted.
+        Raises OSError. A segment that is gone (somebody moved it) is damage like any other.
         """
         records: list[Record] = []
         for segment, group in groupby(locations, key=lambda location: place(location.position)[0]):
@@ -240,6 +254,9 @@ class RecordReader:
             try:
                 file = path.open("rb")
             except FileNotFoundError:
+                lost = len(list(group))
+                self._stats.corrupt_records += lost
+                logger.error("%s is gone: %d records of %s are lost", path, lost, episode_id)
                 continue
             with file:
                 for location in group:
@@ -249,17 +266,37 @@ class RecordReader:
                     found = read_at(file, offset, offset + location.length, str(path))
                     if found is None or identity_of(found.payload) != episode_id:
                         self._stats.corrupt_records += 1
-                        logger.error("Damage in %s at byte %d: a record of %s is lost", path, offset, episode_id)
+                        name = RecordType(location.type).name
+                        logger.error(
+                            "Damage in %s at byte %d: a record %s of %s is lost", path, offset, name, episode_id
+                        )
                         continue
                     records.append(decode(RecordType(found.type), found.payload))
         return records
 
 
+def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    """At most ``size`` bytes; nothing where the disk has an error (EIO), which is damage like any other."""
+    try:
+        file.seek(offset)
+        return file.read(size)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
 def _next_marker(file: BinaryIO, start: int, end: int) -> int:
     """Offset of the next marker at or after ``start``; ``end`` when there is none."""
     while start + len(MARKER) <= end:
-        file.seek(start)
-        block = file.read(min(_SEARCH, end - start))
+        block = _read(file, start, min(_SEARCH, end - start))
+        if not block:  # something in it is unreadable: go on sector by sector
+            following = (start // _SECTOR + 1) * _SECTOR
+            at = _read(file, start, following - start).find(MARKER)
+            if at >= 0:
+                return start + at
+            start = following
+            continue
         at = block.find(MARKER)
         if at >= 0:
             return start + at

@@ -30,6 +30,9 @@ class JournalStats:
     corrupt_records: int = 0
     """Damaged places found at open or while reading; they stay on disk (index thread)."""
     index_failures: int = 0
-    """Failed updates of the index; they are tried again (index thread)."""
+    """Failed updates of the index, which are tried again, and summaries that could not be written (index
+    thread)."""
     segments_removed: int = 0
     """Segments removed because every episode in them was deleted (index thread)."""
+    segments_compacted: int = 0
+    """Segments rewritten without their deleted episodes (index thread)."""

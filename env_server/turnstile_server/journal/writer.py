@@ -81,6 +81,18 @@ class SegmentWriter:
             written.error = error
         return written
 
+    def rotate(self) -> WriteOutcome:
+        """Begins a new segment unless the current one is empty. Never raises OSError; it is in the outcome."""
+        written = WriteOutcome()
+        tail = self._tail
+        try:
+            self._repair()
+            if tail.fd is not None and tail.offset > FILE_HEADER.size:
+                self._start_segment(tail.segment + 1, written)
+        except OSError as error:
+            written.error = error
+        return written
+
     def low_on_space(self, size: int) -> OSError | None:
         """Why ``size`` more bytes may not be written now; None if they may. ``min_free_bytes`` 0 allows all."""
         if not self._settings.min_free_bytes:
@@ -126,7 +138,7 @@ class SegmentWriter:
         full = tail.offset > FILE_HEADER.size and tail.offset + size > self._settings.segment_bytes
         if tail.fd is None:
             self._start_segment(tail.segment, written)
-        elif full or self._suspect:
+        elif full or self._suspect or self._files.removed(tail.fd):
             self._start_segment(tail.segment + 1, written)
 
     def _start_segment(self, segment: int, written: WriteOutcome) -> None:
