@@ -37,4 +37,5 @@ def forests(draw: st.DrawFn, max_turns: int = 12) -> TokenTree:
             started_at=float(seq),
         )
         nodes.append(tree.add(turn))
+        nodes[-1].delivery = draw(st.sampled_from(["written", "written", "written", "lost", "pending"]))
     return tree

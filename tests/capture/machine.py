@@ -375,15 +375,27 @@ class CaptureMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.seq)
     @rule(number=index, marked=st.booleans(), lost=st.booleans())
     def call_again_later(self, number: int, marked: bool, lost: bool) -> None:
-        """The same call once it was answered; the answer may have been lost."""
-        kept = self.oracle.turns[number % len(self.oracle.turns)]
+        """The same call once it was answered. ``lost``: its answer never arrived, where it was on its way."""
+        open_turns = [k for k in self.oracle.turns if k.delivery != "written" and not self.has_child(k)]
+        choice = open_turns if lost and open_turns else self.oracle.turns
+        kept = choice[number % len(choice)]
         if kept.turn.turn_id not in self.sent:
             return
-        if lost and not self.has_child(kept):
+        if choice is open_turns:
             kept.delivery = self.tree[kept.turn.turn_id].delivery = "lost"
         conversation = self.sent[kept.turn.turn_id].fork()
         self.conversations.append(conversation)
         self.arrive(conversation, marked, dict(kept.turn.asked_sampling))
+
+    @rule(number=index, reply=replies, marked=st.booleans())
+    def lose_a_reply_and_call_again(self, number: int, reply: Message, marked: bool) -> None:
+        conversation = self.pick(number)
+        flight = self.arrive(conversation.fork(), False, {})
+        if flight is not None:
+            self.flights.remove(flight)
+            flight.connected = False
+            self.land(flight, reply, "verbatim", written=False, count=2, context=[1])
+            self.arrive(conversation, marked, {})
 
     @rule(number=index, steps=exchanges)
     def exchange(self, number: int, steps: list[Step]) -> None:
@@ -617,11 +629,15 @@ class CaptureMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sampled_token_is_accounted_for(self) -> None:
-        if self.accounted == (state := (len(self.tree), dict(self.discarded))):
+        if self.accounted == (
+            state := (len(self.tree), dict(self.discarded), [node.delivery for node in self.tree])
+        ):
             return
         self.accounted = state
         self.tokens_are_what_was_fed_and_sampled()
         facts = replace(FACTS, discarded=dict(self.discarded))
+        for node in self.tree:
+            self.kept(node.turn.turn_id).repeated = node.repeated
         out = export_samples(self.tree, facts)
         everything = export_samples(self.tree, facts, include_untrained=True)
         reasons = self.oracle.untrained()

@@ -36,6 +36,8 @@ class Kept:
     path: list[Said]
     tokens: list[int]
     delivery: str = "pending"
+    repeated: bool = False
+    """A later call that is no child renders it again; the machine copies this from the tree."""
 
     def line(self) -> list[Kept]:
         return [*(self.parent.line() if self.parent else []), self]
@@ -180,6 +182,8 @@ class Oracle:
                 found[turn.turn_id] = "constrained"
             elif turn.sampling.temperature == 0:
                 found[turn.turn_id] = "greedy"
+            elif self._childless(kept) and kept.delivery != "written" and not kept.repeated:
+                found[turn.turn_id] = "undelivered" if kept.delivery == "lost" else "delivery_unknown"
         return found
 
     def trainers(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from capture.turns import make_turn
 from turnstile.models import EpisodeStatus, Message, Role, Sample, SampleSet, Tool
 from turnstile_server.capture import CallMatch, EpisodeFacts, Node, TokenTree, export_samples
 from turnstile_server.capture.keys import tools_key
+from turnstile_server.capture.node import DeliveryState
 
 END_OF_TURN = 1
 FACTS = EpisodeFacts(episode_id="ep_1", rollout_id="ep_1", status=EpisodeStatus.COMPLETED)
@@ -49,13 +50,14 @@ class Play:
         tools: Sequence[Tool] = (),
         template: str = "t",
         match: CallMatch | None = None,
+        delivery: DeliveryState = "written",
         **fields: Any,
     ) -> Node:
         """Plays a call to its end; ``match``: its place, when that was fixed earlier."""
         found = match if match is not None else self.match(call, tools, template)
         said = reply(answer) if isinstance(answer, str) else answer
         context = [self._token(f"{m.role}:{m.content}") for m in found.new_messages]
-        return self.tree.add(
+        node = self.tree.add(
             make_turn(
                 found,
                 said,
@@ -67,6 +69,8 @@ class Play:
                 **fields,
             )
         )
+        node.delivery = delivery
+        return node
 
     def export(self, facts: EpisodeFacts = FACTS, *, include_untrained: bool = False) -> SampleSet:
         return export_samples(self.tree, facts, include_untrained=include_untrained)

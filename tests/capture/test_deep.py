@@ -41,6 +41,8 @@ def deep() -> TokenTree:
         parent = tree.add(
             make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7, 8], context_ids=[index])
         )
+    assert parent is not None
+    parent.record_delivery("written")
     return tree
 
 
@@ -123,7 +125,9 @@ def test_a_wide_forest_is_exported_row_by_row() -> None:
         request_messages=(Message("user", "u"),),
     )
     for index in range(TURNS):
-        tree.add(make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
+        tree.add(
+            make_turn(place, answer(index), seq=index, tools_key=KEY, completion_ids=[7])
+        ).delivery = "written"
     out = export_samples(tree, FACTS)
     assert len(out.samples) == TURNS
     assert out.stats.trained_tokens == TURNS

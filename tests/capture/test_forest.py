@@ -19,7 +19,6 @@ from turnstile.models.wire import (
     decode_samples,
     encode_forest,
     encode_samples,
-    forest_as_json,
 )
 from turnstile_server.capture import EpisodeFacts, TokenTree, export_forest, export_samples
 
@@ -62,7 +61,7 @@ def test_the_forest_survives_the_wire_bit_for_bit(
 ) -> None:
     forest = export_forest(tree, of_episode, include_untrained=include_untrained)
     again = decode_forest(encode_forest(forest))
-    assert forest_as_json(again) == forest_as_json(forest)
+    assert again.model_dump(mode="json") == forest.model_dump(mode="json")
     same(again.to_samples(), forest.to_samples())
 
 

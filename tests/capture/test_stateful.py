@@ -43,7 +43,10 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
     wanted |= {f"retry:{state}:{mark}" for state in EXPECTED_ACTION for mark in ("marked", "unmarked")}
     wanted |= {f"harmless:{how}" for how in HARMLESS} | {f"real:{how}" for how in REAL}
     wanted |= {f"real:{role}" for role in ("system", "user", "tool", "developer")}
-    wanted |= {f"untrained:{reason}" for reason in ("superseded", "interrupted", "constrained", "greedy")}
+    wanted |= {
+        f"untrained:{reason}"
+        for reason in ("superseded", "interrupted", "constrained", "greedy", "undelivered", "delivery_unknown")
+    }
     wanted |= {"match:tie", "match:branch", "match:continuation", "match:continues_interrupted"}
     wanted |= {"commit:out_of_order", "commit:end_of_turn_only", "commit:interrupted", "tools:reordered"}
     wanted |= {"tick", "tock"}

@@ -14,6 +14,7 @@ from turnstile.models import WeightSpan as Span
 from turnstile_server.capture import EpisodeFacts, TokenTree, export_samples
 from turnstile_server.capture import statistics as statistics_module
 from turnstile_server.capture.keys import tools_key
+from turnstile_server.capture.node import DeliveryState
 
 NO_TOOLS = tools_key((), "t")
 SUMMARIES = tuple(f"a summary of the dialogue, long enough to quote, {number}" for number in range(3))
@@ -40,6 +41,9 @@ class Step:
     swapped: bool
     """It was committed before the turn that comes before it here."""
     polled: bool
+    delivery: DeliveryState = "written"
+    later: DeliveryState | None = None
+    """What the delivery becomes before the last poll."""
     continues: int | None = None
     """Which earlier turn a broken root goes on from."""
 
@@ -61,6 +65,8 @@ steps = st.builds(
     echo=st.lists(st.sampled_from(["text_trimmed", "reasoning_changed"]), unique=True).map(tuple),
     swapped=st.sampled_from([False, False, False, True]),
     polled=st.sampled_from([True, True, True, False]),
+    delivery=st.sampled_from(["written", "written", "lost", "pending"]),
+    later=st.sampled_from([None, None, "written", "lost"]),
     continues=st.none() | st.integers(0, 6),
 )
 
@@ -122,13 +128,17 @@ def test_kept_statistics_are_those_of_the_whole_tree(made: list[Step], discarded
     for number, step in enumerate(made):
         # A turn may get its number in the order of commits before another and reach the tree after it.
         seq = 2 * number + (0 if step.swapped else 3)
-        tree.add(turn_of(step, number, seq, known))
+        tree.add(turn_of(step, number, seq, known)).record_delivery(step.delivery)
         known.append(f"turn_{number}")
         if step.polled or number == len(made) - 1:
             kept, whole = tree.statistics(discarded), export_samples(tree, facts).stats
             assert kept == whole
             for reason in kept.untrained:
                 event(reason)
+    for number, step in enumerate(made):
+        if step.later is not None:
+            tree[f"turn_{number}"].record_delivery(step.later)
+            assert tree.statistics(discarded) == export_samples(tree, facts).stats
 
 
 def long_tree(turns: int) -> TokenTree:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from capture.turns import make_tool
 from turnstile.models import Message, ToolCall
+from turnstile_server.capture import compare
 from turnstile_server.capture.compare import Comparison, compare_foreign, compare_reply, fill_defaults, json_equal
 from turnstile_server.capture.keys import chain
 
@@ -94,6 +95,24 @@ ARGUMENTS: list[tuple[str, str, set[str]]] = [
 @pytest.mark.parametrize(("stored", "incoming", "kinds"), ARGUMENTS)
 def test_arguments_have_named_tolerances(stored: str, incoming: str, kinds: set[str]) -> None:
     assert verdict(said(arguments=stored), said(arguments=incoming)) == (None, kinds)
+
+
+MANY = [{"k": index, "s": "x,[{", "t": True} for index in range(4_000)]
+
+
+def test_arguments_of_many_values_may_be_written_otherwise_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = said(arguments=json.dumps({"a": MANY, "n": 1}))
+    slow = [json.dumps({"n": 1, "a": MANY}, indent=1), json.dumps({"a": [*MANY[:-1], {"k": 0}], "n": 1})]
+    monkeypatch.setattr(compare, "_compare_json", lambda *_: pytest.fail("every value was compared"))
+    assert verdict(stored, said(arguments=slow[0])) == (None, RESPELLED)
+    for other in (slow[1], json.dumps({"a": MANY, "n": True}), json.dumps({"a": MANY, "n": float("nan")}), "{"):
+        assert verdict(stored, said(arguments=other))[0] == "tool_calls[0].arguments"
+
+
+def test_a_long_text_in_arguments_has_every_tolerance_whatever_signs_it_has() -> None:
+    code = "[{,}]" * 10_000
+    stored, incoming = (said(arguments=json.dumps({"code": text})) for text in (code + " \n", code))
+    assert verdict(stored, incoming) == (None, STRIPPED)
 
 
 EDITED: list[tuple[Message, Message, str]] = [

@@ -22,8 +22,15 @@ RECORDED = Path(__file__).resolve().parent / "recorded"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+RID = "call-1"
+"""Of the calls that recordings answer."""
+
+
 def recording(name: str) -> dict[str, Any]:
+    """With the name of a test's call in the place of the recorded one, ``recorded``."""
     value: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
+    if "body" in value:
+        value["body"] = value["body"].replace('"id":"recorded"', f'"id":"{RID}"')
     return value
 
 

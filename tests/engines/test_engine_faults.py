@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from typing import Any
 
+import anyio
 import pytest
 from aiohttp import web
 from engines_support import collect, prompt_of
@@ -63,6 +65,12 @@ def without_finish() -> bytes:
     return sse(frames("stream_length_cumulative")[:-1], done=False)
 
 
+async def answer_by_name(request: web.Request) -> web.StreamResponse:
+    payload = whole("whole_length")
+    payload["meta_info"]["id"] = (await request.json())["rid"]
+    return web.json_response(payload)
+
+
 def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
     payload = whole("whole_length")
     change(payload)
@@ -78,6 +86,10 @@ UNSTREAMED: dict[str, tuple[Callable[[ScriptedEngine], None], type[TurnstileErro
         EngineProtocolError,
     ),
     "a list": (lambda s: s.answers(b"[]"), EngineProtocolError),
+    "a reply to another call": (
+        lambda s: s.answers(changed(lambda p: p["meta_info"].update(id="call-2"))),
+        EngineProtocolError,
+    ),
     "no finish": (
         lambda s: s.answers(changed(lambda p: p["meta_info"].update(finish_reason=None))),
         EngineProtocolError,
@@ -128,6 +140,10 @@ STREAMED: dict[str, tuple[Callable[[ScriptedEngine], None], type[TurnstileError]
     "an end without anything": (lambda s: s.streams(without_finish()), EngineProtocolError),
     "a broken connection": (lambda s: s.streams(without_finish(), cut=True), EngineUnavailable),
     "a frame cut in two": (lambda s: s.streams(without_finish()[:-30]), EngineProtocolError),
+    "a reply to another call": (
+        lambda s: s.streams(without_finish().replace(b'"call-1"', b'"call-2"')),
+        EngineProtocolError,
+    ),
     "garbage": (lambda s: s.streams(b"data: {]\n\n"), EngineProtocolError),
     "an error of the engine": (
         lambda s: s.streams(without_finish(), b'data: {"error": {"message": "no memory", "code": 500}}\n\n'),
@@ -254,7 +270,7 @@ async def test_aborts_pass_when_every_slot_is_taken(server: ScriptedEngine) -> N
 
 
 async def test_a_freed_slot_is_taken_by_the_next_call(server: ScriptedEngine) -> None:
-    server.answers(whole("whole_length"))
+    server.generate = answer_by_name
     async with attached(server, max_connections=1) as engine:
         results = await asyncio.gather(
             *[collect(engine, PROMPT, FOUR, rid=f"call-{i}", stream=False) for i in range(8)]
@@ -411,3 +427,51 @@ async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attem
                 else:
                     with pytest.raises(EngineUnavailable, match="cannot be reached"):
                         await call
+
+
+@asynccontextmanager
+async def repeating(server: ScriptedEngine) -> AsyncIterator[str]:
+    """A proxy that sends the reply to the first call twice; yields its address."""
+    repeated = False
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal repeated
+        host, port = server.url.removeprefix("http://").split(":")
+        answers, asked = await asyncio.open_connection(host, int(port))
+        with closing(writer), closing(asked), suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                request, body = await http_message(reader)
+                asked.write(request + body)
+                reply = b"".join(await http_message(answers))
+                writer.write(reply)
+                if b"/generate" in request and not repeated:
+                    repeated = True
+                    await asyncio.sleep(0.1)
+                    writer.write(reply)
+
+    async with await asyncio.start_server(carry, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def http_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: *(\d+)", head)
+    return head, await reader.readexactly(int(found[1])) if found else b""
+
+
+async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers_tokens(
+    server: ScriptedEngine,
+) -> None:
+    server.generate = answer_by_name
+    async with repeating(server) as url:
+        engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
+        await engine.start()
+        try:
+            await collect(engine, PROMPT, FOUR, rid="call-1", stream=False)
+            await anyio.sleep(0.3)
+            with pytest.raises(EngineProtocolError, match="it answers the call 'call-1', not 'call-2'"):
+                await collect(engine, PROMPT, FOUR, rid="call-2", stream=False)
+            for number in range(3, 9):
+                await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
+        finally:
+            await engine.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import frames, recording, sse, whole
+from scripted_engine import RID, frames, recording, sse, whole
 
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.sglang_wire import (
@@ -20,6 +20,7 @@ from turnstile_server.engines.sglang_wire import (
     error_for_status,
     generate_body,
     input_logprobs,
+    meta_of,
 )
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
@@ -27,7 +28,7 @@ VOCAB = 4160
 
 
 def read_all(payloads: list[dict[str, Any]]) -> list[EngineChunk]:
-    reader = ReplyReader("default")
+    reader = ReplyReader(RID, "default")
     return [chunk for payload in payloads if (chunk := reader.read(payload)) is not None]
 
 
@@ -82,7 +83,7 @@ def test_tokens_that_may_be_older_than_the_version_of_their_chunk_have_no_versio
         payload[META]["weight_version"] = "v2"
     versions = [chunk.weight_version for chunk in read_all(payloads)]
     assert versions == ["default", "default", None, "default"]  # the last chunk has spans of its own
-    first_of_a_call_sent_under_other_weights = ReplyReader("v0").read(payloads[0])
+    first_of_a_call_sent_under_other_weights = ReplyReader(RID, "v0").read(payloads[0])
     assert first_of_a_call_sent_under_other_weights is not None
     assert first_of_a_call_sent_under_other_weights.weight_version is None
 
@@ -128,18 +129,25 @@ def test_a_recorded_refusal_keeps_the_engines_words() -> None:
     assert "longer than the model's context length" in error.message
 
 
+def test_a_server_that_names_no_call_is_believed() -> None:
+    payload = whole("whole_length")
+    del payload[META]["id"]
+    assert len(read_all([payload])) == 1
+
+
 def test_recorded_scores_are_read() -> None:
     record = recording("score")
     ids = np.array(record["request"]["input_ids"], np.int32)
-    scores = input_logprobs(json.loads(record["body"]), ids, 2, VOCAB)
+    meta = meta_of(json.loads(record["body"]), RID)
+    scores = input_logprobs(meta, ids, 2, VOCAB)
     assert len(scores) == 2
-    assert chosen_logprob(whole("score_one"), 7) < 0
+    assert chosen_logprob(whole("score_one")[META], 7) < 0
     with pytest.raises(EngineProtocolError):
-        input_logprobs(json.loads(record["body"]), ids, 1, VOCAB)
+        input_logprobs(meta, ids, 1, VOCAB)
     with pytest.raises(EngineProtocolError, match="other ids"):
-        input_logprobs(json.loads(record["body"]), np.where(ids == ids[-1], VOCAB - 1, ids), 2, VOCAB)
+        input_logprobs(meta, np.where(ids == ids[-1], VOCAB - 1, ids), 2, VOCAB)
     with pytest.raises(EngineProtocolError):
-        chosen_logprob(whole("score_one"), 8)
+        chosen_logprob(whole("score_one")[META], 8)
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -147,6 +155,7 @@ META = "meta_info"
 
 UNRECORDABLE: dict[str, Change] = {
     "no meta_info": lambda p: p.pop(META),
+    "a reply to another call": lambda p: p[META].update(id="call-2"),
     "no logprobs": lambda p: p[META].pop("output_token_logprobs"),
     "logprobs are null": lambda p: p[META].update(output_token_logprobs=None),
     "a null logprob": lambda p: p[META]["output_token_logprobs"][1].__setitem__(0, None),

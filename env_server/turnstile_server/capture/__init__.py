@@ -19,7 +19,7 @@ from turnstile_server.capture.export import EpisodeFacts, export_forest, export_
 from turnstile_server.capture.match import CallMatch
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.retry import Action, EarlierCall, decide
-from turnstile_server.capture.tree import TokenTree
+from turnstile_server.capture.tree import TokenTree, Turns
 from turnstile_server.capture.volatile import VolatileText
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "EpisodeFacts",
     "Node",
     "TokenTree",
+    "Turns",
     "VolatileText",
     "decide",
     "export_forest",

@@ -28,7 +28,7 @@ from turnstile.models import (
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.provenance import Origin, origins
 from turnstile_server.capture.statistics import SUPERSEDED, statistics, untrained_reasons
-from turnstile_server.capture.tree import TokenTree
+from turnstile_server.capture.tree import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EpisodeFacts:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def export_samples(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bool = False) -> SampleSet:
+def export_samples(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool = False) -> SampleSet:
     """The rows, the untrained turns and the statistics of an episode.
 
     Rows without a trained token (a superseded retry, an interrupted leaf) are left out unless
@@ -70,7 +70,7 @@ class Selection:
     untrained: tuple[Untrained, ...]
 
 
-def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
+def select(tree: Turns, *, include_untrained: bool = False) -> Selection:
     """The rows of an episode; see ``export_samples``."""
     of_root = origins(tree.roots, tree)
     reasons = untrained_reasons(tree, of_root)
@@ -85,7 +85,7 @@ def select(tree: TokenTree, *, include_untrained: bool = False) -> Selection:
     return Selection(leaves, owner, of_leaf, _untrained(tree, reasons))
 
 
-def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
+def _untrained(tree: Turns, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
     return tuple(
         Untrained(turn_id=node.turn.turn_id, tokens=len(node.turn.completion_ids), reason=reason)
         for node in tree
@@ -93,7 +93,7 @@ def _untrained(tree: TokenTree, reasons: Mapping[str, str]) -> tuple[Untrained, 
     )
 
 
-def _owners(tree: TokenTree, reasons: dict[str, str]) -> dict[str, str]:
+def _owners(tree: Turns, reasons: dict[str, str]) -> dict[str, str]:
     """Turn id to the id of the leaf whose row trains it: the earliest leaf that is trained itself, else the
     earliest leaf. Superseded leaves come last, so a turn above one is trained in the row of a leaf that went
     on."""
@@ -178,7 +178,7 @@ def sample_status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
     return "completed"
 
 
-def export_forest(tree: TokenTree, facts: EpisodeFacts, *, include_untrained: bool = False) -> TokenForest:
+def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool = False) -> TokenForest:
     """The tree as arrays, each token once; its memory is that of the episode's tokens, however many rows share
     them.
 

@@ -19,8 +19,8 @@ DeliveryState = Literal["pending", "written", "lost"]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A turn in its place. Two things change later: the tree adds ``children``, and ``record_delivery`` records
-    what became of the reply."""
+    """A turn in its place. Three things change later: the tree adds ``children`` and sets ``repeated``, and
+    ``record_delivery`` records what became of the reply."""
 
     turn: Turn
     parent: Node | None
@@ -40,8 +40,28 @@ class Node:
     depth: int
     children: list[Node] = field(default_factory=list)
     delivery: DeliveryState = "pending"
+    repeated: bool = False
+    """A call that is no child holds this path with its reply: it renders the conversation again."""
     _tokens: Int32Array | None = field(default=None, repr=False)
     """The result of ``tokens``, cached by the node of a path that was asked last."""
+
+    def copied(self, parent: Node | None) -> Node:
+        """The node as it is now, below ``parent`` and without children."""
+        return Node(
+            self.turn,
+            parent,
+            self.groups,
+            self.merged_with_parent,
+            self.head,
+            self.end,
+            self.token_count,
+            self.group_count,
+            self.depth,
+            [],
+            self.delivery,
+            self.repeated,
+            self._tokens,
+        )
 
     @property
     def prompt_count(self) -> int:
@@ -55,6 +75,12 @@ class Node:
             return False
         self.delivery = state
         return True
+
+    @property
+    def received(self) -> bool:
+        """Whether the agent is known to have the whole reply: it was written to its connection, or a later call
+        builds on it. False for "not known" too."""
+        return self.delivery == "written" or bool(self.children) or self.repeated
 
     def path(self) -> list[Node]:
         """The nodes from the root to this one."""

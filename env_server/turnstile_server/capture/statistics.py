@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from turnstile.models import EpisodeStats, Turn, Untrained
 from turnstile_server.capture.node import Node
-from turnstile_server.capture.provenance import Origin, auxiliary_roots, start
+from turnstile_server.capture.provenance import Origin, auxiliary_roots, origins, start
 
 AUXILIARY = "auxiliary"
 SUPERSEDED = "superseded"
+UNDELIVERED = "undelivered"
+DELIVERY_UNKNOWN = "delivery_unknown"
 
 
 def own_reason(turn: Turn) -> str | None:
@@ -33,19 +35,38 @@ def own_reason(turn: Turn) -> str | None:
     return None
 
 
+def delivery_reason(node: Node, quoted: Collection[str]) -> str | None:
+    """Why the turn is untrained because its reply may never have reached the agent; None where it did.
+
+    ``quoted``: ids of the turns that a later conversation quotes. What the agent did next is then no consequence
+    of the completion, so that the episode's reward says nothing about it.
+    """
+    if node.received or node.turn.turn_id in quoted:
+        return None
+    return UNDELIVERED if node.delivery == "lost" else DELIVERY_UNKNOWN
+
+
+def quoted_turns(of_root: Mapping[str, Origin]) -> set[str]:
+    """Ids of the turns that later conversations quote, by ``provenance.origins``."""
+    causes = (root.cause for root in of_root.values())
+    return {cause.turn_id for cause in causes if cause is not None and cause.by != "thread"}
+
+
 def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> dict[str, str]:
     """Turn id to the reason why its completion is never trained by default; all others are trained once.
 
     ``nodes``: all nodes, in commit order. A childless turn is superseded when a later turn of the same request has
-    a child. That reason wins over the turn's own, and the turn's own over ``auxiliary``.
+    a child. That reason wins over the turn's own, the turn's own over that of its delivery, and that over
+    ``auxiliary``.
     """
     reasons = dict.fromkeys((turn_id for turn_id, root in of_root.items() if root.kind == AUXILIARY), AUXILIARY)
+    quoted = quoted_turns(of_root)
     siblings: dict[str, list[Node]] = {}
     for node in nodes:
         siblings.setdefault(node.turn.request_key, []).append(node)
-        own = own_reason(node.turn)
-        if own is not None:
-            reasons[node.turn.turn_id] = own
+        reason = own_reason(node.turn) or delivery_reason(node, quoted)
+        if reason is not None:
+            reasons[node.turn.turn_id] = reason
     for same_request in siblings.values():
         followed = False
         for node in reversed(same_request):
@@ -111,10 +132,17 @@ class RunningStatistics:
         self._breaks: Counter[str] = Counter()
         self._cosmetic: Counter[str] = Counter()
         self._untrained: Counter[str] = Counter()
-        """Tokens by reason, without ``auxiliary``."""
+        """Tokens by reason, without ``auxiliary`` and without those of the delivery."""
+        self._unreceived: dict[str, Node] = {}
+        """Turns that were not known to be received when last asked. What becomes of them is asked when the figures
+        are wanted; a turn that is received stays so."""
+        self._quoted: set[str] | None = None
+        """``quoted_turns``; None: to be asked anew."""
         self._requests: dict[str, _SameRequest] = {}
         self._superseded: set[str] = set()
         self._last_root: tuple[float, int] = (float("-inf"), -1)
+        self._auxiliary: dict[str, int] = {}
+        """Tokens of the roots whose only reason is that they are auxiliary, or that of their delivery."""
         self._auxiliary_tokens = 0
         self._auxiliary_stale = False
 
@@ -144,19 +172,31 @@ class RunningStatistics:
             self._branches += 1
         if start(turn) < self._last_root:  # it may have caused a root that was added before it
             self._auxiliary_stale = True
+        if own is None:
+            self._unreceived[turn.turn_id] = node
+        if parent is not None:
+            self._unreceived.pop(parent.turn.turn_id, None)
 
-    def figures(self, roots: Sequence[Node], nodes: Iterable[Node], discarded: Mapping[str, int]) -> EpisodeStats:
+    def figures(
+        self, roots: Sequence[Node], nodes: Collection[Node], discarded: Mapping[str, int]
+    ) -> EpisodeStats:
         """The statistics as they are now. ``roots`` and ``nodes`` are all of the tree's."""
         if self._auxiliary_stale:
-            self._auxiliary_tokens = self._count_auxiliary(roots, nodes)
+            self._auxiliary = self._only_auxiliary(roots, nodes)
+            self._auxiliary_tokens = sum(self._auxiliary.values())
             self._auxiliary_stale = False
-        untrained = {reason: tokens for reason, tokens in self._untrained.items() if tokens}
-        if self._auxiliary_tokens:
-            untrained[AUXILIARY] = self._auxiliary_tokens
+            self._quoted = None
+        untrained = Counter({reason: tokens for reason, tokens in self._untrained.items() if tokens})
+        auxiliary = self._auxiliary_tokens
+        for node, reason in self._undelivered(roots, nodes):
+            untrained[reason] += len(node.turn.completion_ids)
+            auxiliary -= self._auxiliary.get(node.turn.turn_id, 0)
+        if auxiliary:
+            untrained[AUXILIARY] = auxiliary
         return EpisodeStats(
             sampled_tokens=self._sampled,
             trained_tokens=self._sampled - sum(untrained.values()),
-            untrained=untrained,
+            untrained=dict(untrained),
             discarded=dict(discarded),
             rerendered_tokens=self._rerendered,
             turns=self._turns,
@@ -193,16 +233,24 @@ class RunningStatistics:
         if node.parent is None:
             self._auxiliary_stale = True
 
-    def _count_auxiliary(self, roots: Sequence[Node], nodes: Iterable[Node]) -> int:
-        """Tokens of the roots whose only reason is that they are auxiliary."""
+    def _only_auxiliary(self, roots: Sequence[Node], nodes: Iterable[Node]) -> dict[str, int]:
         auxiliary = auxiliary_roots(roots, nodes)
-        return sum(
-            len(root.turn.completion_ids)
+        return {
+            root.turn.turn_id: len(root.turn.completion_ids)
             for root in roots
             if root.turn.turn_id in auxiliary
             and root.turn.turn_id not in self._superseded
             and own_reason(root.turn) is None
-        )
+        }
+
+    def _undelivered(self, roots: Sequence[Node], nodes: Iterable[Node]) -> list[tuple[Node, str]]:
+        """The turns that are untrained because of their delivery, and the reason of each."""
+        self._unreceived = {turn_id: node for turn_id, node in self._unreceived.items() if not node.received}
+        open_turns = [node for turn_id, node in self._unreceived.items() if turn_id not in self._superseded]
+        if open_turns and self._quoted is None:
+            self._quoted = quoted_turns(origins(roots, nodes)) if len(roots) > 1 else set()
+        reasons = ((node, delivery_reason(node, self._quoted or ())) for node in open_turns)
+        return [(node, reason) for node, reason in reasons if reason is not None]
 
 
 def _seq(node: Node) -> int:

@@ -25,18 +25,12 @@ CACHED_PATHS = 8
 time."""
 
 
-class TokenTree:
-    """All turns of one episode, and the indexes that find a call's parent in time O(its messages)."""
+class Turns:
+    """The turns of an episode in their places, to be read."""
 
-    def __init__(self, volatile: VolatileText | None = None) -> None:
+    def __init__(self) -> None:
         self.roots: list[Node] = []
-        self._volatile = volatile if volatile is not None else VolatileText()
         self._nodes: dict[str, Node] = {}
-        self._by_end: dict[Key, list[Node]] = {}
-        self._by_dialogue: dict[Key, list[Node]] = {}
-        self._by_request: dict[str, list[Node]] = {}
-        self._paths: deque[PathCache] = deque(maxlen=CACHED_PATHS)
-        self._statistics = RunningStatistics()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -50,6 +44,32 @@ class TokenTree:
 
     def __getitem__(self, turn_id: str) -> Node:
         return self._nodes[turn_id]
+
+    def leaves(self) -> list[Node]:
+        """Childless nodes in commit order."""
+        return [node for node in self if not node.children]
+
+    def snapshot(self) -> Turns:
+        """The turns as they are now, for a thread: they no longer change. About 2 µs a turn."""
+        copied = Turns()
+        for turn_id, node in self._nodes.items():  # a parent is before its children
+            parent = copied._nodes[node.parent.turn.turn_id] if node.parent is not None else None
+            copied._nodes[turn_id] = own = node.copied(parent)
+            (parent.children if parent is not None else copied.roots).append(own)
+        return copied
+
+
+class TokenTree(Turns):
+    """All turns of one episode, and the indexes that find a call's parent in time O(its messages)."""
+
+    def __init__(self, volatile: VolatileText | None = None) -> None:
+        super().__init__()
+        self._volatile = volatile if volatile is not None else VolatileText()
+        self._by_end: dict[Key, list[Node]] = {}
+        self._by_dialogue: dict[Key, list[Node]] = {}
+        self._by_request: dict[str, list[Node]] = {}
+        self._paths: deque[PathCache] = deque(maxlen=CACHED_PATHS)
+        self._statistics = RunningStatistics()
 
     def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> CallMatch:
         """Finds the deepest turn whose path and reply the call repeats, and types the break if there is one.
@@ -107,6 +127,8 @@ class TokenTree:
         head = end
         for item in groups:
             head, end = end, end.then(item.message)
+            if turn.break_ is not None and item.message.role == "assistant" and item is not groups[-1]:
+                self._repeats(end)
         before = parent.token_count if parent is not None else 0
         node = Node(
             turn=turn,
@@ -127,13 +149,16 @@ class TokenTree:
         self._statistics.add(node)
         return node
 
+    def _repeats(self, keys: PathKeys) -> None:
+        """A call that left the known paths holds a path with these keys: its agent has the reply that ends it. One
+        of several equal replies is meant, and where one is known to be received it was that one."""
+        nodes = self._by_dialogue.get(keys.dialogue, ())
+        if nodes and not any(node.received for node in nodes):
+            nodes[-1].repeated = True
+
     def statistics(self, discarded: Mapping[str, int]) -> EpisodeStats:
         """The statistics that ``export_samples`` gives, at the same cost however many turns there are."""
         return self._statistics.figures(self.roots, self._nodes.values(), discarded)
-
-    def leaves(self) -> list[Node]:
-        """Childless nodes in commit order."""
-        return [node for node in self if not node.children]
 
 
 def _system_messages(messages: Iterable[Message]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from turnstile_server.engines.sglang_wire import (
     error_for_status,
     generate_body,
     input_logprobs,
+    meta_of,
     parse_json,
 )
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
@@ -144,7 +145,7 @@ class SGLangEngine:
             async with self._http.call("/generate", body, {_ROUTING_HEADER: routing_key}) as reply:
                 if reply.status != 200:
                     raise error_for_status(reply.status, await reply.body())
-                chunks = self._streamed(reply, version) if stream else self._unstreamed(reply, version)
+                chunks = self._streamed(reply, rid, version) if stream else self._unstreamed(reply, rid, version)
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         settled = chunk.finish is not None
@@ -158,19 +159,19 @@ class SGLangEngine:
             if not settled:
                 await self._abort_ended(rid)
 
-    async def _unstreamed(self, reply: EngineReply, version: str | None) -> AsyncGenerator[EngineChunk]:
-        reader = ReplyReader(version)
+    async def _unstreamed(self, reply: EngineReply, rid: str, version: str | None) -> AsyncGenerator[EngineChunk]:
+        reader = ReplyReader(rid, version)
         chunk = reader.read(parse_json(await reply.body(), "The engine's answer"))
         if chunk is None or chunk.finish is None:
             raise EngineProtocolError("The engine's answer has no finish reason.")
         self._check_output(chunk.ids)
         yield chunk
 
-    async def _streamed(self, reply: EngineReply, version: str | None) -> AsyncGenerator[EngineChunk]:
+    async def _streamed(self, reply: EngineReply, rid: str, version: str | None) -> AsyncGenerator[EngineChunk]:
         if reply.content_type != "text/event-stream":
             start = (await reply.body())[:120].decode("utf-8", "replace")
             raise EngineProtocolError(f"The engine's answer is {reply.content_type}, not a stream: {start!r}.")
-        reader = ReplyReader(version)
+        reader = ReplyReader(rid, version)
         splitter = SseSplitter(self._settings.max_reply_bytes)
         async with aclosing(reply.parts()) as parts:
             async for data in parts:
@@ -219,8 +220,8 @@ class SGLangEngine:
             return np.empty(0, np.float32)
         if temperature in (0.0, 1.0) or self._known.scales_input_logprobs:
             sampling = EngineSampling(max_new_tokens=0, temperature=temperature)
-            payload = await self._score_call(input_ids, sampling, {"logprob_start_len": start - 1})
-            return input_logprobs(payload, input_ids, start, self.capabilities.vocab_size)
+            meta = await self._score_call(input_ids, sampling, {"logprob_start_len": start - 1})
+            return input_logprobs(meta, input_ids, start, self.capabilities.vocab_size)
         # SGLang gives input logprobs at temperature 1 only (0.5.23, layers/logits_processor.py); the logprob
         # of a named id at the next position is scaled (layers/sampler.py). The prefix cache makes each of
         # these calls one step.
@@ -230,12 +231,12 @@ class SGLangEngine:
         async def score_at(position: int) -> None:
             token = int(input_ids[position])
             async with slots:
-                payload = await self._score_call(
+                meta = await self._score_call(
                     input_ids[:position],
                     EngineSampling(max_new_tokens=1, temperature=temperature),
                     {"token_ids_logprob": [token]},
                 )
-            scores[position - start] = chosen_logprob(payload, token)
+            scores[position - start] = chosen_logprob(meta, token)
 
         try:
             async with anyio.create_task_group() as group:
@@ -245,7 +246,9 @@ class SGLangEngine:
             raise errors.exceptions[0] from None  # one failed call fails the score; the others were cancelled
         return scores
 
-    async def _score_call(self, input_ids: Int32Array, sampling: EngineSampling, extra: dict[str, Any]) -> Any:
+    async def _score_call(
+        self, input_ids: Int32Array, sampling: EngineSampling, extra: dict[str, Any]
+    ) -> Mapping[str, Any]:
         if self._http.hold.held:
             raise EngineUnavailable("The engine is paused; resume it, then score.")
         rid = f"score_{uuid.uuid4().hex}"
@@ -257,8 +260,9 @@ class SGLangEngine:
                     answer = await reply.body()
             if reply.status != 200:
                 raise error_for_status(reply.status, answer)
+            meta = meta_of(parse_json(answer, "The engine's answer"), rid)
             settled = True
-            return parse_json(answer, "The engine's answer")
+            return meta
         except TimeoutError as error:
             limit = self._settings.control_timeout_s
             raise EngineTimeout(

@@ -1,8 +1,8 @@
 """The wire format of SGLang's native ``/generate``: requests to bytes, replies to recorded tokens. Pure.
 
 What must hold: ids and logprobs come from ``meta_info.output_token_logprobs`` alone, agree in number with
-``completion_tokens`` and in value with ``output_ids``, and are finite. Anything else is an
-EngineProtocolError; no number is ever filled in.
+``completion_tokens`` and in value with ``output_ids``, and are finite; a reply that names a call
+(``meta_info.id``) is the reply to that call. Anything else is an EngineProtocolError; no number is ever filled in.
 
 Source of the format: sglang 0.5.23, ``srt/entrypoints/http_server.py`` (``/generate``, SSE frames, error
 bodies) and ``srt/managers/tokenizer_manager.py`` (``meta_info``, cumulative and incremental chunks, aborts).
@@ -135,7 +135,7 @@ class SseSplitter:
 
 
 class ReplyReader:
-    """Turns the payloads of one call into chunks; streamed calls feed many, unstreamed ones feed one.
+    """Turns the payloads of the call ``rid`` into chunks; streamed calls feed many, unstreamed ones feed one.
 
     The chunk style is read off the counts: with ``completion_tokens`` C, n logprobs in this chunk and s tokens
     seen so far, ``n == C`` is cumulative (the chunk repeats all output) and ``s + n == C`` incremental. Both
@@ -146,8 +146,9 @@ class ReplyReader:
     have that version only if the chunk before it (for the first chunk: ``version``) named the same.
     """
 
-    def __init__(self, version: str | None) -> None:
+    def __init__(self, rid: str, version: str | None) -> None:
         self.finished = False
+        self._rid = rid
         self._ids: list[int] = []
         self._version = version
         self._weights = WeightSpans()
@@ -160,13 +161,9 @@ class ReplyReader:
         """
         if self.finished:
             _bad("it continued after its finish reason")
-        if not isinstance(payload, dict):
-            _bad(f"a reply is {type(payload).__name__}, not an object")
-        if "error" in payload:
+        if isinstance(payload, dict) and "error" in payload:
             raise _reported_error(payload["error"])
-        meta = payload.get("meta_info")
-        if not isinstance(meta, dict):
-            _bad("a reply has no meta_info")
+        meta = meta_of(payload, self._rid)
         reason = meta.get("finish_reason")
         if reason is not None and (not isinstance(reason, dict) or "type" not in reason):
             _bad(f"finish_reason is {reason!r}")
@@ -308,15 +305,26 @@ def _listed_spans(listed: Any) -> tuple[WeightSpan, ...]:
     return tuple(result)
 
 
-def input_logprobs(payload: Any, input_ids: Int32Array, start: int, vocab_size: int) -> Float32Array:
+def meta_of(payload: Any, rid: str) -> Mapping[str, Any]:
+    """``meta_info`` of a reply to the call ``rid``. On a connection whose requests and replies are out of step (a
+    proxy sent one of them twice) the next reply is that of another call, whole and right for it."""
+    if not isinstance(payload, dict):
+        _bad(f"a reply is {type(payload).__name__}, not an object")
+    meta = payload.get("meta_info")
+    if not isinstance(meta, dict):
+        _bad("a reply has no meta_info")
+    answered = meta.get("id", rid)
+    if answered != rid:
+        _bad(f"it answers the call {str(answered)[:MESSAGE_CHARS]!r}, not {rid!r}")
+    return meta
+
+
+def input_logprobs(meta: Mapping[str, Any], input_ids: Int32Array, start: int, vocab_size: int) -> Float32Array:
     """float32[len - start] from a reply to ``logprob_start_len = start - 1`` (whose first entry has none).
 
     SGLang (0.5.23, logprob_result_processor.py) names the last id of the vocabulary 0 in these entries, where it
     clips what stands for images; the logprob itself is that of the id sent.
     """
-    meta = payload.get("meta_info") if isinstance(payload, dict) else None
-    if not isinstance(meta, dict):
-        _bad("a reply has no meta_info")
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or len(entries) != len(input_ids) - start + 1:
         count = len(entries) if isinstance(entries, list) else None
@@ -330,10 +338,9 @@ def input_logprobs(payload: Any, input_ids: Int32Array, start: int, vocab_size: 
     return _finite([_entry_logprob(entry) for entry in scored])
 
 
-def chosen_logprob(payload: Any, token: int) -> float:
+def chosen_logprob(meta: Mapping[str, Any], token: int) -> float:
     """The logprob of ``token`` at the first output position, from ``output_token_ids_logprobs``."""
-    meta = payload.get("meta_info") if isinstance(payload, dict) else None
-    rows = meta.get("output_token_ids_logprobs") if isinstance(meta, dict) else None
+    rows = meta.get("output_token_ids_logprobs")
     if not isinstance(rows, list) or len(rows) != 1 or not isinstance(rows[0], list) or len(rows[0]) != 1:
         _bad("a reply has no output_token_ids_logprobs")
     if _entry_id(rows[0][0]) != token:
