@@ -10,10 +10,11 @@ The result is two ASGI applications without a port. ``process.py`` gives them li
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,12 @@ from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.http.connections import ConnectionLimits
+from turnstile_server.http.descriptors import connection_shares
+from turnstile_server.http.intake import Intake
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.protocol import Renderer
@@ -55,6 +60,8 @@ from turnstile_server.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from turnstile_server.rendering.vocabulary import Vocabulary
+
+_LOG = logging.getLogger(__name__)
 
 EngineFactory = Callable[["Vocabulary", Renderer], Engine]
 """Makes the engine for a model folder; not started."""
@@ -85,7 +92,7 @@ async def open_apps(
             settings=settings.control,
             production=settings.openenv.mode == "production",
         )
-        return Apps(control, standby_gate, anyio.Event())
+        return Apps(control, standby_gate, anyio.Event(), Stopping())
     progress.waits_for = "the data directory and its journal"
     await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
     # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.
@@ -107,7 +114,9 @@ async def open_apps(
     await engine.start()
     progress.waits_for = "its episodes and sandboxes"
     parts = Parts(settings, journal, renderer, engine, keys, metrics, backends, observe)
-    return await assemble(parts, agent_url, control_key, stack)
+    bounds = await journal.told_at_start()
+    _LOG.info("%s", bounds)
+    return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
 
 
 def _load_renderer(model_dir: Path, settings: RenderingSettings) -> tuple[Vocabulary, Renderer]:
@@ -148,10 +157,14 @@ class Apps:
     agent: ASGIApp
     """The model API and the MCP endpoint, for agents."""
     closing: anyio.Event
+    stopping: Stopping
+    """Ends requests that are still in progress when the grace of a shutdown is over."""
     tools: ToolDirectory | None = None
     """None without a model."""
     sandboxes: str = "none"
     """Kind of the sandboxes: docker, local or none."""
+    journal: str = ""
+    """One line about the journal's directory and what bounds it."""
 
 
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
@@ -161,11 +174,13 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     backends = parts.backends or build_backends(settings)
     tasks = await stack.enter_async_context(BackgroundTasks())
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
-    closing = anyio.Event()
+    closing, stopping = anyio.Event(), Stopping()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
     await stack.enter_async_context(backends.own_tools)
     pipeline = await stack.enter_async_context(
-        CallPipeline(renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine))
+        CallPipeline(
+            renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine), stopping
+        )
     )
     auditor = Auditor(engine, settings.episodes.audit_tolerance)
     episodes = await stack.enter_async_context(
@@ -175,6 +190,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
             )
         )
     )
+    intake = Intake("gate", settings.gate, settings.gate.max_body_bytes_per_episode)
     gate = Gate(
         pipeline,
         episodes,
@@ -182,19 +198,26 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         model_name=engine.capabilities.model_name,
         settings=settings.gate,
         metrics=metrics,
+        intake=intake,
+        stopping=stopping,
     )
     toolbox = Toolbox(settings.tools, backends.own_tools.server_specs)
     origins = OriginRules.of("gate", settings.gate, settings.gate.public_url)
-    endpoint = await stack.enter_async_context(McpEndpoint(episodes, toolbox, settings.tools, origins))
+    endpoint = await stack.enter_async_context(
+        McpEndpoint(episodes, toolbox, settings.tools, origins, intake, stopping)
+    )
     agent = AgentApp(gate, endpoint)
     sandbox_endpoint = HttpAgentEndpoint(
         agent if parts.observe is None else parts.observe(agent),
         idle_connection_s=settings.gate.idle_connection_s,
         max_connections=settings.sandboxes.max_connections,
+        limits=ConnectionLimits.of(settings.gate, connection_shares(settings).sandboxes),
     )
     await backends.sandboxes.start(sandbox_endpoint, tasks)
-    control = await _control_app(parts, backends, episodes, toolbox, gate, closing, address, control_key, stack)
-    return Apps(control, agent, closing, episodes, backends.sandboxes.name)
+    control = await _control_app(
+        parts, backends, episodes, toolbox, gate, closing, stopping, address, control_key, stack
+    )
+    return Apps(control, agent, closing, stopping, episodes, backends.sandboxes.name)
 
 
 async def _control_app(
@@ -204,6 +227,7 @@ async def _control_app(
     toolbox: Toolbox,
     gate: Gate,
     closing: anyio.Event,
+    stopping: Stopping,
     address: AgentAddress,
     control_key: str | None,
     stack: AsyncExitStack,
@@ -244,7 +268,9 @@ async def _control_app(
         ),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
     ]
-    return build_control_app(routers, key=control_key, metrics=parts.metrics, settings=settings.control)
+    return build_control_app(
+        routers, key=control_key, metrics=parts.metrics, settings=settings.control, stopping=stopping
+    )
 
 
 @asynccontextmanager

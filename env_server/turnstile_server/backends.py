@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import anyio
 
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
@@ -16,8 +19,10 @@ from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.registry import unknown_graders
+from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
+from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import Settings
@@ -117,3 +122,35 @@ def _default_run_dir(data_dir: Path, owner: str) -> Path:
         return Path(tempfile.gettempdir()) / f"turnstile-{owner}"
     except FileNotFoundError:
         return data_dir / "run"
+
+
+@asynccontextmanager
+async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider]:
+    """The sandbox backend of the settings, for sandboxes in which no agent runs. Raises StartupError."""
+    no_agents = HttpAgentEndpoint(
+        None,
+        idle_connection_s=settings.gate.idle_connection_s,
+        max_connections=settings.sandboxes.max_connections,
+    )
+    with _folder_in(settings.sandboxes.run_dir) as run_dir:
+        provider = create_provider(ProviderSetup(settings.sandboxes, run_dir, owner=run_dir.name))
+        async with BackgroundTasks() as background:
+            try:
+                await provider.start(no_agents, background)
+                yield provider
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await provider.close()
+
+
+@contextmanager
+def _folder_in(run_dir: Path | None) -> Iterator[Path]:
+    """A new one of this command's own: a server may have its sandboxes in the same place at the same time."""
+    try:
+        if run_dir is not None:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="command-", dir=run_dir)
+    except OSError as error:
+        raise StartupError(f"sandboxes.run_dir: {error.strerror}: {run_dir}") from error
+    with made as folder:
+        yield Path(folder).absolute()

@@ -8,13 +8,18 @@ that SDKs retry (408, 409, 429, 5xx).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from enum import StrEnum
+from typing import Any, ClassVar, Self
 
 from turnstile.models import Fault
 
+MAX_MESSAGE_CHARS = 10_000
+"""Many messages repeat what a caller wrote, which may be megabytes."""
+
 
 class TurnstileError(Exception):
-    """The base of all errors. ``message`` is a sentence for the caller: what was wrong, and what to do next.
+    """The base of all errors. ``message`` is a sentence for the caller: what was wrong, and what to do next. It is
+    cut after ``MAX_MESSAGE_CHARS``.
 
     ``detail``: JSON for programs. ``retry_after_s``: seconds after which to try again, where that is known.
     """
@@ -26,6 +31,8 @@ class TurnstileError(Exception):
     """Whose fault it is when an episode fails with this error; None for errors that fail no episode."""
 
     def __init__(self, message: str, *, detail: Any = None, retry_after_s: float | None = None) -> None:
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = f"{message[:MAX_MESSAGE_CHARS]}…"
         super().__init__(message)
         self.message = message
         self.detail = detail
@@ -114,6 +121,15 @@ class EpisodeOverdue(TurnstileError):
     type = "time_limit"
 
 
+class LeaseLapsed(TurnstileError):
+    """The owner of an episode did not renew its lease: the recorded reason of a cancellation, and the answer to an
+    owner that comes back too late."""
+
+    status = 410
+    type = "lease_lapsed"
+    fault = Fault.CALLER
+
+
 class BodyTooLarge(TurnstileError):
     status = 413
     type = "body_too_large"
@@ -152,6 +168,14 @@ class TooManyCalls(TurnstileError):
 
     status = 429
     type = "too_many_calls"
+    retryable = True
+
+
+class TooManyBytes(TurnstileError):
+    """The bodies of the requests in flight hold as many bytes as the caller, or all callers together, may."""
+
+    status = 429
+    type = "too_many_bytes"
     retryable = True
 
 
@@ -197,8 +221,18 @@ class ServerStarting(TurnstileError):
     retryable = True
 
 
+class ServerStopping(TurnstileError):
+    """The server stops, and the request did not end within the grace."""
+
+    status = 503
+    type = "server_stopping"
+    retryable = True
+    fault = Fault.INFRASTRUCTURE
+
+
 class JournalUnavailable(TurnstileError):
-    """The turn could not be made durable (disk full, closed journal): it was not recorded."""
+    """The turn or episode could not be made durable (disk full, no room left for new episodes, closed journal): it
+    was not recorded."""
 
     status = 503
     type = "journal_unavailable"
@@ -223,6 +257,18 @@ class SandboxUnavailable(TurnstileError):
     fault = Fault.INFRASTRUCTURE
 
 
+class SandboxDeath(StrEnum):
+    """What ended a sandbox, as far as its backend can tell."""
+
+    MEMORY = "memory"
+    """The kernel killed it, because its memory was used up."""
+    INSIDE = "inside"
+    """Nothing shows that something outside did it, so code inside did."""
+    OUTSIDE = "outside"
+    """The machine, the engine or the server: its first process was killed or stopped, which nothing inside can do;
+    its container was removed; its connection was cut; the engine does not answer; it was destroyed."""
+
+
 class SandboxFailed(TurnstileError):
     """A sandbox died, or stopped answering, while it was in use."""
 
@@ -230,6 +276,16 @@ class SandboxFailed(TurnstileError):
     type = "sandbox_failed"
     retryable = True
     fault = Fault.INFRASTRUCTURE
+
+    @classmethod
+    def of(cls, death: SandboxDeath, message: str) -> Self:
+        return cls(message, detail={"death": death.value})
+
+    @property
+    def death(self) -> SandboxDeath:
+        """``detail`` carries it, so a record keeps it."""
+        told = self.detail.get("death") if isinstance(self.detail, dict) else None
+        return SandboxDeath.INSIDE if told is None else SandboxDeath(told)
 
 
 class WorldUnavailable(TurnstileError):
@@ -281,6 +337,14 @@ class AgentFailed(TurnstileError):
     status = 502
     type = "agent_failed"
     fault = Fault.AGENT
+
+
+class FinishedEarly(TurnstileError):
+    """The caller finished an episode before its world was there: nothing says what the agent's work is worth."""
+
+    status = 409
+    type = "finished_early"
+    fault = Fault.CALLER
 
 
 class NotInstalled(TurnstileError):

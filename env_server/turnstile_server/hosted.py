@@ -15,10 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile_server.app import model_folder, open_apps
 from turnstile_server.errors import StartupError
+from turnstile_server.http.connections import ConnectionLimits
+from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.settings import Settings, load_settings
 
 _LOG = logging.getLogger(__name__)
+_ANY_ADDRESS = "0.0.0.0"
 
 
 class HostedServer:
@@ -49,12 +52,22 @@ class HostedServer:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        settings = _hosted(load_settings({}))
+        settings = hosted_settings(load_settings({}))
         bound = bind("agent", settings.gate.host, settings.gate.port)
         stack.callback(bound.close)
         apps = await open_apps(settings, model_folder(settings), url_of(bound), stack)
         idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
-        agent = Listener(apps.agent, bound, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        agent = Listener(
+            apps.agent,
+            bound,
+            idle_s=idle_s,
+            grace_s=grace_s,
+            access_log=False,
+            limits=ConnectionLimits.of(settings.gate, raise_descriptor_limit(settings).agents),
+            name="the agent listener",
+            websockets=False,
+        )
+        agent.last_words = apps.stopping.cut
         serving = await stack.enter_async_context(anyio.create_task_group())
         serving.start_soon(agent.serve)
         stack.callback(agent.stop)
@@ -63,11 +76,16 @@ class HostedServer:
         _LOG.info("agent listener: %s", url_of(bound))
 
 
-def _hosted(settings: Settings) -> Settings:
-    """Serves every Host unless the settings name some: the address of the host's listener is not known here."""
+def hosted_settings(settings: Settings) -> Settings:
+    """Does not take the control listener's own address for the host's, which is not known here.
+
+    With a control key every Host is served unless the settings name some. Without one, addresses and names that no
+    stranger can have, as on a public listener: a page that had its name resolve to this server would need no key.
+    """
     if settings.control.allowed_hosts is not None:
         return settings
-    return settings.model_copy(update={"control": settings.control.model_copy(update={"allowed_hosts": ("*",)})})
+    update = {"allowed_hosts": ("*",)} if settings.control.auth else {"host": _ANY_ADDRESS}
+    return settings.model_copy(update={"control": settings.control.model_copy(update=update)})
 
 
 app = HostedServer()

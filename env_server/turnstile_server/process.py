@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -20,29 +21,38 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from turnstile.visible import visible
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.errors import StartupError
+from turnstile_server.http.connections import ConnectionLimits
+from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
+from turnstile_server.observability.log_lines import LogFormatter
+from turnstile_server.observability.standstill import ended_at_standstill
 from turnstile_server.settings import Settings
 
 if TYPE_CHECKING:
     from turnstile_server.app import Apps
 
+SWITCH_INTERVAL_S = 0.001
+"""A thread that reads or renders a huge prompt gives the interpreter to the event loop after this, not after
+Python's 5 ms. A small call takes the interpreter back a dozen times, after each wait: docs/performance.md has what
+this gains."""
+
 
 def run(settings: Settings) -> int:
     """Serves, and returns the exit code: 0 after a requested stop, 2 when the server could not start."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     code = 0
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         anyio.run(serve, settings, backend_options={"use_uvloop": True})
     except* StartupError as group:
         for error in _leaves(group):
-            sys.stderr.write(f"turnstile: {error}\n")
+            sys.stderr.write(visible(f"turnstile: {error}", lines=True) + "\n")
         code = 2
     return code
 
@@ -61,7 +71,7 @@ async def serve(settings: Settings) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_on_signal, stop, started, starting)
         with starting:
-            async with running(settings) as server:
+            async with running(settings) as server, ended_at_standstill(settings.standstill_s):
                 started.set()
                 _announce(settings, server)
                 await stop.wait()
@@ -75,10 +85,12 @@ def _announce(settings: Settings, server: Server) -> None:
     gc.freeze()
     ready = {
         "event": "ready",
+        "pid": os.getpid(),
         "control_url": server.control_url,
         "agent_url": server.agent_url,
         "sandboxes": server.sandboxes,
         "data_dir": str(settings.data_dir),
+        "journal": server.journal,
     }
     sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
@@ -101,6 +113,8 @@ class Server:
     agent_url: str
     sandboxes: str
     """Kind of the sandboxes: docker, local or none."""
+    journal: str = ""
+    """One line about the journal's directory and what bounds it."""
 
 
 @asynccontextmanager
@@ -117,6 +131,7 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
                 control_url=loopback_url(listeners.control_url),
                 agent_url=settings.gate.public_url or loopback_url(listeners.agent_url),
                 sandboxes=apps.sandboxes,
+                journal=apps.journal,
             )
         finally:
             apps.closing.set()
@@ -148,21 +163,35 @@ class Listeners:
         self._control_app = StartingApp(self.progress, settings.start_wait_s, probes=True)
         self._agent_app = StartingApp(self.progress, settings.start_wait_s, probes=False)
         idle_s, grace_s = settings.gate.idle_connection_s, settings.shutdown_grace_s
+        shares = raise_descriptor_limit(settings)
         self._control = Listener(
             self._control_app,
             control,
             idle_s=idle_s,
             grace_s=grace_s,
             access_log=True,
+            limits=ConnectionLimits.of(settings.control, shares.control),
+            name="the control API",
+            reserve=settings.control.reserved_descriptors,
             ping_interval_s=settings.openenv.ping_interval_s,
             ping_timeout_s=settings.openenv.ping_timeout_s,
         )
-        self._agent = Listener(self._agent_app, agent, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        self._agent = Listener(
+            self._agent_app,
+            agent,
+            idle_s=idle_s,
+            grace_s=grace_s,
+            access_log=False,
+            limits=ConnectionLimits.of(settings.gate, shares.agents),
+            name="the agent listener",
+            websockets=False,
+        )
         self._closed = anyio.Event()
 
     def attach(self, apps: Apps) -> None:
         self._control_app.attach(apps.control)
         self._agent_app.attach(apps.agent)
+        self._control.last_words = self._agent.last_words = apps.stopping.cut
 
     async def serve(self) -> None:
         """Serves until ``close``. A cancellation from outside does not cut off requests in progress."""

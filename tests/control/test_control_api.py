@@ -544,3 +544,44 @@ async def test_the_door_goes_on_after_every_bad_request(http: httpx.AsyncClient)
         - (await http.get(f"/episodes/{(await create(http)).episode_id}")).json()["timings"]["created_at"]
         < 60
     )
+
+
+EVIL = "evil.example.com"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"origin": f"https://{EVIL}", "content-type": "text/plain"}, (403, "origin_not_allowed")),
+        ({"origin": "null", "content-type": "text/plain"}, (403, "origin_not_allowed")),
+        ({"host": f"{EVIL}:8000"}, (421, "host_not_allowed")),
+        ({"host": f"{EVIL}:8000", "origin": f"http://{EVIL}:8000"}, (421, "host_not_allowed")),
+        ({"host": "127.0.0.1.nip.io"}, (421, "host_not_allowed")),
+        ({"host": "localhost", "origin": f"http://localhost.{EVIL}"}, (403, "origin_not_allowed")),
+    ],
+    ids=["page", "null", "rebound", "rebound-post", "nip", "lookalike"],
+)
+async def test_without_a_key_no_web_page_of_a_stranger_drives_the_server(
+    open_door: OpenDoor, headers: dict[str, str], expected: tuple[int, str]
+) -> None:
+    sent = b'{"task": {"instruction": "t"}, "agent": "external"}'
+    with open_door(control={"auth": False}) as door:
+        async with httpx.AsyncClient(base_url=door.url) as http:
+            for method, path in [
+                ("POST", "/episodes"),
+                ("GET", "/episodes"),
+                ("DELETE", "/episodes/x"),
+                ("GET", "/events"),
+                ("GET", "/metrics"),
+                ("POST", "/engine/pause"),
+                ("POST", "/engine/weights"),
+                ("POST", "/reset"),
+                ("POST", "/k/anything/episodes"),
+                ("POST", "/mcp"),
+                ("OPTIONS", "/episodes"),
+            ]:
+                error_of(await http.request(method, path, content=sent, headers=headers), *expected)
+            assert (await http.get("/health", headers=headers)).status_code == 200
+            assert (await http.get("/episodes")).json()["episodes"] == []
+            own = {"origin": door.url, "content-type": "text/plain"}
+            assert (await http.post("/episodes", content=sent, headers=own)).status_code == 201

@@ -17,7 +17,7 @@ from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec, EndRule
 from turnstile_server.backends import Backends, build_backends
-from turnstile_server.errors import SandboxFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
@@ -68,6 +68,11 @@ class FakeSandbox:
     work: bytes | Exception = b"work"
     started: anyio.Event = field(default_factory=anyio.Event)
     dead: anyio.Event = field(default_factory=anyio.Event)
+    write_error: Exception | None = None
+
+    @property
+    def can_launch(self) -> bool:
+        return True
 
     def admit(self, episode_id: str | None) -> None:
         self.admitted = episode_id
@@ -83,7 +88,9 @@ class FakeSandbox:
     async def read(self, path: str, max_bytes: int) -> bytes:
         return self.files[path]
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: User = User.AGENT) -> None:
+        if self.write_error is not None:
+            raise self.write_error
         self.files[path] = data
 
     async def upload(self, archive: bytes, target: str, *, user: User = User.AGENT) -> None:
@@ -97,8 +104,9 @@ class FakeSandbox:
     async def stop_all(self) -> None:
         self.stopped += 1
 
-    async def died(self) -> None:
+    async def died(self) -> SandboxDeath:
         await self.dead.wait()
+        return SandboxDeath.OUTSIDE
 
     async def destroy(self) -> None:
         self.dead.set()
@@ -119,6 +127,7 @@ class FakeProvider:
         self.made: list[FakeSandbox] = []
         self.specs: list[SandboxSpec] = []
         self.execs: dict[str, ExecResult] = {}
+        self.write_error: Exception | None = None
         self.making: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None: ...
@@ -126,7 +135,7 @@ class FakeProvider:
     async def create(self, spec: SandboxSpec) -> FakeSandbox:
         self.specs.append(spec)
         await self.making()
-        self.made.append(FakeSandbox(f"sb-{len(self.made)}", execs=self.execs))
+        self.made.append(FakeSandbox(f"sb-{len(self.made)}", execs=self.execs, write_error=self.write_error))
         return self.made[-1]
 
     async def close(self) -> None: ...

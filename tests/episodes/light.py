@@ -35,6 +35,7 @@ LIGHT = AgentSpec(
     name="light",
     version="1",
     summary="Thinks TURNS times, does WORK, stays STAY seconds.",
+    user="agent",  # WORK edits the work folder
     command=("python3", "-I", "-S", "{home}/agent.py"),
     env={"KEY": "{episode_key}"},
     files={"{home}/agent.py": SCRIPT},

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Never
 
+import anyio
 import numpy as np
 import pytest
 
@@ -140,7 +141,7 @@ async def test_what_is_longer_than_an_engine_scores_is_counted_and_the_rest_is_s
     play = Play()
     turn = play.turn("user:u1", "a1").turn
     assert (len(turn.context_ids), len(turn.completion_ids)) == (1, 2)
-    report = await Auditor(ShortEngine(turn, longest, off), 0.01).audit(play.tree, FACTS)
+    report = await Auditor(ShortEngine(turn, longest, off), 0.01).audit(play.tree, FACTS, anyio.CapacityLimiter(1))
     [audit] = report.turns
     assert (audit.tokens, audit.unscored, audit.max_abs_delta) == (2, unscored, distance)
     assert audit.skipped == ("too_long_to_score" if distance is None else None)

@@ -45,11 +45,11 @@ class Breaking:
         self._append = journal.append
         monkeypatch.setattr(journal, "append", self)
 
-    async def __call__(self, record: Record) -> None:
+    async def __call__(self, record: Record) -> int:
         if self.broken and record.type is RecordType.EPISODE:
             self.refused += 1
             raise JournalUnavailable("the disk is full")
-        await self._append(record)
+        return await self._append(record)
 
 
 # Beginning
@@ -380,9 +380,10 @@ async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
     """Never one that only the journal knows, and that appears as failed after the next start."""
     append = stage.journal.append
 
-    async def slow(record: Record) -> None:
-        await append(record)
+    async def slow(record: Record) -> int:
+        size = await append(record)
         await anyio.sleep(0.2)
+        return size
 
     monkeypatch.setattr(stage.journal, "append", slow)
     episodes = stage.apps.tools

@@ -54,15 +54,16 @@ class RecordingServer(EpisodeServer):
         self._append = self.stage.journal.append
         monkeypatch.setattr(self.stage.journal, "append", self._append_noted)
 
-    async def _append_noted(self, record: Record) -> None:
+    async def _append_noted(self, record: Record) -> int:
         status = record.meta["status"] if record.type is RecordType.EPISODE else None
         if status in ENDED and self.refuse is not None:
             self.refused.set()
             raise self.refuse
-        await self._append(record)
+        size = await self._append(record)
         if status in ENDED:
             self.ends.append((record.episode_id, status))
             self.sandboxes_at_ends.append(self.sandboxes)
+        return size
 
     @property
     def sandboxes(self) -> list[str]:
@@ -328,7 +329,10 @@ async def test_in_a_storm_of_stops_and_failures_each_episode_ends_once(
         server.refuse = None
         assert sorted(server.ends) == sorted((shown["episode_id"], shown["status"]) for shown in ended)
         assert server.provider.open == []
-        assert all((shown["reward"] is None) == (shown["status"] in ("failed", "cancelled")) for shown in ended)
+        for shown in ended:
+            by_agent = shown["error"] is not None and shown["error"]["fault"] == "agent"
+            lost = shown["status"] == "cancelled" or (shown["status"] == "failed" and not by_agent)
+            assert (shown["reward"] is None) == lost, shown
         assert len({shown["status"] for shown in ended}) > 1, "the storm is varied"
         await server.place_is_free()
 

@@ -21,6 +21,7 @@ from local import ROOT
 from turnstile_server.errors import (
     EngineUnavailable,
     FileProblem,
+    SandboxDeath,
     SandboxFailed,
     SandboxUnavailable,
     TaskFailed,
@@ -116,7 +117,7 @@ async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: Episo
     assert command.argv == ("play", "Mend it.", f"{url}/v1", f"{url}/mcp")
     assert command.env["TURNS"] == "9"
     assert command.env["EXTRA"] == "secret-value"
-    assert server.provider.made[0].files["/home/agent/instruction.md"] == b"Mend it."
+    assert server.provider.made[0].files["/home/harness/instruction.md"] == b"Mend it."
     assert "secret-value" not in (await server.stage.control.get(f"/episodes/{created['episode_id']}")).text
     await server.stage.post(created, "cancel")
 
@@ -185,7 +186,8 @@ async def test_an_agents_exit_is_judged_by_its_spec_and_its_calls(
         assert shown["error"]["fault"] == fault
         assert shown["error"]["type"] == "agent_failed"
         assert "words of the agent" in shown["error"]["message"]
-        assert shown["reward"] is None
+        assert (shown["reward"], shown["reward_components"]) == (0.0, {"tests": 0.0})
+        assert "words of the agent" in shown["grading"]["summary"][0]
         assert server.grader.graded == []
 
 
@@ -196,8 +198,32 @@ async def test_an_agents_own_log_decides_before_its_exit_code(server: EpisodeSer
     await server.think(process)
     process.end(result(0, b'{"type": "end", "ok": false, "why": "The file is gone."}\n'))
     shown = await server.ended(created)
-    assert (shown["status"], shown["agent_exit_code"], shown["reward"]) == ("failed", 0, None)
+    assert (shown["status"], shown["agent_exit_code"], shown["reward"]) == ("failed", 0, 0.0)
     assert shown["error"]["message"] == "the agent says that it failed: The file is gone."
+
+
+async def test_half_characters_in_an_agents_log_keep_no_episode_from_ending(server: EpisodeServer) -> None:
+    """JSON may hold them, the record may not: its end could never be stored."""
+    created = await server.play(agent="talker")
+    process = await server.provider.agent()
+    await server.think(process)
+    process.end(result(0, b'{"type": "end", "ok": false, "why": "gone \\ud83d"}\n'))
+    shown = await server.ended(created)
+    assert (shown["status"], shown["reward"]) == ("failed", 0.0)
+    assert "gone \\ud83d" in shown["error"]["message"]
+
+
+async def test_half_characters_in_a_grades_details_keep_no_episode_from_ending(server: EpisodeServer) -> None:
+    async def quoting(task: Task, work: Work) -> Grade:
+        return Grade(0.0, {"tests": 0.0}, {"said": ["\ud83d", {"\udcff": "\udcff"}], "n": 1})
+
+    server.grader.grade_it = quoting
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
+    process.end(result())
+    shown = await server.ended(created)
+    assert (shown["reward"], shown["grading"]["said"][0]) == (0.0, "\\ud83d")
 
 
 async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(
@@ -242,13 +268,55 @@ async def test_a_set_up_that_fails_is_the_tasks_failure_and_tells_its_output(ser
     assert "no rule" in shown["error"]["message"]
 
 
-async def test_a_sandbox_that_dies_under_its_agent_is_the_infrastructures_failure(server: EpisodeServer) -> None:
+_AS_THE_AGENTS = ("agent_failed", "agent", 0.0)
+_AS_THE_MACHINES = ("sandbox_failed", "infrastructure", None)
+
+
+@pytest.mark.parametrize(
+    ("death", "as_whose"),
+    [
+        (SandboxDeath.INSIDE, _AS_THE_AGENTS),
+        (SandboxDeath.MEMORY, _AS_THE_AGENTS),
+        (SandboxDeath.OUTSIDE, _AS_THE_MACHINES),
+    ],
+)
+async def test_a_sandbox_that_dies_under_its_agent_is_the_agents_failure_unless_something_outside_ended_it(
+    server: EpisodeServer, death: SandboxDeath, as_whose: tuple[str, str, float | None]
+) -> None:
     created = await server.play()
     process = await server.provider.agent()
     await server.think(process)
-    process.end(SandboxFailed("the container is gone"))
+    process.end(SandboxFailed.of(death, "the container is gone"))
     shown = await server.ended(created)
-    assert (shown["status"], shown["error"]["fault"]) == ("failed", "infrastructure")
+    assert (shown["error"]["type"], shown["error"]["fault"], shown["reward"]) == as_whose
+    assert shown["status"] == "failed"
+    assert "the container is gone" in shown["error"]["message"]
+    assert shown["error"]["detail"] == {"death": death.value}
+
+
+@pytest.mark.parametrize(
+    ("death", "status", "reward"),
+    [(SandboxDeath.MEMORY, "completed", 0.0), (SandboxDeath.OUTSIDE, "failed", None)],
+)
+async def test_a_sandbox_that_dies_while_its_work_is_fetched_is_judged_alike(
+    server: EpisodeServer, death: SandboxDeath, status: str, reward: float | None
+) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    await server.think(process)
+    server.provider.made[0].work = SandboxFailed.of(death, "the container is gone")
+    process.end(result())
+    shown = await server.ended(created)
+    assert (shown["status"], shown["reward"]) == (status, reward)
+
+
+async def test_a_sandbox_that_dies_before_its_agent_runs_is_the_infrastructures_failure(
+    server: EpisodeServer,
+) -> None:
+    server.provider.write_error = SandboxFailed("the container is gone")
+    shown = await server.ended(await server.play())
+    assert (shown["status"], shown["reward"]) == ("failed", None)
+    assert shown["error"]["fault"] == "infrastructure"
 
 
 @pytest.mark.parametrize(
@@ -282,15 +350,15 @@ async def test_a_bug_in_the_grader_ends_its_episode_and_no_other(server: Episode
     assert (await server.stage.episode())["status"] == "running"
 
 
-async def test_work_that_cannot_be_fetched_is_the_agents_failure(server: EpisodeServer) -> None:
+async def test_work_that_cannot_be_fetched_scores_0(server: EpisodeServer) -> None:
     created = await server.play()
     process = await server.provider.agent()
     await server.think(process)
     server.provider.made[0].work = FileProblem("larger than 64 MiB")
     process.end(result())
     shown = await server.ended(created)
-    assert (shown["status"], shown["error"]["fault"]) == ("failed", "agent")
-    assert "64 MiB" in shown["error"]["message"]
+    assert (shown["status"], shown["error"], shown["reward"]) == ("completed", None, 0.0)
+    assert "64 MiB" in shown["grading"]["summary"][0]
 
 
 # Limits

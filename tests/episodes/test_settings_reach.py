@@ -20,7 +20,7 @@ from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.gate.turn_builder import Prompter
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Rendered, Renderer
-from turnstile_server.settings import RenderingSettings
+from turnstile_server.settings import GateSettings, RenderingSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +105,7 @@ class Watched:
         self.threads: set[str] = set()
         self.most = self.now = 0
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
@@ -113,20 +113,28 @@ class Watched:
         time.sleep(0.05)
         with self._lock:
             self.now -= 1
-        return self._renderer.render(messages, tools)
+        return self._renderer.render(messages, tools, most=most)
 
 
 @pytest.mark.parametrize(
-    ("inline_chars", "threads", "leaves_the_loop"), [(100, 2, False), (1, 2, True), (1, 1, True)]
+    ("inline_chars", "threads", "huge", "leaves_the_loop"),
+    [(100, 2, False, False), (1, 2, False, True), (1, 1, False, True), (1, 2, True, True)],
 )
 async def test_long_renders_leave_the_loop_for_a_bounded_number_of_threads(
-    tiny_model: Path, inline_chars: int, threads: int, leaves_the_loop: bool
+    tiny_model: Path, inline_chars: int, threads: int, *, huge: bool, leaves_the_loop: bool
 ) -> None:
+    """``huge``: the threads are those of huge prompts."""
     watched = Watched(create_renderer(tiny_model, RenderingSettings()))
-    prompter = Prompter(watched, inline_chars, threads)  # type: ignore[arg-type]
+    settings = GateSettings(
+        inline_render_chars=inline_chars,
+        render_threads=4 if huge else threads,
+        huge_prompt_chars=1 if huge else 100,
+        huge_prompt_threads=threads if huge else 4,
+    )
+    prompter = Prompter(watched, settings, 1_000)  # type: ignore[arg-type]
     match = CallMatch(None, (Message("user", "hello"),), (), None, (Message("user", "hello"),))
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
-            tasks.start_soon(prompter.prompt, match, (), None)
+            tasks.start_soon(prompter.prompt, match, (), None, anyio.CapacityLimiter(1))
     assert (threading.current_thread().name not in watched.threads) == leaves_the_loop
     assert watched.most == (threads if leaves_the_loop else 1)

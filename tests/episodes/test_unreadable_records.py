@@ -126,3 +126,40 @@ async def test_a_turn_that_cannot_be_read_costs_itself_and_what_follows_it(
         assert shown["stats"]["turns"] == 1
         assert len((await stage.get(episode, "/turns"))["turns"]) == 1
     assert "turn_odd" in caplog.text
+
+
+async def test_damage_on_disk_is_told_by_the_episode_that_it_hit(tiny_model: Path, tmp_path: Path) -> None:
+    """Its last state and its second turn are damaged: it is listed as that, with all that is whole."""
+    small = {"segment_bytes": 1 << 16}
+    async with staged(tiny_model, tmp_path, journal=small) as stage:
+        kept, episode = await stage.episode(), await stage.episode(group_id="g")
+        async with stage.agent(episode) as agent:
+            said: list[Any] = [{"role": "user", "content": "one"}]
+            for word in ("two", "three"):
+                reply = await agent.chat.completions.create(model="m", messages=said)
+                text = reply.choices[0].message.content
+                said += [{"role": "assistant", "content": text}, {"role": "user", "content": word}]
+            await agent.chat.completions.create(model="m", messages=said)
+        await stage.post(episode, "finish")
+        turns = [turn["turn_id"] for turn in (await stage.get(episode, "/turns"))["turns"]]
+        await stage.post(kept, "finish")
+        await stage.episode(metadata={"pad": "x" * 60_000})  # so that the segment is closed
+        await stage.episode(metadata={"pad": "x" * 60_000})
+    [path, *_] = sorted((tmp_path / "journal").glob("segment-*.tsj"))
+    assert path.with_suffix(".tsi").exists()
+    data = bytearray(path.read_bytes())
+    for needle in (f'"turn_id":"{turns[1]}"', f'"episode_id":"{episode["episode_id"]}"'):
+        at = data.rindex(needle.encode()) if needle.startswith('"e') else data.index(needle.encode())
+        data[at + 3] ^= 1
+    path.write_bytes(data)
+    async with staged(tiny_model, tmp_path, journal=small) as stage:
+        shown = await stage.get(episode)
+        assert (shown["status"], shown["error"]["type"], shown["reward"]) == ("failed", "record_unreadable", None)
+        assert f"{path} is damaged at byte" in shown["error"]["message"]
+        assert shown["group_id"] == "g", "the record before it says so"
+        assert (await stage.get(kept))["status"] == "completed"
+        found = await stage.get(episode, "/samples")
+        assert [turn["turn_id"] for turn in (await stage.get(episode, "/turns"))["turns"]] == turns[:1]
+        assert (found["stats"]["turns"], found["stats"]["discarded"]) == (1, {"parent_lost": 3})
+        assert (await stage.control.delete(f"/episodes/{episode['episode_id']}")).status_code == 204
+        assert episode["episode_id"] not in await ids(stage)

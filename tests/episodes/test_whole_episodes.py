@@ -50,10 +50,25 @@ async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path
         assert "thought 2 times" in idle["agent_output"]
 
 
-async def test_an_agent_that_crashes_is_not_a_reward_of_zero(tiny_model: Path, tmp_path: Path) -> None:
+async def test_the_environment_and_the_key_of_an_episode_are_in_no_record(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with server(tiny_model, tmp_path) as stage:
+        created = await stage.episode(
+            task=TASK, agent="light", env={"WORK": SOLVE, "PRIVATE": "s3cr3t-of-a-trainer"}, idempotency_key="once"
+        )
+        shown = await ended(stage, created)
+        assert shown["reward"] == 1.0, shown
+    files = [path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert any(created["episode_id"].encode() in text for text in files)
+    assert not any(b"s3cr3t-of-a-trainer" in text for text in files)
+    assert not any(b"tsk-" in text for text in files)  # how every key begins
+
+
+async def test_an_agent_that_crashes_scores_0_and_says_why(tiny_model: Path, tmp_path: Path) -> None:
     async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": "raise SystemExit('it broke')"})
-        assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "agent")
+        assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", 0.0, "agent")
         assert "it broke" in shown["error"]["message"]
 
 

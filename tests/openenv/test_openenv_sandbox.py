@@ -35,6 +35,7 @@ SPEC = {
     "version": "1",
     "summary": "Calls the model once, then solves its task whatever the model said.",
     "command": ["python3", "-I", "-S", "{home}/agent.py"],
+    "user": "agent",
     "env": {"KEY": "{episode_key}"},
     "files": {"{home}/agent.py": AGENT},
 }

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 TIMEOUT_S = 100
-LOGGED = (" INFO ", " WARNING ")
+LOGGED = (" INFO ", " WARNING ", " ERROR ")
 
 AS_A_USER = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
 """Runs a command with the rights of its uid, and root with no more than its uid's."""

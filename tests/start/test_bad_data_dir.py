@@ -76,8 +76,8 @@ def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_while_the_journal_is_opened(tiny_model: Path, tmp_path: Path) -> None:
-    line = refusal("--model", tiny_model, "--data-dir", tmp_path, under=mounted(tmp_path, "size=72k"))
+def test_a_disk_whose_last_inodes_the_journal_takes(tiny_model: Path, tmp_path: Path) -> None:
+    line = refusal("--model", tiny_model, "--data-dir", tmp_path, under=mounted(tmp_path, "size=1m,nr_inodes=4"))
     assert "full" in line
     assert str(tmp_path) in line
 

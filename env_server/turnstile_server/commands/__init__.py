@@ -14,6 +14,10 @@ DEMO = (
     "turnstile_server.commands.demo:demo",
     "Play the tiny policy that ships on small tasks: graded, audited, shown token by token.",
 )
+DOCTOR = (
+    "turnstile_server.commands.doctor:machine",
+    "Try what holds sandboxes on this machine: one is made, and attacked from inside.",
+)
 INIT = (
     "turnstile_server.commands.init:init",
     "Make a folder with a task of your own as a Python class, and a test that plays it.",

@@ -11,6 +11,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from turnstile.visible import visible
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec
@@ -34,7 +35,7 @@ def install(
         registry = load_registry(settings.agents.specs)
         wanted = [registry.get(name) for name in names] if names else list(registry)
     except (StartupError, Unprocessable) as error:
-        typer.echo(f"turnstile: {error.message}", err=True)
+        typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
         raise typer.Exit(USAGE) from None
     if not anyio.run(_install, Installer(settings.agents), wanted):
         raise typer.Exit(FAILED)
@@ -47,9 +48,10 @@ async def _install(installer: Installer, wanted: list[AgentSpec]) -> bool:
         try:
             await installer.install(spec)
         except AgentNotInstalled as error:
-            typer.echo(f"turnstile: {error.message}", err=True)
+            typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
             done = False
         else:
             how = "was installed before" if there else "is installed"
-            typer.echo(f"{spec.name} {spec.version} {how}: {installer.folder / installer.name_of(spec)}")
+            place = installer.folder / installer.name_of(spec)
+            typer.echo(visible(f"{spec.name} {spec.version} {how}: {place}"))
     return done

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 
 from turnstile import TurnstileError
+from turnstile.visible import visible
 from turnstile_server.demo.checks import DemoError, leaves
-from turnstile_server.demo.local_server import LocalServerError
+from turnstile_server.demo.local_server import LocalServerError, interrupt_on_termination
 from turnstile_server.demo.play import DemoOptions
 from turnstile_server.demo.play import demo as run_demo
 
@@ -44,6 +45,7 @@ def demo(
     if find_spec("torch") is None:
         typer.echo("turnstile: `turnstile demo` needs PyTorch: pip install 'turnstile-rl[embedded]'", err=True)
         raise typer.Exit(USAGE)
+    interrupt_on_termination()
     options = DemoOptions(model, sandbox, errands, rollouts, max_concurrent, least)
     console = Console()
     try:
@@ -51,7 +53,7 @@ def demo(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     for error in failed:
-        console.print(f"Failed: {error}", style="bold red", markup=False, soft_wrap=True)
+        console.print(visible(f"Failed: {error}", lines=True), style="bold red", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 

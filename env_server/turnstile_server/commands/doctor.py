@@ -1,7 +1,8 @@
-"""``turnstile agents doctor``: checks whether an agent works on this machine, before an episode depends on it.
+"""``turnstile doctor`` and ``turnstile agents doctor``: what holds on this machine, before an episode needs it.
 
-The agent is installed and plays one small task (or the task that ``--task`` names) with a scripted policy in place
-of a model. No model is needed, and nothing of it is for training.
+The first makes a sandbox and attacks it from inside (``testing/machine.py``). The second installs an agent, which
+plays one small task (or the task that ``--task`` names) with a scripted policy in place of a model. No model is
+needed, and nothing of it is for training.
 
 Exit codes: 0; 1 if a check failed; 2 if settings, specs, sandboxes or the model folder cannot be used; 130 and 143
 after SIGINT and SIGTERM, when everything was released.
@@ -9,19 +10,22 @@ after SIGINT and SIGTERM, when everything was released.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import anyio
 import typer
 
 from turnstile.models.episode import parse_env
+from turnstile.visible import visible, visible_json
 from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
-from turnstile_server.testing.doctor import DoctorReport, check_agent
+from turnstile_server.testing.doctor import DoctorReport, Finding, check_agent
+from turnstile_server.testing.machine import MachineReport, check_machine
 
 FAILED = 1
 USAGE = 2
@@ -29,6 +33,8 @@ SIGNALLED = 128
 WALL_S = 300.0
 TAIL_LINES = 12
 LINE_CHARS = 300
+MARKS = {True: "ok", False: "FAILED", None: ""}
+R = TypeVar("R", DoctorReport, MachineReport)
 
 
 def doctor(
@@ -77,18 +83,46 @@ def doctor(
         check = partial(check_agent, settings, name, task_id=task, wall_s=wall_s, env=variables)
         report = anyio.run(_until_signalled, check)
     except (StartupError, Unprocessable, NotFound, TaskFailed) as error:
-        typer.echo(f"turnstile: {error.message}", err=True)
+        typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
         raise typer.Exit(USAGE) from None
     if isinstance(report, int):
         raise typer.Exit(SIGNALLED + report)
-    typer.echo(report.model_dump_json(indent=2) if as_json else written(report))
+    as_text = visible_json(_as_json(report)) if as_json else visible(written(report), lines=True)
+    typer.echo(as_text)
     if not report.passed:
         raise typer.Exit(FAILED)
 
 
-async def _until_signalled(check: Callable[[], Awaitable[DoctorReport]]) -> DoctorReport | int:
+def machine(
+    sandbox: Annotated[
+        str | None, typer.Option("--sandbox", help="Sandbox backend; else as in the settings.")
+    ] = None,
+    sandbox_image: Annotated[str | None, typer.Option("--sandbox-image", help="Docker image.")] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Data directory of the server.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
+) -> None:
+    """Try what holds sandboxes on this machine: one is made, and attacked from inside."""
+    flags = {"sandboxes.kind": sandbox, "sandboxes.docker_image": sandbox_image, "data_dir": data_dir}
+    settings = settings_of(nested(flags), config)
+    try:
+        report = anyio.run(_until_signalled, partial(check_machine, settings))
+    except StartupError as error:
+        typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
+        raise typer.Exit(USAGE) from None
+    if isinstance(report, int):
+        raise typer.Exit(SIGNALLED + report)
+    lines = [_finding_line(finding, whole=True) for finding in report.findings]
+    lines.append("All that was tried holds here." if report.passed else "Something does not hold here.")
+    as_text = _as_json(report) if as_json else "\n".join(lines)
+    typer.echo(visible_json(as_text) if as_json else visible(as_text, lines=True))
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+async def _until_signalled(check: Callable[[], Awaitable[R]]) -> R | int:
     """The report, or the number of a signal that came first. Everything is released before this returns."""
-    outcome: DoctorReport | Exception | int | None = None
+    outcome: R | Exception | int | None = None
     async with anyio.create_task_group() as tasks:
 
         async def stop() -> None:
@@ -110,6 +144,11 @@ async def _until_signalled(check: Callable[[], Awaitable[DoctorReport]]) -> Doct
     return outcome
 
 
+def _as_json(report: DoctorReport | MachineReport) -> str:
+    """Not by pydantic, which writes no half of a surrogate pair; an agent may print one."""
+    return json.dumps(report.model_dump(), indent=2)
+
+
 def _one_line(text: str) -> str:
     """The first line of ``text``, cut: some agents print kilobytes of JSON in a line, and errors quote them."""
     first, _, rest = text.partition("\n")
@@ -117,13 +156,16 @@ def _one_line(text: str) -> str:
     return f"{cut} …" if rest or cut != first else cut
 
 
+def _finding_line(finding: Finding, *, whole: bool = False) -> str:
+    """A mark, what was checked, what was found."""
+    text = " ".join(finding.text.split()) if whole else _one_line(finding.text)
+    return f"  {MARKS[finding.passed]:<7}{finding.name:<13}{text}"
+
+
 def written(report: DoctorReport) -> str:
     """The report as lines: a mark, what was checked, what was found."""
-    marks = {True: "ok", False: "FAILED", None: ""}
     lines = [f"{report.agent} {report.version}"]
-    lines += [
-        f"  {marks[finding.passed]:<7}{finding.name:<13}{_one_line(finding.text)}" for finding in report.findings
-    ]
+    lines += [_finding_line(finding) for finding in report.findings]
     if report.output.strip():
         tail = report.output.strip().splitlines()[-TAIL_LINES:]
         lines += ["The last of what it printed (--json has more):", *(f"  {_one_line(line)}" for line in tail)]

@@ -15,6 +15,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from turnstile.visible import visible
+
 SCAFFOLD = Path(__file__).parent / "scaffold"
 FILES = {
     "world.py": "world.py.template",
@@ -75,5 +77,5 @@ def write_scaffold(folder: Path, name: str, class_name: str) -> None:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"turnstile: {sentence}", err=True)
+    typer.echo(visible(f"turnstile: {sentence}", lines=True), err=True)
     raise typer.Exit(code)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from turnstile.visible import visible
 from turnstile_server.engines.registry import engine_kinds
 from turnstile_server.process import run
 from turnstile_server.settings import Settings, load_settings
@@ -192,5 +193,5 @@ def _fault(item: dict[str, Any]) -> str:
 
 def _refuse(*lines: str) -> None:
     for line in lines:
-        typer.echo(f"turnstile: {line}", err=True)
+        typer.echo(visible(f"turnstile: {line}", lines=True), err=True)
     raise typer.Exit(USAGE)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import anyio
@@ -22,16 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from turnstile.visible import visible
+from turnstile_server.backends import started_sandboxes
 from turnstile_server.commands.serve import nested
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.validation import Proof, Validator
 from turnstile_server.grading.world_validation import ProofParts
-from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.own_tools.catalog import OwnToolCatalog
-from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
-from turnstile_server.sandboxes.registry import create_provider
+from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskCatalog
@@ -56,7 +52,10 @@ def list_tasks(sources: Sources = None) -> None:
     found = _load(sources, _settings({}))
     made = _table("id", "difficulty", "graded by", "tags", "instruction")
     for task in found:
-        graded = " and ".join(sorted(task.graders, reverse=True))
+        names = sorted(task.graders, reverse=True)
+        graded = " and ".join(
+            f"{each} (in process)" if each == "tests" and task.in_process else each for each in names
+        )
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
             task.id, task.difficulty or "", graded or "nothing", _one_line(", ".join(task.tags)), _one_line(first)
@@ -79,7 +78,8 @@ def show_task(
         _fail(error.message, FAILED)
     hidden = set() if solution else {"tests", "answer", "grading", "gold", "world"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
-    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110), nl=False)
+    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
+    typer.echo(visible(text, lines=True), nl=False)
 
 
 def validate(
@@ -112,6 +112,14 @@ def validate(
     except StartupError as error:
         _fail(error.message, USAGE)
     _report(proofs)
+    trusted = [task.id for task in chosen if task.in_process]
+    if trusted:
+        typer.echo(
+            "Judged in the process of the work, which can forge its verdict there (trust: in_process): "
+            f"{', '.join(trusted)}."
+        )
+    if any(proof.problems for proof in proofs):
+        raise typer.Exit(FAILED)
 
 
 def _report(proofs: Sequence[Proof]) -> None:
@@ -122,10 +130,8 @@ def _report(proofs: Sequence[Proof]) -> None:
     wrong = [proof for proof in proofs if proof.problems]
     for proof in wrong:
         for problem in proof.problems:
-            typer.echo(f"{proof.task_id}: {problem}", err=True)
+            typer.echo(visible(f"{proof.task_id}: {problem}", lines=True), err=True)
     typer.echo(f"{len(proofs) - len(wrong)} of {len(proofs)} tasks are sound.")
-    if wrong:
-        raise typer.Exit(FAILED)
 
 
 async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> list[Proof]:
@@ -143,7 +149,7 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
 
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
-    async with _started_sandboxes(settings) as provider:
+    async with started_sandboxes(settings) as provider:
         grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
         largest = settings.sandboxes.max_archive_bytes
         parts = ProofParts(provider, spec_of, archive_of, largest, Worlds(settings), settings.tasks)
@@ -157,38 +163,6 @@ async def _prove_all(chosen: Sequence[Task], settings: Settings, jobs: int) -> l
             for task in chosen:
                 group.start_soon(prove, task)
     return [proofs[task.id] for task in chosen]
-
-
-@asynccontextmanager
-async def _started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider]:
-    """The sandbox backend of the settings, for sandboxes in which no agent runs. Raises StartupError."""
-    no_agents = HttpAgentEndpoint(
-        None,
-        idle_connection_s=settings.gate.idle_connection_s,
-        max_connections=settings.sandboxes.max_connections,
-    )
-    with _folder_in(settings.sandboxes.run_dir) as run_dir:
-        provider = create_provider(ProviderSetup(settings.sandboxes, run_dir, owner=run_dir.name))
-        async with BackgroundTasks() as background:
-            try:
-                await provider.start(no_agents, background)
-                yield provider
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await provider.close()
-
-
-@contextmanager
-def _folder_in(run_dir: Path | None) -> Iterator[Path]:
-    """A new one of this command's own: a server may have its sandboxes in the same place at the same time."""
-    try:
-        if run_dir is not None:
-            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="validate-", dir=run_dir)
-    except OSError as error:
-        raise StartupError(f"sandboxes.run_dir: {error.strerror}: {run_dir}") from error
-    with made as folder:
-        yield Path(folder).absolute()
 
 
 def _load(sources: Sequence[str] | None, settings: Settings) -> list[Task]:
@@ -225,7 +199,7 @@ def _table(*columns: str) -> Table:
 
 
 def _one_line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def _show(made: Table) -> None:
@@ -235,5 +209,5 @@ def _show(made: Table) -> None:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"turnstile: {sentence}", err=True)
+    typer.echo(visible(f"turnstile: {sentence}", lines=True), err=True)
     raise typer.Exit(code)

@@ -6,34 +6,33 @@ the ``Engine``, and ``control/errors.py`` turns their typed errors into statuses
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import anyio
-import anyio.to_thread
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.background import BackgroundTask
+from starlette.responses import JSONResponse, Response
 
 from turnstile.models import (
+    CLIENT_ID_PATTERN,
     AuditReport,
     CompletionRequest,
     EngineInfo,
     EpisodeRequest,
     EpisodeStatus,
+    LeaseTerm,
     PauseRequest,
-    SampleSet,
-    TokenForest,
-    Turn,
     WeightsRequest,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
-from turnstile.models.wire import encode_forest, encode_samples, forest_as_json, samples_as_json
+from turnstile.models.wire import forest_parts, sample_parts
 from turnstile_server.control.agent_address import AgentAddress
-from turnstile_server.control.body import JSON, cursor_position, json_bytes, read_model, while_connected
+from turnstile_server.control.body import JSON, cursor_position, read_model, while_connected
 from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.results import forest_json, parts_response, samples_json, turns_json
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -62,7 +61,7 @@ class ControlParts:
 def build_router(parts: ControlParts) -> APIRouter:
     """All routes of this module."""
     router = APIRouter()
-    _add_open_routes(router)
+    _add_open_routes(router, parts)
     _add_episode_routes(router, parts)
     _add_result_routes(router, parts)
     _add_training_routes(router, parts)
@@ -71,15 +70,20 @@ def build_router(parts: ControlParts) -> APIRouter:
     return router
 
 
-def _add_open_routes(router: APIRouter) -> None:
+def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
     @router.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "healthy"}
 
     @router.get("/ready")
-    async def ready() -> dict[str, str]:
-        """Constant: these routes serve once all is started; ``http/starting.py`` answers before."""
-        return {"status": "ready"}
+    async def ready() -> Response:
+        """Whether new episodes are taken. These routes serve once all is started; ``http/starting.py`` answers
+        before."""
+        refusal = parts.episodes.refusal
+        if refusal is None:
+            return JSONResponse({"status": "ready"})
+        reason = f"new episodes and turns are refused: {refusal}"
+        return JSONResponse({"status": "not ready", "reason": reason}, 503)
 
 
 def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
@@ -91,6 +95,8 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         created, is_new = await episodes.create(wanted, parts.address.of(request.scope))
         return _model(created, 201 if is_new else 200)
 
+    listing = anyio.Lock()
+
     @router.get("/episodes")
     async def page(
         status: EpisodeStatus | None = None,
@@ -99,7 +105,10 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = settings.page_size,
     ) -> Response:
         before = cursor_position(cursor)
-        return _model(await episodes.page(status=status, group_id=group_id, before=before, limit=limit))
+        async with (
+            listing
+        ):  # the event loop serves others between two pages, each of which takes some milliseconds
+            return _model(await episodes.page(status=status, group_id=group_id, before=before, limit=limit))
 
     @router.get("/episodes/{episode_id}")
     async def get(
@@ -124,31 +133,44 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
     async def cancel(episode_id: str) -> Response:
         return _model(await episodes.cancel(episode_id))
 
+    @router.post("/leases/{lease_id}")
+    async def renew_lease(request: Request, lease_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:
+        return _model(episodes.renew_lease(lease_id, (await read_model(request, LeaseTerm)).lease_s))
+
 
 def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
     episodes = parts.episodes
 
-    async def in_thread(encode: Callable[[], bytes]) -> bytes:
-        return await anyio.to_thread.run_sync(encode, limiter=parts.workers)
+    async def fetched(episode_id: str) -> BackgroundTask | None:
+        """Notes, once the response was sent, that a trainer has the whole of an ended episode: the bounds of the
+        disk may delete it then. None for an episode that goes on."""
+
+        async def note() -> None:
+            episodes.fetched(episode_id)
+
+        return BackgroundTask(note) if (await episodes.get(episode_id)).status.ended else None
 
     @router.get("/episodes/{episode_id}/turns")
     async def turns(episode_id: str) -> Response:
+        sent = await fetched(episode_id)
         found = await episodes.turns(episode_id)
-        return Response(await in_thread(lambda: _turns_json(list(found))), media_type=JSON)
+        return await parts_response(turns_json(found), JSON, sent, parts.workers)
 
     @router.get("/episodes/{episode_id}/samples")
     async def samples(request: Request, episode_id: str, include_untrained: bool = False) -> Response:
+        sent = await fetched(episode_id)
         found = await episodes.samples(episode_id, include_untrained=include_untrained)
         if _wants_json(request.headers.get("accept", "")):
-            return Response(await in_thread(lambda: _samples_json(found)), media_type=JSON)
-        return Response(await in_thread(lambda: encode_samples(found)), media_type=SAFETENSORS)
+            return await parts_response(samples_json(found), JSON, sent, parts.workers)
+        return await parts_response(sample_parts(found), SAFETENSORS, sent, parts.workers)
 
     @router.get("/episodes/{episode_id}/tree")
     async def tree(request: Request, episode_id: str, include_untrained: bool = False) -> Response:
+        sent = await fetched(episode_id)
         found = await episodes.tree(episode_id, include_untrained=include_untrained)
         if _wants_json(request.headers.get("accept", "")):
-            return Response(await in_thread(lambda: _forest_json(found)), media_type=JSON)
-        return Response(await in_thread(lambda: encode_forest(found)), media_type=SAFETENSORS)
+            return await parts_response(forest_json(found), JSON, sent, parts.workers)
+        return await parts_response(forest_parts(found), SAFETENSORS, sent, parts.workers)
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:
@@ -230,18 +252,6 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
 
 def _model(found: BaseModel, status: int = 200) -> Response:
     return Response(found.model_dump_json(), status, media_type=JSON)
-
-
-def _turns_json(turns: list[Turn]) -> bytes:
-    return b'{"turns":[' + b",".join(turn.model_dump_json().encode() for turn in turns) + b"]}"
-
-
-def _samples_json(samples: SampleSet) -> bytes:
-    return json_bytes(samples_as_json(samples))
-
-
-def _forest_json(forest: TokenForest) -> bytes:
-    return json_bytes(forest_as_json(forest))
 
 
 def _wants_json(accept: str) -> bool:

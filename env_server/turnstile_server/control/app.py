@@ -10,6 +10,7 @@ which settings the server lacks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
@@ -18,12 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.api import route_template
-from turnstile_server.control.auth import ControlKey
+from turnstile_server.control.auth import OPEN_PATHS, ControlKey
 from turnstile_server.control.body import BodyLimit
 from turnstile_server.control.errors import ErrorBoundary, error_response, install_error_handlers
 from turnstile_server.control.openenv.standby import build_standby_router
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.http.origins import OriginCheck, OriginRules
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
@@ -50,8 +52,28 @@ class CountRequests:
         await self._app(scope, receive, counting_send if scope["type"] == "http" else send)
 
 
+class Interruptible:
+    """ASGI middleware: at the end of a shutdown's grace the requests still in progress end with ServerStopping."""
+
+    def __init__(self, app: ASGIApp, stopping: Stopping) -> None:
+        self._app = app
+        self._stopping = stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # WebSockets are closed at the beginning of a shutdown
+            await self._app(scope, receive, send)
+            return
+        with self._stopping.interruptible():
+            await self._app(scope, receive, send)
+
+
 def build_control_app(
-    routers: list[APIRouter], *, key: str | None, metrics: Metrics, settings: ControlSettings
+    routers: list[APIRouter],
+    *,
+    key: str | None,
+    metrics: Metrics,
+    settings: ControlSettings,
+    stopping: Stopping | None = None,
 ) -> ASGIApp:
     """The application for the control listener. ``key`` None switches authentication off."""
     inner = FastAPI(
@@ -67,9 +89,10 @@ def build_control_app(
     layers = [
         Middleware(CountRequests, metrics),
         Middleware(ErrorBoundary),
+        Middleware(Interruptible, stopping or Stopping()),
         Middleware(ControlKey, key),
-        Middleware(OriginCheck, OriginRules.of("control", settings), _checks_origin),
-        Middleware(BodyLimit, settings.max_body_bytes),
+        Middleware(OriginCheck, *_origin_check(settings, key)),
+        Middleware(BodyLimit, settings),
     ]
     app: ASGIApp = inner
     for layer in reversed(layers):
@@ -77,8 +100,19 @@ def build_control_app(
     return app
 
 
-def _checks_origin(scope: Scope) -> bool:
-    """MCP's endpoint, and WebSockets: browsers let a page of any site open one."""
+def _origin_check(settings: ControlSettings, key: str | None) -> tuple[OriginRules, Callable[[Scope], bool]]:
+    """Which requests are checked for Host and Origin, and how.
+
+    With a key: MCP's endpoint, whose specification asks for it, and WebSockets, which browsers let a page of any
+    site open; everything else needs the key, which no strange page has. Without one the check is all that keeps
+    web pages out, so it covers everything but the probes, and knows no name that nobody named.
+    """
+    if key is None:
+        return OriginRules.of("control", settings, named_only=True), lambda scope: scope["path"] not in OPEN_PATHS
+    return OriginRules.of("control", settings), _is_mcp_or_socket
+
+
+def _is_mcp_or_socket(scope: Scope) -> bool:
     return scope["type"] == "websocket" or bool(scope["path"].rstrip("/") == "/mcp")
 
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile_server.data_dir import SECRET_BYTES, private_file
 from turnstile_server.errors import StartupError, Unauthorized
+from turnstile_server.http.connections import admit
 from turnstile_server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class ControlKey:
             return
         offered = _take_from_path(scope)
         if self._passes(scope, offered):
+            admit(scope)
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "control key missing or wrong"})

@@ -1,11 +1,13 @@
 """What comes in and goes out over HTTP at the control API: bodies, cursors, JSON.
 
-What must hold: never more than ``max_body_bytes`` of one body are in memory, with or without a declared length;
-an integer keeps its value however many digits it has (readers that turn wide integers into floats are not used).
+What must hold: never more than ``max_body_bytes`` of one body are in memory, with or without a declared length,
+and never more than ``max_body_bytes_total`` of all; an integer keeps its value however many digits it has (readers
+that turn wide integers into floats are not used).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -22,8 +24,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.errors import BodyTooLarge, InvalidRequest
+from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.http.exchange import header_count
+from turnstile_server.http.intake import BodyReader, Intake, too_large
+from turnstile_server.settings import ControlSettings
 
 JSON = "application/json"
 
@@ -35,32 +39,43 @@ T = TypeVar("T")
 
 
 class BodyLimit:
-    """ASGI middleware: a body of more than ``max_bytes`` is 413, by its declared length or while it arrives."""
+    """ASGI middleware: bodies are received within the settings' limits of size, time and rate.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    A body of more than ``control.max_body_bytes`` is 413, by its declared length or while it arrives; one that
+    finds no room beside the others (``control.max_body_bytes_total``) is 429, one that comes too slowly 408.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ControlSettings) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._message = f"The body is larger than {max_bytes} bytes (control.max_body_bytes)."
+        self._settings = settings
+        self._intake = Intake("control", settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if (header_count(Headers(scope=scope), "content-length") or 0) > self._max_bytes:
-            raise BodyTooLarge(self._message)
-        received = 0
+        declared = header_count(Headers(scope=scope), "content-length") or 0
+        if declared > self._settings.max_body_bytes:
+            raise too_large(self._settings, "control")
+        with self._intake.reserving(f"request {id(scope)}", declared, "control") as reservation:
+            reader: BodyReader | None = None
+            whole = False
 
-        async def counted_receive() -> Message:
-            nonlocal received
-            message = await receive()
-            if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-                if received > self._max_bytes:
-                    # FastAPI's own parsing of bodies passes on this class only.
-                    raise HTTPException(413, self._message)
-            return message
+            async def measured_receive() -> Message:
+                nonlocal reader, whole
+                if whole:
+                    return await receive()
+                if reader is None:  # from the first read on: a handler may do something else before
+                    reader = BodyReader(receive, reservation, self._intake, self._settings, "control")
+                try:
+                    message = await reader.next()
+                except TurnstileError as error:
+                    # FastAPI's own parsing of bodies passes on this class only; ``errors`` answers with the cause.
+                    raise HTTPException(error.status, error.message) from error
+                whole = not message.get("more_body", False)
+                return message
 
-        await self._app(scope, counted_receive, send)
+            await self._app(scope, measured_receive, send)
 
 
 def parse_json(raw: str | bytes) -> Any:
@@ -130,9 +145,10 @@ async def while_connected(
 
 
 async def until_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Cancel ``scope`` when the caller hangs up. Only for requests whose body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Cancel ``scope`` when the caller hangs up, or sends a body that ``BodyLimit`` refuses."""
+    with contextlib.suppress(HTTPException):
+        while (await receive())["type"] != "http.disconnect":
+            pass
     scope.cancel()
 
 

@@ -66,6 +66,7 @@ def task_info(task: Task) -> TaskInfo:
         id=task.id,
         instruction=task.instruction,
         graded_by=tuple(sorted(task.graders, reverse=True)),
+        trust=task.tests.trust if task.tests is not None else None,
         needs_sandbox=task.needs_sandbox,
         image=task.image,
         difficulty=task.difficulty,
@@ -81,4 +82,5 @@ def agent_info(spec: AgentSpec, installed: bool) -> AgentInfo:
         summary=spec.summary,
         installed=installed,
         uses_tools=spec.uses_tools,
+        user=spec.user,
     )

@@ -112,6 +112,8 @@ def _http_error(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
         assert isinstance(error, HTTPException)
         route = f"{request.method} {request.url.path}"
         match error.status_code:
+            case _ if isinstance(error.__cause__, TurnstileError):
+                return error_response(error.__cause__)  # a body that could not be read (``BodyLimit``)
             case 404:
                 return error_response(NotFound(f"No such route: {route}."))
             case 405:

@@ -16,6 +16,7 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    LeaseState,
     SampleSet,
     TokenForest,
     Turn,
@@ -53,8 +54,22 @@ class EpisodeService(Protocol):
         """End an open episode as ``cancelled``; an ended one is returned as it is."""
         ...
 
+    def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:
+        """The owner of the lease's episodes lives. Raises LeaseLapsed where they were cancelled already."""
+        ...
+
     async def delete(self, episode_id: str) -> None:
         """Remove the episode and its turns; an open one is cancelled first."""
+        ...
+
+    def fetched(self, episode_id: str) -> None:
+        """The trainer was sent the episode's samples, tree or turns. Bounds of the disk may then delete it, if it
+        has ended. Does nothing for an unknown episode."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no new episode is taken now, as a sentence; None: they are taken."""
         ...
 
     async def turns(self, episode_id: str) -> Sequence[Turn]:

@@ -1,7 +1,8 @@
 """Runs ``turnstile serve`` as a child process for the length of a block.
 
 Invariant: ``serve`` returns only when the server and every process below it are gone, and raises LocalServerError
-if one is left. Linux only: processes are found in /proc.
+if one is left. Where the calling process is killed, the server ends by itself (``turnstile._supervise``). Linux
+only: processes are found in /proc.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import Process
@@ -24,6 +25,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 TURNSTILE = (sys.executable, "-P", "-m", "turnstile")
 """The ``turnstile`` command of this interpreter. ``-P``: no module of the working directory replaces it."""
+SUPERVISED = (sys.executable, "-P", "-m", "turnstile._supervise")
+"""Runs the command that follows until its stdin ends, so that it does not outlive the process that started it."""
 START_S = 180.0
 STOP_S = 30.0
 MAX_READY_LINE = 1 << 16
@@ -53,6 +56,7 @@ class LocalServer:
     control_key: str
     data_dir: Path
     pid: int
+    """The server's own, not its supervisor's."""
     sandboxes: str
 
 
@@ -77,15 +81,17 @@ async def serve(
     log = data_dir.parent / "server.log"
     with log.open("ab") as errors:
         process = await anyio.open_process(
-            (*TURNSTILE, "serve", *samples, *ports, *folders, *options),
+            (*SUPERVISED, *TURNSTILE, "serve", *samples, *ports, *folders, *options),
             env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stderr=errors,
+            start_new_session=True,  # Ctrl-C in the terminal is for this process alone
         )
     family: set[tuple[int, str]] = set()
     try:
         ready = await _ready(process, log)
-        yield LocalServer(ready["control_url"], ready["agent_url"], key, data_dir, process.pid, ready["sandboxes"])
+        control_url, agent_url = ready["control_url"], ready["agent_url"]
+        yield LocalServer(control_url, agent_url, key, data_dir, ready["pid"], ready["sandboxes"])
     finally:
         family = descendants(process.pid)
         await _stop(process)
@@ -94,6 +100,20 @@ async def serve(
         raise LocalServerError(f"processes left running by the server: {sorted(pid for pid, _ in left)}")
     if process.returncode != 0:
         raise LocalServerError(f"the server exited with {process.returncode}:\n{_tail(log)}")
+
+
+def interrupt_on_termination() -> None:
+    """From now on SIGTERM and SIGHUP end this process as Ctrl-C does: what it started is stopped first."""
+
+    def interrupt(*_: object) -> None:
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # a shell started this process in the background, with SIGINT ignored
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, interrupt)
 
 
 @contextlib.asynccontextmanager
@@ -112,7 +132,7 @@ async def stopped_at_exit(process: Waitable) -> AsyncIterator[None]:
                 os.kill(pid, signal.SIGKILL)
 
 
-async def _ready(process: Process, log: Path) -> dict[str, str]:
+async def _ready(process: Process, log: Path) -> dict[str, Any]:
     """The line of JSON that the server prints when it accepts requests."""
     assert process.stdout is not None
     try:
@@ -122,7 +142,7 @@ async def _ready(process: Process, log: Path) -> dict[str, str]:
         raise LocalServerError(f"the server was not ready after {START_S:g} s:\n{_tail(log)}") from None
     except anyio.IncompleteRead:
         raise LocalServerError(f"the server exited with {await process.wait()}:\n{_tail(log)}") from None
-    ready: dict[str, str] = json.loads(line)
+    ready: dict[str, Any] = json.loads(line)
     return ready
 
 

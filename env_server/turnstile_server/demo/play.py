@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 
 from turnstile import AsyncClient, Rollout, by_group
 from turnstile.models import Sample
+from turnstile.visible import visible
 from turnstile_server.demo import model_folder
 from turnstile_server.demo.checks import DemoError, audit, audit_line, check_samples
 from turnstile_server.demo.errands import Errand, errands
@@ -98,7 +99,8 @@ def transcript(sample: Sample, tokenizer: Tokenizer) -> Panel:
     for sampled, run in itertools.groupby(range(len(sample.input_ids)), lambda at: bool(sample.loss_mask[at])):
         ids = [int(sample.input_ids[at]) for at in run]
         style = "bold green" if sampled else "dim"
-        text.append(tokenizer.decode(ids, skip_special_tokens=False), style=style)
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        text.append(visible(decoded, lines=True), style=style)
     count, trained = len(sample.input_ids), int(sample.loss_mask.sum())
     return Panel(text, title=f"One sample: {count} tokens, {trained} of them sampled (bold)", expand=False)
 

@@ -15,12 +15,14 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 
+import anyio
+import anyio.to_thread
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 from turnstile_server.episodes.listing import EpisodeListing
-from turnstile_server.episodes.store import Forest, Stored, rebuild, stored_of, unreadable_episode
+from turnstile_server.episodes.store import DamagedRecord, Forest, Stored, rebuild, stored_of, unreadable_episode
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.protocol import Journal, Record
 
@@ -47,6 +49,8 @@ class Archive:
         self._idempotency_keys: dict[str, str] = {}
         """By episode id."""
         self._forests: OrderedDict[str, Forest] = OrderedDict()
+        self._fetched: set[str] = set()
+        """Ended episodes whose export was recorded by this server."""
 
     def __contains__(self, episode_id: str) -> bool:
         """Whether there is such an episode: created and not deleted, running or ended."""
@@ -57,6 +61,8 @@ class Archive:
         that end is stored, if the disk takes it."""
         async for record in self._journal.episodes():
             try:
+                if record.damage is not None:
+                    raise DamagedRecord(record.damage)
                 stored = stored_of(record)
             except (ValueError, KeyError, TypeError) as error:
                 _LOG.error("the record of episode %s cannot be read: %s", record.episode_id, error)
@@ -113,9 +119,17 @@ class Archive:
         self._listing.remove(episode_id)
         self._ended.pop(episode_id, None)
         self._forests.pop(episode_id, None)
+        self._fetched.discard(episode_id)
         key = self._idempotency_keys.pop(episode_id, None)
         if key is not None:
             del self._creations[key]
+
+    def fetched(self, episode_id: str) -> bool:
+        """A trainer has an export of the episode; True the first time that this is said of an ended one."""
+        if episode_id not in self._ended or episode_id in self._fetched:
+            return False
+        self._fetched.add(episode_id)
+        return True
 
     def creation(self, idempotency_key: str | None) -> Stored | None:
         """The earlier creation with this key; None without a key."""
@@ -132,11 +146,12 @@ class Archive:
             _LOG.error("the record of episode %s cannot be read: %s", episode_id, error)
             return unreadable_episode(episode_id, json.loads(data), error)
 
-    async def forest(self, episode_id: str) -> Forest:
-        """The forest of an ended episode, from memory or from the journal."""
+    async def forest(self, episode_id: str, threads: anyio.CapacityLimiter) -> Forest:
+        """The forest of an ended episode, from memory, or from the journal: built in one of ``threads``."""
         forest = self._forests.get(episode_id)
         if forest is None:
-            forest = rebuild(await self._journal.read(episode_id))
+            records = await self._journal.read(episode_id)
+            forest = await anyio.to_thread.run_sync(rebuild, records, limiter=threads)
         self._keep(episode_id, forest)
         return forest
 

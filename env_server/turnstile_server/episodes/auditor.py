@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import anyio
+import anyio.to_thread
 import numpy as np
 
 from turnstile.models import AuditReport, InvariantCheck, SampleSet, Turn, TurnAudit
-from turnstile_server.capture import EpisodeFacts, Node, TokenTree, export_samples
+from turnstile_server.capture import EpisodeFacts, Node, Turns, export_samples
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.errors import EngineUnavailable
 
@@ -28,15 +30,14 @@ class Auditor:
         self._engine = engine
         self._tolerance = tolerance
 
-    async def audit(self, tree: TokenTree, facts: EpisodeFacts) -> AuditReport:
-        """Audit one episode. Raises the engine's errors: an engine that fails must not look like a passed
-        audit."""
+    async def audit(self, tree: Turns, facts: EpisodeFacts, threads: anyio.CapacityLimiter) -> AuditReport:
+        """Audit one episode, whose turns do not change meanwhile. Raises the engine's errors: an engine that fails
+        must not look like a passed audit."""
         state = await self._engine.state()
         if not state.ok:
             raise EngineUnavailable(f"the engine does not answer, so nothing can be re-scored: {state.detail}")
-        turns = [await self._turn(node, state.weight_version) for node in tree]
-        exported = export_samples(tree, facts, include_untrained=True)
-        checks = check_invariants([node.turn for node in tree], exported, self._engine.capabilities.vocab_size)
+        turns = [await self._turn(node, state.weight_version, threads) for node in tree]
+        checks = await anyio.to_thread.run_sync(self._checked, tree, facts, limiter=threads)
         distances = [turn.max_abs_delta for turn in turns if turn.max_abs_delta is not None]
         largest = max(distances, default=None)
         return AuditReport(
@@ -48,12 +49,17 @@ class Auditor:
             passed=all(check.passed for check in checks) and (largest is None or largest <= self._tolerance),
         )
 
-    async def _turn(self, node: Node, serving: str | None) -> TurnAudit:
+    def _checked(self, tree: Turns, facts: EpisodeFacts) -> tuple[InvariantCheck, ...]:
+        exported = export_samples(tree, facts, include_untrained=True)
+        return check_invariants([node.turn for node in tree], exported, self._engine.capabilities.vocab_size)
+
+    async def _turn(self, node: Node, serving: str | None, threads: anyio.CapacityLimiter) -> TurnAudit:
         turn, sampled = node.turn, len(node.turn.completion_ids)
         skipped = _skip(node, serving, scores=self._engine.capabilities.scores)
         if skipped is not None:
             return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped=skipped)
-        tokens = node.tokens()[: self._engine.capabilities.longest_scored]
+        path = await anyio.to_thread.run_sync(node.tokens, limiter=threads)
+        tokens = path[: self._engine.capabilities.longest_scored]
         if len(tokens) <= node.prompt_count:
             return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped="too_long_to_score")
         scores = await self._engine.score(tokens, node.prompt_count, turn.sampling.temperature)

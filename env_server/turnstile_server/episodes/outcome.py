@@ -13,6 +13,8 @@ from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
+from turnstile_server.grading.verdict import storable
+from turnstile_server.tasks.model import Task
 
 TAIL = 2000
 """Characters of an agent's output, or of its own reason, that an error message quotes."""
@@ -39,8 +41,14 @@ class Outcome:
     """None for an external agent, and for one that was stopped."""
     grade: Grade | None = None
 
+    @property
+    def by_agent(self) -> bool:
+        """The agent failed: by its own doing, as far as anything shows."""
+        return self.status is EpisodeStatus.FAILED and self.error is not None and self.error.fault is Fault.AGENT
+
     def applied_to(self, episode: Episode, ended_s: float) -> Episode:
-        """The record of the ended episode. ``ended_s``: seconds from its creation."""
+        """The record of the ended episode, which can be stored whatever an agent put into its texts. ``ended_s``:
+        seconds from its creation."""
         update: dict[str, Any] = {
             "status": self.status,
             "error": self._error_info(),
@@ -52,15 +60,29 @@ class Outcome:
             update |= {
                 "reward": self.grade.reward,
                 "reward_components": dict(self.grade.components),
-                "grading": dict(self.grade.detail),
+                "grading": storable(dict(self.grade.detail)),
             }
         return episode.model_copy(update=update)
 
     def _error_info(self) -> ErrorInfo | None:
         if self.error is None:
             return None
-        fault = self.error.fault if self.status is EpisodeStatus.FAILED else None
-        return ErrorInfo(type=self.error.type, message=self.error.message, fault=fault, detail=self.error.detail)
+        without_result = self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED)
+        fault = self.error.fault if without_result else None
+        message, detail = storable(self.error.message), storable(self.error.detail)
+        return ErrorInfo(type=self.error.type, message=message, fault=fault, detail=detail)
+
+
+def unearned(task: Task, why: str) -> Grade:
+    """The grade where the agent itself has made its work worth nothing: 0 in all that the task asks for.
+
+    ``why``: a sentence for the trainer."""
+    return Grade(0.0, dict.fromkeys(task.graders, 0.0), {"summary": [why]})
+
+
+def bug(what: str, agent: AgentEnd | None = None) -> Outcome:
+    """The outcome of an episode that a fault of the server ends. ``what``: the beginning of a sentence."""
+    return Outcome(EpisodeStatus.FAILED, TurnstileError(f"{what}; the server's log says why"), agent)
 
 
 def outcome_of_exit(

@@ -142,6 +142,7 @@ def new_session(
             max_turns=limits.max_turns,
             max_completion_tokens=limits.max_completion_tokens,
             max_sampled_tokens=limits.max_sampled_tokens,
+            max_record_bytes=gate.max_record_bytes_per_episode,
             max_calls=gate.max_calls_per_episode,
             max_refusals=gate.max_refusals,
         ),

@@ -12,7 +12,8 @@ must hold:
 3. Own tools are released, the sandbox is destroyed and the world is closed before the end is stored, and the
    place among ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path:
    success, failure, stop, a bug, shutdown.
-4. A reward comes from a grading that was finished; without one it is None.
+4. A reward comes from a grading that was finished, or is 0 where the agent failed at a task that is graded;
+   otherwise it is None.
 5. At shutdown (``interrupt``) an episode without a stop request is not ended or stored: the next start finds it
    unfinished and records ``server_restarted``. The same holds while grading runs. A stop that was requested and
    needs no grade is still stored.
@@ -30,23 +31,16 @@ from anyio.abc import TaskGroup
 
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
+from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import AgentEnd, Outcome, outcome_of_exit
+from turnstile_server.episodes.outcome import Outcome, bug, outcome_of_exit, unearned
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.world import RunningWorld
-from turnstile_server.errors import (
-    AgentFailed,
-    Conflict,
-    FileProblem,
-    Gone,
-    SandboxUnavailable,
-    TurnstileError,
-)
+from turnstile_server.errors import Conflict, Gone, SandboxFailed, SandboxUnavailable, TurnstileError
 from turnstile_server.gate.pipeline import CallPipeline
-from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
@@ -123,12 +117,13 @@ class EpisodeRun:
                         await self._grade()
                     except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
                         self._log_bug("an episode failed")
-                        bug = _bug("the server failed")
-                        self.request_stop(bug)  # closes the session, if nothing has requested a stop yet
-                        self._life.settle(bug)  # replaces an outcome that was requested before the bug
+                        failed = bug("the server failed")
+                        self.request_stop(failed)  # closes the session, if nothing has requested a stop yet
+                        self._life.settle(failed)  # replaces an outcome that was requested before the bug
                     finally:
                         await self._own_tools.close()
-                        await self._destroy_sandbox()
+                        if self._sandbox is not None:
+                            await self._sandbox.give_up()
                         if self._world is not None:
                             await self._world.close()
                 await self._store()
@@ -161,11 +156,14 @@ class EpisodeRun:
             await self._prepare(tasks)
             self._move(EpisodeStatus.RUNNING)
             outcome = await self._agent_outcome()
+        except SandboxFailed as error:
+            cause = self._sandbox.cause_of(error) if self._sandbox is not None else error
+            outcome = Outcome(EpisodeStatus.FAILED, cause)
         except TurnstileError as error:
             outcome = Outcome(EpisodeStatus.FAILED, error)
         except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
             self._log_bug("an episode failed")
-            outcome = _bug("the server failed")
+            outcome = bug("the server failed")
         self.request_stop(outcome)
 
     async def _prepare(self, tasks: TaskGroup) -> None:
@@ -201,32 +199,19 @@ class EpisodeRun:
         """Settles the outcome with its grade, or with why there is none. A cancellation or a shutdown cuts it
         short; then it settles nothing."""
         stop = self._life.stop
-        if stop is None or not self._life.needs_grade or self._life.shutting_down:
+        if stop is None or self._life.shutting_down:
+            return
+        if stop.by_agent and stop.error is not None and self.graded:
+            self._life.settle(replace(stop, grade=unearned(self._plan.task, f"agent: {stop.error.message}")))
+        if not self._life.needs_grade:
             return
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            graded = await self._graded_work(stop)
+            grading = EpisodeGrading(self.episode_id, self._sandbox, self._world, self._parts.backends.grader)
+            graded = await grading.graded(stop, self._plan.task, self._answer)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
-
-    async def _graded_work(self, outcome: Outcome) -> Outcome:
-        try:
-            work = None
-            if self._sandbox is not None:
-                work = await self._sandbox.collect_work()
-            scores = await self._world.grade(self._answer) if self._world is not None else None
-            await self._destroy_sandbox()  # makes room for the sandbox in which the work is graded
-            grade = await self._parts.backends.grader.grade(self._plan.task, Work(work, self._answer, scores))
-        except FileProblem as error:
-            problem = AgentFailed(f"the agent's work cannot be fetched: {error.message}")
-            return Outcome(EpisodeStatus.FAILED, problem, outcome.agent)
-        except TurnstileError as error:
-            return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
-        except Exception:  # noqa: BLE001 - the boundary to the grader: logged, and there is no reward
-            self._log_bug("a grading failed")
-            return _bug("the grading failed", outcome.agent)
-        return replace(outcome, grade=grade)
 
     async def _store(self) -> None:
         """Stores a decided outcome, again and again until the journal has taken it or the server stops."""
@@ -239,6 +224,7 @@ class EpisodeRun:
         """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
         try:
+            self.session.seal()
             ended = self.forest.counted(self._life.final_record(time.monotonic()))
             await self._parts.journal.append(replace(self._stored, episode=ended).record())
         except TurnstileError as error:
@@ -258,15 +244,6 @@ class EpisodeRun:
         self._store_error = error
         attempted, self._attempted = self._attempted, anyio.Event()
         attempted.set()
-
-    async def _destroy_sandbox(self) -> None:
-        """A sandbox that cannot be destroyed keeps no episode from ending: its provider removes it later, at the
-        latest at its next start."""
-        if self._sandbox is not None:
-            try:
-                await self._sandbox.destroy()
-            except Exception:  # noqa: BLE001 - the boundary to the sandboxes: logged, and swept later
-                self._log_bug("a sandbox could not be destroyed")
 
     def _move(self, status: EpisodeStatus) -> None:
         before = self.episode.status
@@ -304,7 +281,11 @@ class EpisodeRun:
         error = self._life.overdue(
             time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
         )
-        if error is not None:
+        if error is not None and self.episode.status is EpisodeStatus.PREPARING:
+            # The agent has not begun: there is nothing to judge, and nothing that it could have done faster.
+            late = SandboxUnavailable(f"the episode was not prepared in time: {error.message}")
+            self.request_stop(Outcome(EpisodeStatus.FAILED, late))
+        elif error is not None:
             self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
 
     def interrupt(self) -> None:
@@ -391,8 +372,3 @@ class EpisodeRun:
             await self._attempted.wait()
             if self._store_error is not None:
                 raise self._store_error
-
-
-def _bug(what: str, agent: AgentEnd | None = None) -> Outcome:
-    error = TurnstileError(f"{what}; the server's log says why")
-    return Outcome(EpisodeStatus.FAILED, error, agent)

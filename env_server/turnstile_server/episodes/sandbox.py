@@ -6,6 +6,7 @@ the middle of ``prepare``. Knows nothing of models, tokens or reward.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import anyio
@@ -17,11 +18,13 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
-from turnstile_server.errors import SandboxFailed, TaskFailed
+from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import prepare_workspace
+
+_LOG = logging.getLogger(__name__)
 
 _HELPER_S = 30.0
 """Time to ask an image for its Python version, and to kill an agent."""
@@ -43,6 +46,8 @@ class EpisodeSandbox:
         self._sandbox: Sandbox | None = None
         self._usable = False
         self._prepared = False
+        self._acted = False
+        """The agent may have run in it, so what happened from then on may be its doing."""
 
     @property
     def for_tools(self) -> Sandbox | None:
@@ -70,11 +75,15 @@ class EpisodeSandbox:
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
                 "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
-        await prepare_workspace(sandbox, task, backends.archive_of)
+        try:
+            await prepare_workspace(sandbox, task, backends.archive_of)
+        except FileProblem as error:
+            raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
         if agent is not None and agent.install.pip:
             await _check_python(sandbox, agent)
         sandbox.admit(self._episode_id)
         self._usable = self._prepared = True
+        self._acted = agent is None  # an external one may act as soon as its tools do
 
     async def run_agent(self, episode_key: str, max_turns: int, env: Mapping[str, str]) -> AgentEnd:
         """Runs the agent to its end; cancelling kills it. Raises SandboxFailed, TaskFailed."""
@@ -82,8 +91,12 @@ class EpisodeSandbox:
         assert sandbox is not None
         assert agent is not None
         launched = self._launch(sandbox, agent, episode_key, max_turns, env)
-        for path, text in launched.files.items():
-            await sandbox.write(path, text.encode())
+        try:
+            for path, text in launched.files.items():
+                await sandbox.write(path, text.encode(), user=launched.command.user)
+        except FileProblem as error:
+            raise TaskFailed(f"the agent's own files cannot be put into its sandbox: {error.message}") from error
+        self._acted = True
         process = await sandbox.start(launched.command)
         try:
             result = await process.wait()
@@ -100,8 +113,16 @@ class EpisodeSandbox:
         elsewhere."""
         sandbox = self._sandbox
         assert sandbox is not None
-        await sandbox.died()
-        return SandboxFailed("the sandbox died while the agent worked in it")
+        death = await sandbox.died()
+        return SandboxFailed.of(death, "the sandbox died while the agent worked in it")
+
+    def cause_of(self, failure: SandboxFailed) -> SandboxFailed | AgentFailed:
+        """Whose failure it is that the sandbox failed: the agent's, if it has run in it and nothing shows that
+        something outside did it. Otherwise an agent could choose to have no reward."""
+        if not self._acted or failure.death is SandboxDeath.OUTSIDE:
+            return failure
+        how = "used up its sandbox's memory" if failure.death is SandboxDeath.MEMORY else "ended its own sandbox"
+        return AgentFailed(f"the agent {how}: {failure.message}", detail=failure.detail)
 
     def _launch(
         self, sandbox: Sandbox, agent: AgentSpec, episode_key: str, max_turns: int, env: Mapping[str, str]
@@ -113,7 +134,7 @@ class EpisodeSandbox:
             agent_url=sandbox.agent_url,
             instruction=self._task.instruction,
             workdir=sandbox.workdir,
-            home=HOMES[User.AGENT],
+            home=HOMES[User(agent.user)],
             install=self._backends.installer.name_of(agent),
             max_turns=max_turns,
             env=env,
@@ -133,6 +154,14 @@ class EpisodeSandbox:
         if not task.grades_files:
             return None
         return await sandbox.download(sandbox.workdir, self._max_work_bytes)
+
+    async def give_up(self) -> None:
+        """``destroy``, for callers that go on whatever happens: one that cannot be destroyed now is removed by its
+        provider later, at the latest at its next start. Never raises."""
+        try:
+            await self.destroy()
+        except Exception:  # noqa: BLE001 - the boundary to the sandboxes: logged, and swept later
+            _LOG.exception("a sandbox could not be destroyed", extra={"episode_id": self._episode_id})
 
     async def destroy(self) -> None:
         """May be repeated; only the first call does anything."""

@@ -25,25 +25,36 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    LeaseState,
     SampleSet,
     TokenForest,
     Turn,
 )
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.backends import Backends
-from turnstile_server.capture import export_forest, export_samples
+from turnstile_server.capture import Turns, export_forest, export_samples
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
+from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.plan import Plan, new_episode, plan_episode
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.store import Forest, Stored
-from turnstile_server.errors import Conflict, Gone, NotFound, QueueFull, TurnstileError, Unauthorized
+from turnstile_server.errors import (
+    Conflict,
+    Gone,
+    JournalUnavailable,
+    NotFound,
+    QueueFull,
+    TurnstileError,
+    Unauthorized,
+)
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.journal.protocol import Journal
+from turnstile_server.journal.records import exported_record
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings
 from turnstile_server.tools.protocol import EpisodeTools
@@ -91,9 +102,12 @@ class Episodes:
             changed=self._changed,
         )
         self._running: dict[str, EpisodeRun] = {}
+        self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         self._archive = Archive(parts.journal, self._settings.cached_trees)
         self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
         self._creating = anyio.Lock()
+        self._room_wanted = False
+        """New episodes are refused, and something changed that may allow retention to make room."""
         self._exports = anyio.CapacityLimiter(self._settings.export_threads)
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
@@ -132,7 +146,7 @@ class Episodes:
     # For the trainer: the control API
 
     async def create(self, request: EpisodeRequest, agent_url: str | None = None) -> tuple[EpisodeCreated, bool]:
-        digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
+        digest = hashlib.sha256(request.model_dump_json(exclude={"lease"}).encode()).hexdigest()
         async with self._creating:  # two equal creations at once must become one episode
             earlier = self._archive.creation(request.idempotency_key)
             if earlier is not None:
@@ -140,11 +154,15 @@ class Episodes:
                     raise Conflict("idempotency_key was used before, for another request")
                 episode = await self.get(earlier.episode.episode_id)
                 return self._created(replace(earlier, episode=episode), agent_url), False
+            if request.lease is not None:
+                self._leases.check(request.lease.lease_id)
             plan = plan_episode(request, self._parts.backends, self._parts.settings.sandboxes)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
                 await self._journal.append(stored.record())
             self._start(stored, plan, request.env)
+            if request.lease is not None:
+                self._leases.hold(request.lease, stored.episode.episode_id, time.monotonic())
         return self._created(stored, agent_url), True
 
     def _start(self, stored: Stored, plan: Plan, env: Mapping[str, str]) -> None:
@@ -163,6 +181,9 @@ class Episodes:
                 f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
                 retry_after_s=5.0,
             )
+        refusal = self._journal.refusal
+        if refusal is not None:
+            raise JournalUnavailable(f"the journal takes no new episodes: {refusal}", retry_after_s=5.0)
         episode = new_episode(request, plan, self._parts.settings.sampling, self._settings)
         if episode.episode_id in self._archive:
             raise Conflict(f"episode_id {episode.episode_id} is taken")
@@ -218,10 +239,23 @@ class Episodes:
             await run.wait_until_stored()
         return await self.get(episode_id)
 
+    def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:
+        return self._leases.renew(lease_id, lease_s, time.monotonic())
+
     async def delete(self, episode_id: str) -> None:
         await self.cancel(episode_id)
         await self._journal.delete(episode_id)
         self._archive.forget(episode_id)
+        self._room_wanted = self._journal.refusal is not None
+
+    def fetched(self, episode_id: str) -> None:
+        if self._archive.fetched(episode_id):
+            self._journal.append_soon(exported_record(episode_id))
+            self._room_wanted = self._journal.refusal is not None
+
+    @property
+    def refusal(self) -> str | None:
+        return self._journal.refusal
 
     async def turns(self, episode_id: str) -> Sequence[Turn]:
         _, forest = await self._exported(episode_id)
@@ -235,18 +269,16 @@ class Episodes:
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self._exported(episode_id)
-        return await self._parts.auditor.audit(forest.tree, forest.facts(episode))
+        return await self._parts.auditor.audit(_unchanging(episode, forest), forest.facts(episode), self._exports)
 
     def subscribe(self) -> AsyncIterator[Episode]:
         return self._broadcast.subscribe()
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self._exported(episode_id)
-        facts = forest.facts(episode)
-        if not episode.status.ended:
-            return export(forest.tree, facts, include_untrained=include_untrained)  # the tree may change meanwhile
+        tree, facts = _unchanging(episode, forest), forest.facts(episode)
         return await anyio.to_thread.run_sync(
-            lambda: export(forest.tree, facts, include_untrained=include_untrained), limiter=self._exports
+            lambda: export(tree, facts, include_untrained=include_untrained), limiter=self._exports
         )
 
     async def _exported(self, episode_id: str) -> tuple[Episode, Forest]:
@@ -254,7 +286,7 @@ class Episodes:
         run = self._running.get(episode_id)
         if run is not None:
             return episode, run.forest
-        return episode, await self._archive.forest(episode_id)
+        return episode, await self._archive.forest(episode_id, self._exports)
 
     # Called by the runs
 
@@ -263,6 +295,7 @@ class Episodes:
         episode = run.episode
         if episode.status.ended:
             del self._running[episode.episode_id]
+            self._leases.ended(episode.episode_id)
             self._archive.add_ended(episode, run.forest)
             self._count_tokens(episode)
         else:
@@ -285,15 +318,26 @@ class Episodes:
             )
 
     async def _watch(self) -> None:
-        """Has the runs check their limits of time, and applies the journal's retention."""
+        """Has the runs check their limits of time, ends those whose lease has lapsed, and applies the journal's
+        retention."""
         next_retention = time.monotonic()
         while True:
             for run in list(self._running.values()):
                 run.check_limits()
-            if time.monotonic() >= next_retention:
+            self._end_disowned()
+            if self._room_wanted or time.monotonic() >= next_retention:
+                self._room_wanted = False
                 await self._apply_retention()
                 next_retention = time.monotonic() + self._settings.retention_interval_s
             await anyio.sleep(self._settings.watch_interval_s)
+
+    def _end_disowned(self) -> None:
+        """An episode that is graded already ends soon by itself, and its result is kept."""
+        for lapse in self._leases.lapsed(time.monotonic()):
+            _LOG.warning("%d episodes are cancelled: %s", len(lapse.episodes), lapse.error.message)
+            for run in [self._running[each] for each in lapse.episodes if each in self._running]:
+                if run.episode.status is not EpisodeStatus.GRADING:
+                    run.request_stop(Outcome(EpisodeStatus.CANCELLED, lapse.error))
 
     async def _apply_retention(self) -> None:
         try:
@@ -303,3 +347,8 @@ class Episodes:
             return
         for episode_id in deleted:
             self._archive.forget(episode_id)
+
+
+def _unchanging(episode: Episode, forest: Forest) -> Turns:
+    """The turns for a thread, without those that are added meanwhile."""
+    return forest.tree if episode.status.ended else forest.tree.snapshot()

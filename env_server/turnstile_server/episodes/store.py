@@ -23,6 +23,8 @@ from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
 
 _LOG = logging.getLogger(__name__)
+PARENT_LOST = "parent_lost"
+"""Why tokens of a whole turn are discarded: the disk has damaged a turn that it continues."""
 _MAX_DEPTH = 190
 """Readers of JSON stop at 200 levels, and listings nest a record deeper."""
 
@@ -47,6 +49,10 @@ class Stored:
         return episode_record(self.episode.episode_id, meta)
 
 
+class DamagedRecord(ValueError):
+    """The disk has damaged the last record of an episode. The message says where."""
+
+
 def stored_of(record: Record) -> Stored:
     """Read a journal record. Raises ValueError (also pydantic's), KeyError or TypeError if this version cannot."""
     fields = dict(record.meta)
@@ -58,10 +64,16 @@ def stored_of(record: Record) -> Stored:
 def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Exception) -> Episode:
     """The episode to show for a record that ``error`` made unreadable: failed, with its readable fields."""
     problems = _problems(error)
-    message = (
-        f"this version of the server cannot read the episode's record ({'; '.join(list(problems.values())[:5])}). "
-        "Read it with the version that wrote it, or delete it"
-    )
+    if isinstance(error, DamagedRecord):
+        message = (
+            f"the episode's last record is lost ({error}); what is shown is from the record before it, if there "
+            "is one. Its turns are exported as far as they are whole"
+        )
+    else:
+        message = (
+            "this version of the server cannot read the episode's record "
+            f"({'; '.join(list(problems.values())[:5])}). Read it with the version that wrote it, or delete it"
+        )
     fixed: dict[str, Any] = {
         "episode_id": episode_id,
         "status": EpisodeStatus.FAILED,
@@ -154,6 +166,7 @@ def rebuild(records: Iterable[Record]) -> Forest:
                         known.add(turn.turn_id)
                     else:
                         _LOG.error("turn %s is left out: its parent %s is lost", turn.turn_id, turn.parent_id)
+                        discarded[PARENT_LOST] += len(turn.completion_ids)
                 case RecordType.DELIVERY:
                     delivery = delivery_of(record)
                     if delivery.turn_id in known:

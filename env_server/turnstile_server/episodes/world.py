@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from turnstile_server.episodes.sandbox import EpisodeSandbox
-from turnstile_server.errors import AgentFailed
+from turnstile_server.errors import AgentFailed, FinishedEarly, TaskFailed
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
@@ -18,6 +18,7 @@ from turnstile_server.tools.protocol import EpisodeTools, ServedTool
 from turnstile_server.worlds.definition import WorldDefinition
 from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 from turnstile_server.worlds.served import world_tools
+from turnstile_server.worlds.untouched import UntouchedWorlds
 
 
 class RunningWorld:
@@ -40,6 +41,8 @@ class RunningWorld:
         self._settings = settings
         self._sandbox_of = sandbox_of
         self._world: EpisodeWorld | None = None
+        self._untouched: UntouchedWorlds | None = None
+        self._seed: int | None = None
         self._ready = False
 
     @staticmethod
@@ -54,6 +57,8 @@ class RunningWorld:
     async def reset(self, task: Task, episode_id: str, seed: int | None) -> Task:
         """Makes the world. The task as this episode has it. Raises TaskFailed, WorldUnavailable."""
         self._world = self._worlds.open(self._definition, episode_id)
+        self._untouched = UntouchedWorlds(self._worlds, self._definition, episode_id)
+        self._seed = seed
         return task_of_episode(task, await self._world.reset(seed, task.instruction), self._settings)
 
     @asynccontextmanager
@@ -70,17 +75,34 @@ class RunningWorld:
         return self._definition.talks
 
     async def respond(self, answer: str) -> str | None:
-        """What the simulated user says to a submitted answer, if there is one. Raises TaskFailed."""
-        return await self._world.respond(answer) if self._world is not None else None
+        """What the simulated user says to a submitted answer, if there is one. Raises TaskFailed, and AgentFailed
+        where the user can be played, but not with what this agent said."""
+        if self._world is None or self._untouched is None:
+            return None
+        try:
+            return await self._world.respond(answer)
+        except TaskFailed as error:
+            if await self._untouched.can_respond(self._seed):
+                raise AgentFailed(
+                    f"{error.message}; it answers a plain message, so the agent's made it fail"
+                ) from error
+            raise
 
     async def grade(self, answer: str | None) -> Mapping[str, float] | None:
-        """None where the world does not grade. Raises TaskFailed, SandboxFailed, and AgentFailed where the agent
-        was finished before the world was there: nothing says what its work is worth."""
+        """None where the world does not grade. Raises TaskFailed, SandboxFailed; AgentFailed where a world that no
+        agent touched can be graded; FinishedEarly where the caller finished the episode before the world was
+        there."""
         if not self._definition.graded:
             return None
-        if self._world is None or not self._ready:
-            raise AgentFailed("the agent was finished before the episode ran, so its world cannot grade it")
-        return await self._world.grade(answer)
+        if self._world is None or self._untouched is None or not self._ready:
+            raise FinishedEarly("the agent was finished before the episode ran, so its world cannot grade it")
+        try:
+            return await self._world.grade(answer)
+        except TaskFailed as error:
+            if await self._untouched.can_be_graded(self._seed):
+                why = "a world that no agent touched can be graded, so what this one did made it fail"
+                raise AgentFailed(f"{error.message}; {why}") from error
+            raise
 
     async def close(self) -> None:
         """Never raises; may be repeated."""

@@ -93,7 +93,12 @@ class JournalSettings(Section):
         description="`power`: a turn is synced to disk before it is acknowledged; `process`: turns survive `kill "
         "-9`, not a power cut.",
     )
-    segment_bytes: int = Field(256 << 20, ge=1 << 16, description="A segment file is closed at this size.")
+    segment_bytes: int = Field(
+        256 << 20,
+        ge=1 << 16,
+        description="A segment file is closed at this size, or at 1/64 of the file system if that is less (but "
+        "not below 1 MiB).",
+    )
     group_window_s: float = Field(
         0.0,
         ge=0,
@@ -114,11 +119,41 @@ class JournalSettings(Section):
         256 << 20, ge=1 << 20, description="Appends that wait for the disk; more are 503."
     )
     retention_days: float | None = Field(
-        None, gt=0, description="Ended episodes older than this are deleted; none: kept."
+        None, gt=0, description="Ended episodes older than this are deleted, fetched or not; none: kept."
     )
     retention_bytes: int | None = Field(
-        None, ge=1 << 20, description="Above this size the oldest ended episodes are deleted; none: kept."
+        None,
+        ge=1 << 20,
+        description="Above this size the oldest ended episodes are deleted, fetched or not; none: kept.",
+    )
+    retention_share: float | None = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="The journal takes at most this share of its file system: above it the oldest ended "
+        "episodes that a trainer has fetched are deleted, and where that is not enough new episodes are refused "
+        "(503); 0 or none: no such bound.",
+    )
+    retention_free_bytes: int | None = Field(
+        1 << 30,
+        ge=0,
+        description="With less free disk space than this (at most a tenth of the file system is asked for) the "
+        "oldest ended episodes that a trainer has fetched are deleted; 0 or none: no such bound.",
+    )
+    retention_spares_unexported: bool = Field(
+        True,
+        description="Whether `retention_share` and `retention_free_bytes` spare ended episodes whose samples, "
+        "tree or turns nobody has fetched; false: they delete the oldest ended ones, fetched or not.",
     )
     min_free_bytes: int = Field(
         64 << 20, ge=0, description="With less free disk space than this, turns are refused (503); 0: no check."
+    )
+    reserve_bytes: int = Field(
+        1 << 20,
+        ge=0,
+        description="Disk space (at most 1/64 of the file system) that is kept so that episodes can be deleted on "
+        "a full disk; 0: none.",
+    )
+    check_interval_s: float = Field(
+        1.0, gt=0, le=3600, description="How often the journal looks whether its disk takes records."
     )

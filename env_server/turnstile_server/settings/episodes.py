@@ -32,7 +32,8 @@ class EpisodeSettings(Section):
     watch_interval_s: float = Field(
         1.0,
         gt=0,
-        description="How often the wall and idle limits are checked, and storing a refused end is tried again.",
+        description="How often the wall and idle limits and the leases are checked, and storing a refused end is "
+        "tried again.",
     )
     max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more are 429.")
     subscriber_queue: int = Field(
@@ -99,7 +100,10 @@ class GradingSettings(Section):
 
     parallel: int = Field(2, ge=1, description="Episodes graded at once; further ones wait.")
     timeout_s: float = Field(
-        600.0, gt=0, description="Time for one grading, including its sandbox; then the episode has no reward."
+        600.0,
+        gt=0,
+        description="Time for one grading, including its sandbox. After it the reward is 0 if the work was in the "
+        "sandbox, unless something outside ended that; else there is none.",
     )
     attempts: int = Field(2, ge=1, description="Attempts at a grading that the infrastructure fails.")
     diff_timeout_s: float = Field(

@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         Path("turnstile-data"),
-        description="Folder of the journal, its index and the keys. Each server has its own.",
+        description="Folder of the journal and the keys. Each server has its own.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     start_wait_s: float = Field(
@@ -58,8 +58,23 @@ class Settings(BaseSettings):
         description="Requests that come while the server starts wait this long for it; then they are 503 "
         "`server_starting` with `Retry-After`. OpenEnv's clients give a connection 10 s.",
     )
+    max_descriptors: int = Field(
+        65_536,
+        ge=64,
+        description="At start the process's limit of open descriptors is raised to its hard limit, at most to "
+        "this. Each listener gets a share of it for its connections.",
+    )
     shutdown_grace_s: float = Field(
-        10.0, ge=0, description="At shutdown, time for requests in progress; then they are cut off."
+        10.0,
+        ge=0,
+        description="At shutdown, time for requests in progress; then they are 503 `server_stopping`, and "
+        "streams end with that error.",
+    )
+    standstill_s: float = Field(
+        60.0,
+        ge=0,
+        description="A server whose event loop has stood still for so long ends, with exit code 70 and its "
+        "threads' stacks on stderr, so that whoever supervises it starts it again. 0: never.",
     )
     sampling: Sampling = Field(
         Sampling(), description="Training sampling where neither the episode nor the task sets it."

@@ -198,9 +198,12 @@ async def scripted_server(
             observe=lambda app: counted(app, recording.requests),
         )
         idle_s, grace_s = own.gate.idle_connection_s, own.shutdown_grace_s
-        listener = Listener(apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False)
+        listener = Listener(
+            apps.agent, agent_socket, idle_s=idle_s, grace_s=grace_s, access_log=False, websockets=False
+        )
+        listener.last_words = apps.stopping.cut
         control = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=apps.control), base_url="http://control", timeout=None
+            transport=httpx.ASGITransport(app=apps.control), base_url="http://127.0.0.1", timeout=None
         )
         await stack.enter_async_context(control)
         async with anyio.create_task_group() as tasks:
