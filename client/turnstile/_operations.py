@@ -16,6 +16,7 @@ import anyio
 
 from turnstile import _requests as requests
 from turnstile import errors
+from turnstile._lease_renewals import LEASE_LAPSED, LeaseRenewals
 from turnstile._placement import ServerPool
 from turnstile._requests import ApiCall
 from turnstile._retry import ClientSettings
@@ -27,6 +28,7 @@ from turnstile.models import (
     Episode,
     EpisodeCreated,
     EpisodePage,
+    EpisodeRequest,
     EpisodeStatus,
     PauseMode,
     PendingCalls,
@@ -59,20 +61,25 @@ class Operations:
         self._pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic)
         self._transport = Transport(self._pool, key, settings)
         self._settings = settings
+        self.leases = LeaseRenewals(key, settings)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, and renews no lease any more."""
+        self.leases.close()
         await self._transport.close()
 
     # Episodes
 
-    async def create(self, fields: Mapping[str, Any], server: str | None = None) -> EpisodeCreated:
-        """Places one episode, at ``server`` or where the pool says.
+    async def create(
+        self, fields: Mapping[str, Any], server: str | None = None, *, leased: bool = False
+    ) -> EpisodeCreated:
+        """Places one episode, at ``server`` or where the pool says. ``leased``: it is cancelled when this process
+        is gone.
 
         Raises ServerUnavailable when no server can be reached, ServerBusy when those that can are full.
         """
         asked = {name: value for name, value in fields.items() if value is not None}
-        call = requests.create_episode(requests.request_of({"idempotency_key": uuid.uuid4().hex, **asked}))
+        request = requests.request_of({"idempotency_key": uuid.uuid4().hex, **asked})
         problems: list[errors.TurnstileError] = []
         for delay in self._transport.delays():
             if delay:
@@ -81,7 +88,7 @@ class Operations:
             for place in (server,) if server is not None else self._pool.order():
                 self._pool.reserve(place)
                 try:
-                    created = await self._transport.send(place, call, retry_unsent=False)
+                    created = await self._create_at(place, request, leased=leased)
                 except (errors.ServerUnavailable, errors.ServerBusy) as error:
                     if isinstance(error, errors.ServerUnavailable) and error.may_have_happened:
                         raise  # placing it elsewhere too could make two
@@ -94,6 +101,18 @@ class Operations:
             if any(problem.status is not None for problem in problems):
                 break  # a server answered: waiting is the caller's decision
         raise _summary(problems)
+
+    async def _create_at(self, place: str, request: EpisodeRequest, *, leased: bool) -> EpisodeCreated:
+        lease = self.leases.at(place) if leased else None
+        try:
+            call = requests.create_episode(request.model_copy(update={"lease": lease}))
+            return await self._transport.send(place, call, retry_unsent=False)
+        except errors.Gone as error:
+            if lease is None or error.type != LEASE_LAPSED:
+                raise
+        # This process was stopped for longer than its lease. What it had is lost; what it begins now is not.
+        call = requests.create_episode(request.model_copy(update={"lease": self.leases.after(lease, place)}))
+        return await self._transport.send(place, call, retry_unsent=False)
 
     async def episode(self, episode_id: str, wait_s: float = 0.0) -> Episode:
         """The episode now, or at its next change of status within ``wait_s`` seconds."""

@@ -29,6 +29,8 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    LeaseState,
+    LeaseTerm,
     PauseMode,
     PauseRequest,
     PendingCalls,
@@ -120,6 +122,11 @@ def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:
 
 def cancel(episode_id: str) -> ApiCall[Episode]:
     return ApiCall("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
+
+
+def renew_lease(lease_id: str, lease_s: float) -> ApiCall[LeaseState]:
+    body = _body(LeaseTerm, lease_s=lease_s)
+    return ApiCall("POST", f"/leases/{quote(lease_id, safe='')}", LeaseState.model_validate_json, body=body)
 
 
 def delete(episode_id: str) -> ApiCall[None]:

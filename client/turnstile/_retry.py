@@ -39,6 +39,9 @@ class ClientSettings:
     each time."""
     backoff_max_s: float = 20.0
     """`rollouts`: the longest such pause."""
+    lease_s: float | None = 60.0
+    """Episodes of `rollouts`, and those created with ``lease=True``, are cancelled by the server when it has heard
+    nothing of this process for so long: it died, or was stopped. At least 1; None: never."""
     down_s: float = 5.0
     """How long a server that could not be reached is asked last."""
     keepalive_s: float = 3.0
@@ -54,6 +57,7 @@ RESTARTED = "server_restarted"
 LOST = "episode_lost"
 UNREACHABLE = "server_unreachable"
 AGENT_FAILED = "agent_failed"
+"""The function that the caller gave as agent raised."""
 CANCELLED = "cancelled"
 
 _OUTAGES = (errors.ServerUnavailable, errors.EngineError, errors.ServerError, errors.Timeout)

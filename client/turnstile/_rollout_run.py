@@ -34,8 +34,11 @@ _TASK_FAILED = "task_failed"
 class RolloutBackend(Protocol):
     """The servers, as a rollout uses them. Each method raises the errors of ``turnstile.errors``."""
 
-    async def create(self, fields: Mapping[str, Any], server: str | None) -> EpisodeCreated:
-        """Makes an episode, at ``server`` or at any. Harmless to repeat: ``fields`` has an idempotency key."""
+    async def create(self, fields: Mapping[str, Any], server: str | None, *, leased: bool) -> EpisodeCreated:
+        """Makes an episode, at ``server`` or at any. ``leased``: it ends with this process.
+
+        Harmless to repeat: ``fields`` has an idempotency key.
+        """
         ...
 
     async def episode(self, episode_id: str, wait_s: float = 0.0) -> Episode:
@@ -136,7 +139,7 @@ class RolloutRun:
         )
 
     async def _attempt(self, number: int) -> _Attempt:
-        creation = _Creation(self._backend, self._fields(number))
+        creation = _Creation(self._backend, self._fields(number), leased=not self._options.keep_open)
         episode: Episode | None = None
         try:
             try:
@@ -181,13 +184,13 @@ class RolloutRun:
                 return now, None
         try:
             await agent(created)
-        except Exception as error:  # noqa: BLE001 - any error is the agent's failure, and becomes the rollout's
+        except Exception as error:  # noqa: BLE001 - any error of the caller's function becomes the rollout's
             now = await self._repeated(lambda: self._backend.episode(episode_id))
             if now.status.ended:
                 return now, None  # the end is why the agent failed, or the failure no longer matters
             now = await self._repeated(lambda: self._backend.cancel(episode_id))
             message = f"{type(error).__name__}: {error}"
-            return now, ErrorInfo(type=retry.AGENT_FAILED, message=message, fault=Fault.AGENT)
+            return now, ErrorInfo(type=retry.AGENT_FAILED, message=message, fault=Fault.CALLER)
         # An ended episode stays as it is, so finish may be repeated.
         now = await self._repeated(lambda: self._backend.finish(episode_id))
         return (now if now.status.ended else await self._polled(episode_id)), None
@@ -265,15 +268,16 @@ class RolloutRun:
 class _Creation:
     """A creation under way. It outlives the cancellation of its rollout, until its episode is known."""
 
-    def __init__(self, backend: RolloutBackend, fields: dict[str, Any]) -> None:
+    def __init__(self, backend: RolloutBackend, fields: dict[str, Any], *, leased: bool) -> None:
         self._backend = backend
         self._fields = fields
+        self._leased = leased
         self._server: str | None = None
         self._task: asyncio.Task[EpisodeCreated] | None = None
 
     async def ask(self) -> EpisodeCreated:
         """The created episode. Once a server may have made it, only that server is asked again."""
-        self._task = asyncio.ensure_future(self._backend.create(self._fields, self._server))
+        self._task = asyncio.ensure_future(self._backend.create(self._fields, self._server, leased=self._leased))
         try:
             return await asyncio.shield(self._task)
         except errors.TurnstileError as error:

@@ -2,11 +2,14 @@
 
 The process that started the supervisor holds the other end of that pipe, so the command does not outlive it,
 however it died (``kill -9`` included). The command gets SIGTERM first and SIGKILL after ``GRACE_S``; its exit code
-is the supervisor's. Standard library only: it is a process beside every private server.
+is the supervisor's (128 and the number of the signal that killed it, as in a shell). Should the supervisor itself
+be killed, Linux sends the command SIGTERM. Standard library only: it is a process beside every private server.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,11 +20,25 @@ GRACE_S = 30.0
 """More than the server takes to stop by itself (its shutdown_grace_s, and the sandboxes')."""
 
 
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
+
+
 def main(command: list[str]) -> int:
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - there is no other thread yet
+    ) as process:
         threading.Thread(target=_stop_at_end_of_stdin, args=(process,), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        return process.wait()
+        code = process.wait()
+        return 128 - code if code < 0 else code
+
+
+def _end_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _stop_at_end_of_stdin(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import anyio
 
@@ -67,6 +67,7 @@ class AsyncClient:
         self._settings = settings or ClientSettings()
         self._operations = Operations(checked_urls(urls), checked_key(key), self._settings)
         self._streams: WeakSet[RolloutStream] = WeakSet()
+        finalize(self, self._operations.leases.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,13 +98,15 @@ class AsyncClient:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        lease: bool = False,
     ) -> AsyncNewEpisodeHandle:
         """Starts an episode.
 
         A string ``task`` is a task id where it could be one (letters, digits, ``_`` and ``-``, at most 64),
         else the instruction of an inline task. Safe to repeat with the same ``idempotency_key``; without one
-        the client makes its own per call. Raises InvalidRequest, Conflict (id taken), ServerBusy (bound of open
-        episodes), ServerUnavailable.
+        the client makes its own per call. ``lease``: the server cancels the episode ``ClientSettings.lease_s``
+        after this process is gone, or the client is closed. Raises InvalidRequest, Conflict (id taken), ServerBusy
+        (bound of open episodes), ServerUnavailable.
         """
         fields = {
             "task": task_ref(task),
@@ -119,7 +122,7 @@ class AsyncClient:
             "metadata": metadata,
             "idempotency_key": idempotency_key,
         }
-        return AsyncNewEpisodeHandle(self, await self._operations.create(fields))
+        return AsyncNewEpisodeHandle(self, await self._operations.create(fields, leased=lease))
 
     def episode(self, episode_id: str) -> AsyncEpisodeHandle:
         """A handle of an existing episode. No request is sent before the handle is used."""

@@ -59,9 +59,10 @@ class Rollout:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no result: the infrastructure, the agent or the task failed, or it was cancelled. A
-        rollout that ran into a limit (``timed_out``, ``truncated``) has not failed."""
-        return self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED)
+        """Whether there is no result: the infrastructure or the task failed, it was cancelled, or the agent failed
+        at a task that nothing grades. Everything else is a result: a rollout that ran into a limit (``timed_out``,
+        ``truncated``), and an agent that failed at a graded task, whose reward is 0."""
+        return self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED) and self.reward is None
 
     @property
     def fault(self) -> Fault | None:
@@ -69,8 +70,11 @@ class Rollout:
 
     @property
     def reward(self) -> float | None:
-        """None where it failed or could not be graded, never 0 instead."""
-        return None if self.failed or self.episode is None else self.episode.reward
+        """0.0 where the agent failed; None where the infrastructure or the task did, or nothing grades it."""
+        if self.episode is None or self._lost or self.status is EpisodeStatus.CANCELLED:
+            return None
+        by_agent = self.fault is Fault.AGENT
+        return None if self.status is EpisodeStatus.FAILED and not by_agent else self.episode.reward
 
     @property
     def _lost(self) -> bool:

@@ -109,13 +109,15 @@ class Client:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        lease: bool = False,
     ) -> NewEpisodeHandle:
         """Starts an episode.
 
         A string ``task`` is a task id where it could be one (letters, digits, ``_`` and ``-``, at most 64),
         else the instruction of an inline task. Safe to repeat with the same ``idempotency_key``; without one
-        the client makes its own per call. Raises InvalidRequest, Conflict (id taken), ServerBusy (bound of open
-        episodes), ServerUnavailable.
+        the client makes its own per call. ``lease``: the server cancels the episode ``ClientSettings.lease_s``
+        after this process is gone, or the client is closed. Raises InvalidRequest, Conflict (id taken), ServerBusy
+        (bound of open episodes), ServerUnavailable.
         """
         fields = {
             "task": task_ref(task),
@@ -131,7 +133,7 @@ class Client:
             "metadata": metadata,
             "idempotency_key": idempotency_key,
         }
-        return NewEpisodeHandle(self, self._run(lambda client: client._operations.create(fields)))
+        return NewEpisodeHandle(self, self._run(lambda client: client._operations.create(fields, leased=lease)))
 
     def episode(self, episode_id: str) -> EpisodeHandle:
         """A handle of an existing episode. No request is sent before the handle is used."""

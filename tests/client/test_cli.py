@@ -18,14 +18,14 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
-from client.trainer_types import rollout
+from client.trainer_types import rollout, turn
 from control_support import Door, EngineProcess, OpenDoor, running_door
 from turnstile import Client
 from turnstile.cli.app import COMMANDS, app
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.parquet import read_parquet
 from turnstile.exporters.registry import FORMATS, ExportFormat
-from turnstile.models import AuditReport, Turn
+from turnstile.models import AuditReport
 from turnstile.models.messages import Message, ToolCall
 from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
 from turnstile_server import commands as server_commands
@@ -165,36 +165,19 @@ def test_a_pipe_has_no_width(door: Door) -> None:
 
 def test_texts_of_turns_are_bounded_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     calls = (ToolCall("bash", '{"command": "ls"}'),)
-    turn = Turn.model_validate(
-        {
-            "turn_id": "turn_1",
-            "episode_id": "ep_1",
-            "parent_id": None,
-            "seq": 0,
-            "dialect": "chat",
-            "context_ids": [1, 2],
-            "completion_ids": [3],
-            "logprobs": [-0.5],
-            "weight_spans": [{"start": 0, "end": 1, "version": "v7"}],
-            "finish_reason": "stop",
-            "sampling": {"max_new_tokens": 1},
-            "template_hash": "h",
-            "tools_key": "k",
-            "request_key": "k",
-            "new_messages": [Message("user", "\n".join(f"line {n}" for n in range(40)))],
-            "reply": Message("assistant", "Done.", reasoning="I list them.", tool_calls=calls),
-            "break": {"reason": "history_edited", "at": {"message": 2, "path": "content"}},
-            "timings": {"started_at": 0.0},
-        }
+    shown = turn(
+        Message("user", "\n".join(f"line {n}" for n in range(40))),
+        Message("assistant", "Done.", reasoning="I list them.", tool_calls=calls),
+        **{"break": {"reason": "history_edited", "at": {"message": 2, "path": "content"}}},
     )
-    show_turns([turn], full=False)
+    show_turns([shown], full=False)
     short = capsys.readouterr().out
     assert "line 11\n" in short
     assert "line 12" not in short
     assert "more characters (--full shows all)" in short
     for words in ("v7", "history_edited at message 2, content", "I list them.", "Done.", "calls bash", '"ls"'):
         assert words in short
-    show_turns([turn], full=True)
+    show_turns([shown], full=True)
     assert "line 39" in capsys.readouterr().out
 
 

@@ -547,7 +547,7 @@ async def test_an_agent_of_ones_own_is_run_on_each_episode_and_its_samples_come_
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), StopIteration()])
-async def test_an_agent_of_ones_own_that_raises_has_failed_and_its_episode_is_cancelled(
+async def test_an_agent_of_ones_own_that_raises_is_the_callers_fault_and_its_episode_is_cancelled(
     read: Read, door: Door, error: BaseException
 ) -> None:
     def crash(_: Any) -> None:
@@ -556,7 +556,10 @@ async def test_an_agent_of_ones_own_that_raises_has_failed_and_its_episode_is_ca
     agent = own_agent(read, crash)
     async with read(door.url, ["Say hello."], key=door.key, agent=agent) as reader:
         [rollout] = [rollout async for rollout in reader]
-    assert (rollout.failed, rollout.fault, rollout.reward) == (True, Fault.AGENT, None)
+    assert (rollout.failed, rollout.fault, rollout.reward) == (True, Fault.CALLER, None)
+    assert rollout.error is not None
+    assert rollout.error.type == "agent_failed"
+    assert rollout.attempts == 1
     assert rollout.episode is not None
     assert rollout.episode.status == "cancelled"
 
@@ -564,7 +567,7 @@ async def test_an_agent_of_ones_own_that_raises_has_failed_and_its_episode_is_ca
 async def test_an_agent_that_exits_its_thread_has_failed_like_any_other(door: Door) -> None:
     async with _read_blocking(door.url, ["Say hello."], key=door.key, agent=lambda _: sys.exit(2)) as reader:
         rollout = await anext(reader)
-    assert rollout.fault is Fault.AGENT
+    assert rollout.fault is Fault.CALLER
 
 
 async def test_an_agent_that_fails_because_its_episode_has_ended_is_not_to_blame(read: Read, door: Door) -> None:

@@ -26,9 +26,11 @@ from turnstile.models import (
     Sample,
     SampleSet,
     TaskRef,
+    Turn,
     TurnSpan,
 )
 from turnstile.models import Sampling as SamplingModel
+from turnstile.models.messages import Message
 from turnstile.rollout import Rollout
 
 RECORDED: list[dict[str, Any]] = json.loads(
@@ -169,3 +171,27 @@ def rollout(
 def group_of(*rewards: float | None, group: str = "g", rows: dict[int, int] | None = None) -> list[Rollout]:
     """One rollout for each reward; ``rows``: how many rows the n-th has, where not one."""
     return [rollout(reward, (rows or {}).get(n, 1), group=group, number=n) for n, reward in enumerate(rewards)]
+
+
+def turn(said: Message, reply: Message, **more: Any) -> Turn:
+    """A turn of ``rollout``'s episode. ``more``: further fields."""
+    fields = {
+        "turn_id": "turn_1",
+        "episode_id": "ep_1",
+        "parent_id": None,
+        "seq": 0,
+        "dialect": "chat",
+        "context_ids": [1, 2],
+        "completion_ids": [3],
+        "logprobs": [-0.5],
+        "weight_spans": [{"start": 0, "end": 1, "version": "v7"}],
+        "finish_reason": "stop",
+        "sampling": {"max_new_tokens": 1},
+        "template_hash": "h",
+        "tools_key": "k",
+        "request_key": "k",
+        "new_messages": [said],
+        "reply": reply,
+        "timings": {"started_at": 0.0},
+    }
+    return Turn.model_validate(fields | more)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 import trl_support
+from interruption import leaves_nothing_when_interrupted
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
@@ -21,7 +27,7 @@ from trl_grpo import train as example
 from trl_grpo.rescore import distance
 from turnstile import Client
 from turnstile.exporters.trl import TurnstileServers
-from turnstile.models import EpisodeStatus
+from turnstile.models import EpisodeStatus, Fault
 from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import LocalServer
 
@@ -106,6 +112,92 @@ def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_e
     assert ours
     assert all(episode.status.ended for episode in ours)
     assert EpisodeStatus.FAILED not in {episode.status for episode in ours}
+
+
+TRAINS = """
+import json, sys
+from pathlib import Path
+import trl_support
+from trl_grpo import train as example
+from turnstile import ClientSettings
+from turnstile.exporters.trl import TurnstileServers
+
+url, key, model, out, name = sys.argv[1:]
+settings = ClientSettings(lease_s=4.0)
+servers = TurnstileServers(url, key=key, run=name, settings=settings)
+limits = {"max_completion_tokens": 4}
+run = example.Run(Path(model), Path(out), [trl_support.RIGHT], trl_support.by_turns, steps=500, n=4, batch=8,
+                  max_inflight=16, limits=limits)
+example.make_trainer(run, servers).train()
+"""
+
+
+def trainer_group(group: int) -> list[int]:
+    """The processes of a process group that still run."""
+    found = []
+    for each in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if each.isdigit() and os.getpgid(int(each)) == group:
+                found += [int(each)] if " Z " not in Path(f"/proc/{each}/stat").read_text() else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with its worker"])
+def test_the_episodes_of_a_trainer_that_was_killed_are_freed(
+    server: LocalServer, tiny_model: Path, tmp_path: Path, alone: bool
+) -> None:
+    """``alone``: the process of its worker is left to notice it, cancels them, and ends."""
+
+    name = "killed-alone" if alone else "killed-both"
+
+    def open_now() -> list[Any]:
+        found = [each for each in client.episodes() if (each.group_id or "").startswith(f"{name}-")]
+        return [each for each in found if not each.status.ended]
+
+    places = os.pathsep.join([str(ROOT / "examples"), str(Path(trl_support.__file__).parent)])
+    command = [server.control_url, str(server.control_key), str(tiny_model), str(tmp_path / "out"), name]
+    with (
+        Client(server.control_url, key=server.control_key) as client,
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", TRAINS, *command],
+            env={**os.environ, "PYTHONPATH": places},
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+        ) as trainer,
+    ):
+        try:
+            until = time.monotonic() + 200
+            while len(open_now()) < 4:
+                assert trainer.poll() is None, (tmp_path / "log").read_text()[-3000:]
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        finally:
+            (os.kill if alone else os.killpg)(trainer.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        left = {each.episode_id for each in open_now()}
+        assert left
+        while open_now():
+            assert time.monotonic() < killed + 180, "the episodes of a killed trainer hold their places"
+            time.sleep(0.2)
+        for episode_id in left:
+            ended = client.episode(episode_id).status()
+            assert ended.status is EpisodeStatus.CANCELLED
+            if not alone:  # else the worker cancels them
+                assert ended.error is not None
+                assert (ended.error.type, ended.error.fault) == ("lease_lapsed", Fault.CALLER)
+        while trainer_group(trainer.pid):  # its worker ends after it has cancelled them
+            assert time.monotonic() < killed + 240, "the worker of a killed trainer lives on"
+            time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: Path, by: signal.Signals) -> None:
+    command = [sys.executable, "-m", "trl_grpo.train", str(tmp_path / "out"), "--sandbox", "local"]
+    leaves_nothing_when_interrupted([*command, "--held-out", "8"], ROOT / "examples", by=by)
 
 
 @pytest.mark.slow

@@ -325,14 +325,14 @@ def test_a_killed_environment_leaves_no_episode_open(tiny_model: Path, tmp_path:
 
 
 def test_an_agent_that_is_killed_ends_the_episode(playing_server: TrainerServer) -> None:
-    """Its sandbox's process dies while its call waits: truncated, ungraded, and the reason is told."""
+    """Its process dies while its call waits: truncated, graded 0, and the reason is told."""
     before = _agents()
     with made(playing_server) as env:
         env.reset(seed=1)
         for pid in _agents() - before:
             os.kill(pid, signal.SIGKILL)
         _, reward, terminated, truncated, info = env.step(said(playing_server, "Hm."))
-    assert (reward, terminated, truncated, info["graded"]) == (0.0, False, True, False)
+    assert (reward, terminated, truncated, info["graded"]) == (0.0, False, True, True)
     assert (info["status"], info["fault"]) == ("failed", "agent")
 
 

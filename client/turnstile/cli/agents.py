@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import Column, reported, show_table
+from turnstile.cli.output import Column, echo, echo_json, reported, show_table
+
+SHARED_USER = "An agent that runs as `agent` shares its user with the model's commands: they can take its key."
 
 
 def list_agents(
@@ -22,6 +22,7 @@ def list_agents(
         Column("version"),
         Column("installed"),
         Column("tools"),
+        Column("runs as"),
         Column("what it is", "text"),
         *([Column("server")] if len(found) > 1 else []),
     ]
@@ -29,9 +30,11 @@ def list_agents(
     for server, agents in found.items():
         for agent in agents.agents:
             if as_json:
-                typer.echo(agent.model_dump_json())
+                echo_json(agent.model_dump_json())
             installed, tools = ("yes" if agent.installed else "no"), ("yes" if agent.uses_tools else "no")
             of_server = [server] if len(found) > 1 else []
-            rows.append([agent.name, agent.version, installed, tools, agent.summary, *of_server])
+            rows.append([agent.name, agent.version, installed, tools, agent.user, agent.summary, *of_server])
     if not as_json:
         show_table(columns, rows)
+        if any(agent.user == "agent" for agents in found.values() for agent in agents.agents):
+            echo(SHARED_USER, err=True)

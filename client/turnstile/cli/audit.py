@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import FAILED, USAGE, Column, fail, reported, show_table
+from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table
 from turnstile.models import AuditReport
 
 
@@ -32,7 +32,7 @@ def audit(
         for episode_id in wanted:
             reports.append(client.audit(episode_id))
             if as_json:
-                typer.echo(reports[-1].model_dump_json())
+                echo_json(reports[-1].model_dump_json())
     if not as_json:
         _show(reports)
     if not all(report.passed for report in reports):
@@ -68,16 +68,16 @@ def _show(reports: list[AuditReport]) -> None:
     for report in reports:
         for check in report.invariants:
             for failure in check.failures:
-                typer.echo(f"{report.episode_id}: {check.name}: {failure}")
+                echo(f"{report.episode_id}: {check.name}: {failure}")
     distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
     passed = sum(report.passed for report in reports)
     largest = _distance(max(distances, default=None))
-    typer.echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
+    echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
     if ends := sum(turn.unscored for report in reports for turn in report.turns if turn.skipped is None):
-        typer.echo(f"{ends} tokens at the end of the context were not re-scored: the engine takes no such input")
+        echo(f"{ends} tokens at the end of the context were not re-scored: the engine takes no such input")
     unscored = sum(report.passed and report.max_abs_delta is None and bool(report.turns) for report in reports)
     if unscored:
-        typer.echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")
+        echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")
 
 
 def _verdict(report: AuditReport) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import USAGE, Cell, Column, fail, reported, show_table
+from turnstile.cli.output import USAGE, Cell, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.files import atomic_write
 from turnstile.exporters.registry import FORMATS, ExportFormat, writer_of
@@ -43,7 +43,7 @@ def list_episodes(
         found = islice(client.episodes(status=status, group_id=group_id), limit or None)
         if as_json:
             for episode in found:
-                typer.echo(episode.model_dump_json())
+                echo_json(episode.model_dump_json())
             return
         columns = [
             Column("episode"),
@@ -71,9 +71,9 @@ def show_episode(
         episode = handle.status()
         recorded = handle.turns() if turns else ()
         if as_json:
-            typer.echo(episode.model_dump_json())
+            echo_json(episode.model_dump_json())
             for turn in recorded:
-                typer.echo(turn.model_dump_json())
+                echo_json(turn.model_dump_json())
             return
         show_episode_facts(episode, full=full)
         show_turns(recorded, full=full)
@@ -125,7 +125,7 @@ def export_episodes(
         else:
             with _output(out) as file:
                 count = write(_data(episodes, wanted, include_untrained), file)
-    typer.echo(f"{count} samples exported", err=True)
+    echo(f"{count} samples exported", err=True)
 
 
 def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> Iterator[str]:

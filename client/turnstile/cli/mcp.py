@@ -23,7 +23,7 @@ from turnstile._mcp_bridge import McpBridge
 from turnstile._retry import ClientSettings
 from turnstile._transport import client_arguments
 from turnstile.cli.connection import DEFAULT_URL, DataDirOption, KeyOption, key_from
-from turnstile.cli.output import FAILED, USAGE, fail, reported
+from turnstile.cli.output import FAILED, USAGE, echo, fail, reported
 from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
 from turnstile.models import EpisodeStatus
 
@@ -185,4 +185,4 @@ async def _lines() -> AsyncIterator[AsyncIterator[bytes]]:
 
 
 def _tell(sentence: str) -> None:
-    typer.echo(f"turnstile: {sentence}", err=True)
+    echo(f"turnstile: {sentence}", err=True)

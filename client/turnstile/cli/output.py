@@ -1,5 +1,8 @@
 """What commands print, and how they end.
 
+Everything goes through ``echo`` and ``echo_json``: much of it was written by agents and models, and a terminal
+obeys what it is sent.
+
 Results go to stdout, messages about the run to stderr. A terminal (or ``COLUMNS``) gives the width; a pipe without
 ``COLUMNS`` has none, and nothing is cut or wrapped there. Ids, numbers and heads are whole at every width.
 
@@ -22,6 +25,7 @@ import typer
 from rich.cells import cell_len
 
 from turnstile import errors
+from turnstile.visible import visible, visible_json
 
 FAILED = 1
 USAGE = 2
@@ -40,9 +44,19 @@ _LEAST_TEXT = 16
 """Columns that a column of text has at least; with fewer, each row becomes a block of lines."""
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints lines; what a terminal would act on is shown as its escape."""
+    typer.echo(visible(text, lines=True), err=err)
+
+
+def echo_json(text: str) -> None:
+    """Prints JSON, exact for every reader of JSON."""
+    typer.echo(visible_json(text))
+
+
 def fail(sentence: str, code: int) -> NoReturn:
     """Ends the command with one sentence on stderr."""
-    typer.echo(f"turnstile: {sentence}", err=True)
+    echo(f"turnstile: {sentence}", err=True)
     raise typer.Exit(code)
 
 
@@ -92,7 +106,7 @@ class Column:
 
 def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> None:
     """Prints a table. What does not fit is first shortened, then wrapped, then shown as one block per row."""
-    found = [[cell if isinstance(cell, Cell) else Cell(cell, cell) for cell in row] for row in rows]
+    found = [[_cell(cell) for cell in row] for row in rows]
     kept = [at for at, column in enumerate(columns) if not column.optional or any(row[at].whole for row in found)]
     columns, found = [columns[at] for at in kept], [[row[at] for at in kept] for row in found]
     most = width()
@@ -108,18 +122,24 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) 
             _show_blocks([column.head for column in columns], [[cell.whole for cell in row] for row in found])
             return
         widths = narrowed
-    typer.echo(_line(columns, heads, widths))
-    typer.echo("─" * _total(widths))
+    echo(_line(columns, heads, widths))
+    echo("─" * _total(widths))
     for row in cells:
         wrapped = [_wrapped(cell, wide) for cell, wide in zip(row, widths, strict=True)]
         for number in range(max(map(len, wrapped))):
             line = [lines[number] if number < len(lines) else "" for lines in wrapped]
-            typer.echo(_line(columns, line, widths))
+            echo(_line(columns, line, widths))
+
+
+def _cell(cell: str | Cell) -> Cell:
+    """What is shown has its width: so escapes come before widths are counted."""
+    whole, short = cell if isinstance(cell, Cell) else (cell, cell)
+    return Cell(visible(whole), visible(short))
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Prints a line for each fact, nested mappings by dotted names. Text wraps between words."""
-    flat = dict(_flat(facts))
+    flat = {visible(name): value for name, value in _flat(facts)}
     names = max(map(len, flat), default=0)
     for name, value in flat.items():
         show_text(_text(value), first=f"{name:{names}}{_GAP}", rest=" " * (names + len(_GAP)))
@@ -129,9 +149,10 @@ def show_text(text: str, first: str = "", rest: str | None = None) -> None:
     """Prints text behind ``first``, its further lines behind ``rest``, wrapped between words."""
     most = width()
     rest = " " * len(first) if rest is None else rest
-    lines = [part for line in text.splitlines() or [""] for part in _wrapped(line, (most or 0) - cell_len(first))]
+    room = (most or 0) - cell_len(first)
+    lines = [part for line in visible(text, lines=True).split("\n") for part in _wrapped(line, room)]
     for number, line in enumerate(lines):
-        typer.echo(f"{rest if number else first}{line}".rstrip())
+        echo(f"{rest if number else first}{line}".rstrip())
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -158,7 +179,7 @@ def _show_blocks(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A line with the first cell, then a line for each other cell that has content."""
     names = max(map(cell_len, heads[1:]), default=0)
     for row in rows:
-        typer.echo(row[0])
+        echo(row[0])
         for head, cell in zip(heads[1:], row[1:], strict=True):
             if cell:
                 show_text(cell, first=f"{_GAP}{head:{names}}{_GAP}")

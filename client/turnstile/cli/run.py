@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import tempfile
@@ -15,12 +16,11 @@ import anyio
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from
-from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, fail, reported
+from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, echo, echo_json, fail, reported
 from turnstile.cli.private_server import PrivateServerError, private_server
 from turnstile.cli.run_report import (
     Bar,
     RolloutFiles,
-    echo_json,
     failures,
     not_the_agents,
     show_rollouts,
@@ -160,11 +160,11 @@ def run(
         if done:
             if not as_json:
                 show_rollouts(done)
-            typer.echo(summary(done), err=as_json)
+            echo(summary(done), err=as_json)
             for line in failures(done):
-                typer.echo(f"turnstile: {line}", err=True)
+                echo(f"turnstile: {line}", err=True)
     if interrupted:
-        typer.echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
+        echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
         raise typer.Exit(INTERRUPTED)
     if not_the_agents(done):
         raise typer.Exit(FAILED)
@@ -212,7 +212,7 @@ async def _work(
                 if files is not None:
                     files.add(rollout)
                 if asked.as_json:
-                    echo_json(rollout)
+                    echo_json(json.dumps(rollout.as_json()))
                 done.append(rollout)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -118,10 +117,11 @@ def show_rollouts(rollouts: list[Rollout]) -> None:
 
 
 def summary(rollouts: list[Rollout]) -> str:
-    """One paragraph. The mean is over graded rollouts only; failures are counted by fault."""
+    """One paragraph. The mean is over graded rollouts only; failures are counted by fault, an agent's that cost it
+    the reward among them."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
-    faults = Counter(_fault(rollout) for rollout in rollouts if rollout.failed)
+    faults = Counter(_fault(rollout) for rollout in rollouts if _went_wrong(rollout))
     failed = ", ".join(f"{name} {count}" for name, count in sorted(faults.items())) or "none"
     sampled = sum(_stats(rollout).sampled_tokens for rollout in rollouts)
     trained = sum(_stats(rollout).trained_tokens for rollout in rollouts)
@@ -134,7 +134,7 @@ def failures(rollouts: list[Rollout]) -> list[str]:
     said = Counter(
         f"{_fault(rollout)}: {_title(rollout.error.message, _REASON)}"
         for rollout in rollouts
-        if rollout.failed and rollout.error is not None
+        if _went_wrong(rollout) and rollout.error is not None
     )
     return [f"{count} × {reason}" for reason, count in said.most_common()]
 
@@ -144,8 +144,8 @@ def not_the_agents(rollouts: list[Rollout]) -> int:
     return sum(rollout.fault in (Fault.INFRASTRUCTURE, Fault.TASK) for rollout in rollouts)
 
 
-def echo_json(rollout: Rollout) -> None:
-    typer.echo(json.dumps(rollout.as_json()))
+def _went_wrong(rollout: Rollout) -> bool:
+    return rollout.failed or rollout.fault is not None
 
 
 def _fault(rollout: Rollout) -> str:
@@ -153,7 +153,7 @@ def _fault(rollout: Rollout) -> str:
 
 
 def _status(rollout: Rollout) -> str:
-    if rollout.failed and rollout.error is not None:
+    if _went_wrong(rollout) and rollout.error is not None:
         return f"{rollout.status.value}: {rollout.error.type}"
     return rollout.status.value
 

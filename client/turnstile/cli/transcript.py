@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
-from turnstile.cli.output import show_facts, show_text
+from turnstile.cli.output import echo, show_facts, show_text
 from turnstile.models import Episode, Turn
 from turnstile.models.messages import Message
+from turnstile.visible import visible
 
 MOST_LINES = 12
 MOST_CHARACTERS = 1200
@@ -22,16 +21,16 @@ def show_episode_facts(episode: Episode, *, full: bool) -> None:
     failed = _take_failed_tests(facts["grading"])
     show_facts(facts)
     if failed:
-        typer.echo(f"\nfailed tests: {len(failed)}")
+        echo(f"\nfailed tests: {len(failed)}")
     for test in failed:
-        typer.echo(f"{test['id']}: {test.get('status', 'failed')}")
+        echo(visible(f"{test['id']}: {test.get('status', 'failed')}"))
         show_text(_bounded(str(test.get("message") or "").strip(), full=full), first="    ")
 
 
 def show_turns(turns: Sequence[Turn], *, full: bool) -> None:
     """Every turn: how it was sampled, the messages that were new in its prompt, and the reply."""
     for turn in turns:
-        typer.echo(f"\nturn {turn.seq}  {turn.turn_id}  parent {turn.parent_id or '(root)'}")
+        echo(f"\nturn {turn.seq}  {turn.turn_id}  parent {turn.parent_id or '(root)'}")
         show_text(_facts_of(turn), first="  ")
         for message in turn.new_messages:
             _show_message(message, full=full)
@@ -68,7 +67,7 @@ def _show_message(message: Message, *, full: bool, sampled: bool = False) -> Non
 
 
 def _show_part(head: str, text: str, *, full: bool) -> None:
-    typer.echo(f"{head}:")
+    echo(f"{visible(head)}:")
     show_text(_bounded(text.strip("\n"), full=full) or "(empty)", first="      ")
 
 

@@ -169,7 +169,9 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
     def _begin(self, task: Task, seed: int) -> PendingCall:
         """The first model call of a new episode."""
         for attempt in range(self._attempts):
-            self._episode = self._client.create_episode(task, seed=seed, attempt=attempt, **self._fields)
+            self._episode = self._client.create_episode(
+                task, seed=seed, attempt=attempt, lease=True, **self._fields
+            )
             call = self._next(self._episode)
             if call is not None:
                 return call

@@ -1,8 +1,9 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode``, ``messages``, ``turn``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their
-binary form. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+made of: ``episode`` (with ``lease``), ``messages``, ``turn``. ``sample`` and ``forest`` are what a trainer gets,
+``wire`` is their binary form. ``engine`` and ``audit`` are the answers about the engine and about recorded
+episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -38,6 +39,7 @@ from turnstile.models.episode import (
     TaskRef,
 )
 from turnstile.models.forest import ForestRow, TokenForest
+from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import (
@@ -84,6 +86,9 @@ __all__ = [
     "ForestRow",
     "Int32Array",
     "InvariantCheck",
+    "Lease",
+    "LeaseState",
+    "LeaseTerm",
     "Limits",
     "Message",
     "ParseStatus",

@@ -23,6 +23,7 @@ from turnstile.models.base import (
     Seed,
     check_json,
 )
+from turnstile.models.lease import Lease
 
 
 class EpisodeStatus(StrEnum):
@@ -61,11 +62,15 @@ _ENDED = frozenset(
 
 
 class Fault(StrEnum):
-    """Who caused an episode's failure. Only a failure of the ``infrastructure`` is worth another attempt."""
+    """Who caused an episode's failure, or its cancellation. Only a failure of the ``infrastructure`` is worth
+    another attempt."""
 
     INFRASTRUCTURE = "infrastructure"
     AGENT = "agent"
     TASK = "task"
+    CALLER = "caller"
+    """The training loop that owned the episode: its lease lapsed, it finished the episode too early, or its
+    own function, given as agent, raised."""
 
 
 class Sampling(Model):
@@ -140,6 +145,8 @@ class EpisodeRequest(Model):
     """Added to the environment of a launched agent; in no record."""
     metadata: JsonObject = Field(default_factory=dict)
     """Any JSON of the trainer's, returned exactly as it was sent; bounds as ``check_json`` says."""
+    lease: Lease | None = None
+    """The episode is cancelled when its owner no longer renews this lease; None: it outlives whoever made it."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
     """The same key with the same body gives the same episode."""
 
@@ -254,6 +261,9 @@ class TaskInfo(Model):
     instruction: str
     graded_by: tuple[str, ...] = ()
     """Graders: ``tests``, ``answer``, ``world``, and others of the server by name."""
+    trust: str | None = None
+    """Of its hidden tests: ``boundary`` (the work runs apart from what judges it) or ``in_process``; None: no
+    tests."""
     needs_sandbox: bool = False
     image: str | None = None
     difficulty: str | None = None
@@ -276,6 +286,9 @@ class AgentInfo(Model):
     summary: str
     installed: bool
     uses_tools: bool
+    user: str = "harness"
+    """The user of the sandbox that it runs as: ``harness``, whose key the model's commands cannot reach, or
+    ``agent``, which is their user too."""
 
 
 class SandboxInfo(Model):

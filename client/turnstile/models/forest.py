@@ -36,7 +36,7 @@ class TokenForest(Model):
 
     ``loss_mask`` is 1 where a row trains the token; exactly one row does. ``logprobs`` is 0.0 where the mask is 0.
     Nodes that are on no row are left out. The fields of the episode are those of a ``Sample``. As JSON
-    (``forest_as_json``) ``weight_version`` has the names themselves, and null in place of −1.
+    ``weight_version`` has the names themselves, and null in place of −1.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -45,7 +45,7 @@ class Sample(Model):
 
     ``input_ids`` int32, ``loss_mask`` uint8 (1 = sampled by the policy and trainable here), ``logprobs``
     float32 (0.0 where the mask is 0), ``weight_version`` int32 (index into ``weight_version_names``, −1 where
-    the token was not sampled by the policy). As JSON (``samples_as_json``, JSONL files) ``weight_version`` has the
+    the token was not sampled by the policy). As JSON (also in JSONL files) ``weight_version`` has the
     names themselves, and null in place of −1.
     """
 

@@ -13,6 +13,7 @@ repaired.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from turnstile.models.sample import Sample, SampleSet
 
 MEDIA_TYPE = "application/x-safetensors"
 METADATA_KEY = "turnstile"
+PART_BYTES = 1 << 20
+
+_NAMES = {"<i8": "I64", "<i4": "I32", "<f4": "F32", "|u1": "U8"}
+"""Of array types (``numpy.dtype.str``) in the file."""
 
 _OFFSETS = "offsets"
 _ARRAYS: dict[str, npt.DTypeLike] = {
@@ -51,6 +56,14 @@ class WireError(ValueError):
 
 def encode_samples(samples: SampleSet) -> bytes:
     """The sample set as one safetensors file."""
+    return b"".join(sample_parts(samples))
+
+
+def sample_parts(samples: SampleSet) -> Iterator[bytes]:
+    """The parts of that file, in order, none of more than ``PART_BYTES`` but the header.
+
+    So a server can make and send hundreds of megabytes without a step that keeps the interpreter lock for long.
+    """
     tensors: dict[str, npt.NDArray[Any]] = {
         name: _concatenate([getattr(sample, name) for sample in samples.samples], dtype)
         for name, dtype in _ARRAYS.items()
@@ -58,7 +71,7 @@ def encode_samples(samples: SampleSet) -> bytes:
     lengths = [len(sample.input_ids) for sample in samples.samples]
     tensors[_OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
     rest = samples.model_dump(mode="json", exclude={"samples": {"__all__": set(_ARRAYS)}})
-    return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
+    return _file_parts(tensors, rest)
 
 
 def decode_samples(data: bytes) -> SampleSet:
@@ -89,9 +102,32 @@ def decode_samples(data: bytes) -> SampleSet:
 
 def encode_forest(forest: TokenForest) -> bytes:
     """The forest as one safetensors file: its arrays as tensors, everything else as JSON in the metadata."""
+    return b"".join(forest_parts(forest))
+
+
+def forest_parts(forest: TokenForest) -> Iterator[bytes]:
+    """The parts of that file, as ``sample_parts`` has them."""
     tensors = {name: np.ascontiguousarray(getattr(forest, name)) for name in _FOREST_ARRAYS}
     rest = forest.model_dump(mode="json", exclude=set(_FOREST_ARRAYS))
-    return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
+    return _file_parts(tensors, rest)
+
+
+def _file_parts(tensors: dict[str, npt.NDArray[Any]], rest: dict[str, Any]) -> Iterator[bytes]:
+    """The library's own file, which it writes in a single step. The widest numbers come first: all are aligned."""
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(rest)}}
+    arrays = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[1].dtype.str, item[0]))
+    end = 0
+    for name, array in arrays:
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _NAMES[array.dtype.str], "shape": list(array.shape), "data_offsets": [begin, end]}
+    written = json.dumps(header, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
+    yield len(written).to_bytes(8, "little")
+    yield written
+    for _, array in arrays:
+        data = np.ascontiguousarray(array).view(np.uint8)
+        for start in range(0, len(data), PART_BYTES):
+            yield data[start : start + PART_BYTES].tobytes()
 
 
 def decode_forest(data: bytes) -> TokenForest:
@@ -103,24 +139,9 @@ def decode_forest(data: bytes) -> TokenForest:
         raise WireError(f"the file is not that of a token forest: {error}") from error
 
 
-def forest_as_json(forest: TokenForest) -> dict[str, Any]:
-    """The forest for JSON readers, ``weight_version`` as version strings (None where not sampled)."""
-    out = forest.model_dump(mode="json")
-    names = (*forest.weight_version_names, None)
-    out["weight_version"] = [names[index] for index in forest.weight_version.tolist()]
-    return out
-
-
-def samples_as_json(samples: SampleSet) -> dict[str, Any]:
-    """The sample set for JSON readers: arrays as lists, ``weight_version`` as version strings (None where the
-    token was not sampled)."""
-    out = samples.model_dump(mode="json")
-    out["samples"] = [sample_as_json(sample) for sample in samples.samples]
-    return out
-
-
 def sample_as_json(sample: Sample) -> dict[str, Any]:
-    """One sample as in :func:`samples_as_json`."""
+    """One sample for JSON readers: arrays as lists, ``weight_version`` as version strings, None where the token
+    was not sampled."""
     out = sample.model_dump(mode="json")
     names = (*sample.weight_version_names, None)  # the last entry answers the index −1
     out["weight_version"] = [names[index] for index in sample.weight_version.tolist()]
