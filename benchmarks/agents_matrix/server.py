@@ -114,7 +114,8 @@ async def matrix_server(model: Path, data_dir: Path, specs: Path, image: str) ->
             backends=replace(backends, sandboxes=RecordingProvider(backends.sandboxes, recording)),
             observe=observe,
         )
+        transport = httpx.ASGITransport(apps.control)
         control = await stack.enter_async_context(
-            httpx.AsyncClient(transport=httpx.ASGITransport(apps.control), base_url="http://control", timeout=None)
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)
         )
         yield MatrixServer(control, policy, traffic[0], recording, backends.agents)

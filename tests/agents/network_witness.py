@@ -1,6 +1,6 @@
 """Who an agent in a sandbox tries to reach: proof inside the container's own network name space.
 
-A container of ours has nothing but `lo`, so an attempt leaves no trace: it fails before there is a packet. The
+A sandbox of ours has nothing but `lo`, so an attempt leaves no trace: it fails before there is a packet. The
 witness therefore makes every IPv4 address a local one (a `local` route to `lo`): attempts become packets, which it
 reads, and questions to any name server come to it; it writes them down and answers that there is no such name.
 Nothing can leave by that: `lo` is still all there is. (Containers without a network have no IPv6 at all.)
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 NXDOMAIN = 0x8183
@@ -41,9 +42,17 @@ class Witness:
             (self.names if kind == "name" else self.contacts).add(value)
 
 
+def process_in(run_dir: Path, sandbox_id: str) -> int:
+    """The helper of a local sandbox, by the record of its bubblewrap somewhere in ``run_dir``."""
+    (record,) = run_dir.rglob(f"{sandbox_id}.pid")
+    bwrap = int(record.read_text().split()[0])
+    (helper,) = Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text().split()
+    return int(helper)
+
+
 @contextlib.asynccontextmanager
 async def witnessed(pid: int) -> AsyncIterator[Witness]:
-    """Watches the network name space of process ``pid`` (of a container), as root, while the block lasts."""
+    """Watches the network name space of process ``pid`` (of a sandbox), as root, while the block lasts."""
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     process = await asyncio.create_subprocess_exec(
         *(*root, "nsenter", "-t", str(pid), "-n", sys.executable, "-IS", __file__),

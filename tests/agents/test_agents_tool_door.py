@@ -5,6 +5,7 @@ not done. Each in a Docker sandbox; a policy writes what a model would sample.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ async def test_it_submits_through_the_tool_door_and_does_nothing_that_the_work_f
     prompt = scenes[-1].prompt
     assert INSTRUCTION.strip() in prompt
     assert {name for name in WORK_FOLDER if f"Marker-{name}" in prompt} == READ_ALL_THE_SAME.get(agent, set())
-    assert "61001" in prompt
+    assert re.search(r"\b19\d{8}\b", prompt), "the command ran with a uid of the sandbox's range"
     assert "/workspace" in prompt
     assert "cannot access '/tmp/started'" in prompt or "/tmp/started: No such file" in prompt
     assert "cannot access '/tmp/hooked'" in prompt or "/tmp/hooked: No such file" in prompt

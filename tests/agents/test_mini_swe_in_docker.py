@@ -15,6 +15,7 @@ from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, SampleSet
 from turnstile_server.demo.local_server import serve
+from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 
@@ -107,4 +108,6 @@ async def test_the_work_folder_does_not_configure_it_and_its_own_packages_and_ke
     assert len(turns) == 2
     (result,) = turns[1].new_messages
     seen = json.loads(result.content)["output"].splitlines()
-    assert seen == ["key=", "RuntimeError: the work folder is on the path", "61001", "/workspace"]
+    uid = seen.pop(2)
+    assert seen == ["key=", "RuntimeError: the work folder is on the path", "/workspace"]
+    assert int(uid) >= SandboxSettings().uid_range

@@ -1,11 +1,12 @@
-"""Real agents from their registries, each in a Docker sandbox of its own, solve a shipped task by their own tools.
+"""Real agents from their registries, each in a sandbox of its own, solve a shipped task by their own tools.
 
 A policy writes what a model would sample; all else is real. What each does to its history is in expected.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import docker
 import pytest
 import yaml
 from anyio import to_thread
-from network_witness import Witness, witnessed
+from network_witness import Witness, process_in, witnessed
 
 from turnstile.models import EpisodeStatus, Limits
 from turnstile_server.agents.registry import load_registry
@@ -29,7 +30,7 @@ from turnstile_server.testing.server import PlayedEpisode, scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
 from turnstile_server.tools.toolbox import SUBMIT, Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.timeout(900)]
 
 TASK = "fix-cart-discount"
 EXPECTED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("expected.yaml").read_text())
@@ -46,8 +47,17 @@ class Seen:
     witness: Witness = field(default_factory=Witness)
 
 
-def in_docker(model: Path, image: str) -> Settings:
-    return Settings(model=model, sandboxes={"kind": "docker", "docker_image": image})
+IN_DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+
+
+@pytest.fixture(params=["local", IN_DOCKER])
+def settings(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Settings]:
+    """In bubblewrap the agents see this machine's programs, with a uid for each user if the tests run as root."""
+    with tempfile.TemporaryDirectory(prefix="ta-") as run_dir:
+        sandboxes: dict[str, Any] = {"kind": request.param, "run_dir": Path(run_dir)}
+        if request.param == "docker":
+            sandboxes["docker_image"] = request.getfixturevalue("agents_image")
+        yield Settings(model=tiny_model, sandboxes=sandboxes)
 
 
 def solving(task: Task, settings: Settings) -> Policy:
@@ -77,7 +87,7 @@ async def played(
     async with AsyncExitStack() as stack:
 
         async def created(sandbox: Sandbox) -> None:
-            pid = await to_thread.run_sync(process_of, sandbox.sandbox_id)
+            pid = await to_thread.run_sync(process_of, sandbox.sandbox_id, settings)
             witnesses.append(await stack.enter_async_context(witnessed(pid)))
 
         async with scripted_server(settings, policy, recording=Recording(created)) as server:
@@ -86,7 +96,11 @@ async def played(
     return Seen(told, witness)
 
 
-def process_of(sandbox_id: str) -> int:
+def process_of(sandbox_id: str, settings: Settings) -> int:
+    """A process in the sandbox's network name space."""
+    if settings.sandboxes.kind == "local":
+        assert settings.sandboxes.run_dir is not None
+        return process_in(settings.sandboxes.run_dir, sandbox_id)
     client = docker.from_env()
     try:
         (container,) = client.containers.list(filters={"label": f"turnstile.sandbox={sandbox_id}"})
@@ -106,9 +120,9 @@ def test_the_agents_that_people_use_are_among_those_that_are_played() -> None:
 
 @pytest.mark.parametrize("agent", sorted(EXPECTED))
 async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else_hears_of_it(
-    agent: str, tiny_model: Path, agents_image: str
+    agent: str, settings: Settings
 ) -> None:
-    seen = await played(agent, in_docker(tiny_model, agents_image), TASK, solving)
+    seen = await played(agent, settings, TASK, solving)
     told, expected = seen.told, EXPECTED[agent]
     episode, stats = told.episode, told.samples.stats
     assert (episode.status, episode.error) == (EpisodeStatus.COMPLETED, None), episode.agent_output
@@ -137,16 +151,15 @@ async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else
         "cosmetic": expected.get("cosmetic", {}),
         "untrained": expected.get("untrained", {}),
         "refused": set(expected.get("refused", ())),
-        "names": set(expected.get("names", ())),
+        "names": set(expected.get("names", ()) if settings.sandboxes.kind == "docker" else ()),
         "contacts": set(expected.get("contacts", ())),
     }
 
 
+@pytest.mark.parametrize("settings", [IN_DOCKER], indirect=True)
 @pytest.mark.parametrize("agent", WITH_TOOL_DOOR)
-async def test_it_hands_in_an_answer_through_the_tool_door(
-    agent: str, tiny_model: Path, agents_image: str
-) -> None:
-    seen = await played(agent, in_docker(tiny_model, agents_image), QUESTION, answering)
+async def test_it_hands_in_an_answer_through_the_tool_door(agent: str, settings: Settings) -> None:
+    seen = await played(agent, settings, QUESTION, answering)
     episode = seen.told.episode
     assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.COMPLETED, None, 1.0), (
         episode.agent_output

@@ -41,6 +41,35 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
     assert registry.get("tool-loop").summary == "s"
 
 
+def test_agents_that_run_the_models_commands_themselves_say_so() -> None:
+    registry = load_registry()
+    apart = {one.name for one in registry if one.user == "harness"}
+    assert apart == {"plain-loop", "tool-loop", *(one.name for one in registry if one.extends is not None)}
+    assert len(apart) == 8
+
+
+def test_a_spec_may_extend_another_one(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD + "env: {A: '1', B: '2'}\ninstall: {npm: [x@1.0.0]}\nuser: agent\n")
+    (tmp_path / "b.yaml").write_text("name: other\nextends: mine\nuser: harness\nenv: {B: '3'}\n")
+    registry = load_registry([tmp_path])
+    mine, other = registry.get("mine"), registry.get("other")
+    assert (other.user, other.env, other.command) == ("harness", {"A": "1", "B": "3"}, mine.command)
+    installer = Installer(AgentSettings(install_dir=tmp_path))
+    assert installer.name_of(other) == installer.name_of(mine)
+
+
+def test_a_spec_that_was_dumped_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    for spec in (load_registry().get("plain-loop"), load_registry().get("tool-loop")):
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+        assert load_registry([tmp_path]).get(spec.name) == spec
+
+
+def test_a_spec_may_extend_an_agent_that_ships(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: mine\nextends: plain-loop\nenv: {A: '1'}\n")
+    registry = load_registry([tmp_path])
+    assert registry.get("mine").install == registry.get("plain-loop").install
+
+
 def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
     """They are no placeholders."""
     (tmp_path / "a.yaml").write_text(GOOD + "volatile: ['\\d{4}-\\d{2}-\\d{2}', '\\d{1,9} tokens left']\n")
@@ -67,6 +96,15 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
         (GOOD + "stdin: '{}'\n", r"stdin: .*\{instruction\}"),
         (GOOD + "files: {'{home}/a': '{home.b}'}\n", r"files\.\{home\}/a: "),
         (GOOD + "files: {'/{x}': ''}\n", r"files\./\{x\}: there is no placeholder \{x\}"),
+        (
+            GOOD.replace("{home}", "{episode_key}"),
+            r"command\.1: every command in the sandbox can read an argument",
+        ),
+        (GOOD + "user: root\n", "user: "),
+        (GOOD + "extends: nobody\n", r"extends: 'nobody' is no agent"),
+        (GOOD + "extends: mine\n", "extends: 'mine'"),
+        (GOOD + "extends: [x]\n", "extends: "),
+        ("- name\n", "not a mapping"),
     ],
 )
 def test_a_bad_spec_stops_the_start_and_names_what_is_wrong(tmp_path: Path, text: str, told: str) -> None:

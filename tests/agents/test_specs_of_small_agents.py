@@ -47,7 +47,9 @@ def occasion(home: str, workdir: str, env: dict[str, str]) -> LaunchContext:
 
 
 def test_what_a_spec_may_hold_is_what_an_episode_fills() -> None:
-    spec = AgentSpec(name="all", version="1", summary="s", command=tuple(f"{{{name}}}" for name in PLACEHOLDERS))
+    spec = AgentSpec(
+        name="all", version="1", summary="s", user="agent", command=tuple(f"{{{name}}}" for name in PLACEHOLDERS)
+    )
     assert placeholder_errors(spec) == []
     argv = build_launch(spec, occasion("/home/agent", "/workspace", {})).command.argv
     assert len(argv) == len(PLACEHOLDERS)

@@ -60,8 +60,9 @@ class Installer:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def name_of(self, spec: AgentSpec) -> str:
-        """The name of the agent's folder below ``folder``."""
-        return f"{spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
+        """The name of the agent's folder below ``folder``; an agent shares that of the one it extends, where both
+        install the same."""
+        return f"{spec.extends or spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
 
     def installed(self, spec: AgentSpec) -> bool:
         """Whether the agent can be launched without an installation."""

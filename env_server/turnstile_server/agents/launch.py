@@ -95,7 +95,7 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
     command = Command(
         argv=tuple(fill(part) for part in spec.command),
         env=env,
-        user=User.AGENT,
+        user=User(spec.user),
         max_output_bytes=context.max_output_bytes,
         stdin=fill(spec.stdin).encode(),
     )
@@ -120,9 +120,14 @@ def uses_placeholder(spec: AgentSpec, name: str) -> bool:
 
 
 def placeholder_errors(spec: AgentSpec) -> list[str]:
-    """Every text of ``spec`` that cannot be filled, with the name of its field; empty for a good spec."""
+    """Every text of ``spec`` that cannot be filled, or would give the key away, with the name of its field; empty
+    for a good spec."""
     found: list[str] = []
     for field, text in _texts(spec):
+        if spec.user == "harness" and field.startswith("command.") and "{episode_key}" in text:
+            found.append(
+                f"{field}: every command in the sandbox can read an argument; give the key in env or files"
+            )
         try:
             fill_placeholders(text, _SAMPLE_VALUES)
         except ValueError as error:

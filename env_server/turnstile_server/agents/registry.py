@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -44,13 +45,16 @@ def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
     """Load the agents that ship, then those of the folders ``further``. A later one replaces a namesake.
 
     Raises StartupError, naming the file and the field, for a spec that is wrong: an unknown field, dialect or
-    placeholder, an unpinned npm package, a name that is taken twice in one folder.
+    placeholder, an unpinned npm package, a name that is taken twice in one folder, or ``extends`` of no agent.
     """
     specs: dict[str, AgentSpec] = {}
+    read: dict[str, Mapping[str, Any]] = {}
     for folder in (SPECS, *further):
         if not folder.is_dir():
             raise StartupError(f"agents.specs: {folder} is not a folder")
-        found = [_load(path) for path in sorted(folder.glob("*.yaml"))]
+        texts = {path: _read(path) for path in sorted(folder.glob("*.yaml"))}
+        read |= {text["name"]: text for text in texts.values() if isinstance(text.get("name"), str)}
+        found = [_checked(path, _extended(path, text, read)) for path, text in texts.items()]
         names = [spec.name for spec in found]
         for spec in found:
             if spec.name == EXTERNAL or names.count(spec.name) > 1:
@@ -59,12 +63,44 @@ def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
     return AgentRegistry(specs)
 
 
-def _load(path: Path) -> AgentSpec:
-    """Read one spec; its ``tree`` becomes an absolute path."""
+def _read(path: Path) -> Mapping[str, Any]:
+    """The fields of one file; its ``tree`` becomes an absolute path."""
     try:
-        spec = AgentSpec.model_validate(yaml.load(path.read_text("utf-8"), YAML))
+        fields = yaml.load(path.read_text("utf-8"), YAML)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise StartupError(f"the agent spec {path} cannot be read: {error}") from error
+    if not isinstance(fields, dict):
+        raise StartupError(f"the agent spec {path} is wrong: it is not a mapping of fields")
+    install = fields.get("install")
+    if isinstance(install, dict) and isinstance(install.get("tree"), str):
+        fields["install"] = {**install, "tree": str((path.parent / install["tree"]).resolve())}
+    return fields
+
+
+def _extended(path: Path, fields: Mapping[str, Any], read: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """``fields`` over those of the spec that they extend. Mappings are joined; any other value replaces."""
+    if fields.get("extends") is None:  # a spec that was dumped has the field, too
+        return fields
+    base = read.get(fields["extends"]) if isinstance(fields["extends"], str) else None
+    if base is None or base.get("extends") is not None:
+        raise StartupError(
+            f"the agent spec {path} is wrong: extends: {fields['extends']!r} is no agent of this folder or an "
+            "earlier one, or extends another one itself"
+        )
+    return _joined(base, fields)
+
+
+def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**base, **over}
+    for name in base.keys() & over.keys():
+        if isinstance(base[name], dict) and isinstance(over[name], dict):
+            joined[name] = _joined(base[name], over[name])
+    return joined
+
+
+def _checked(path: Path, fields: Mapping[str, Any]) -> AgentSpec:
+    try:
+        spec = AgentSpec.model_validate(fields)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise StartupError(f"the agent spec {path} is wrong: {faults}") from error
@@ -75,9 +111,7 @@ def _load(path: Path) -> AgentSpec:
             f"the agent spec {path} is wrong: {'; '.join(unfilled)}. Placeholders are {known}; a brace is written "
             "twice"
         )
-    if spec.install.tree is None:
-        return spec
-    tree = (path.parent / spec.install.tree).resolve()
-    if not tree.is_dir():
+    tree = spec.install.tree
+    if tree is not None and not Path(tree).is_dir():
         raise StartupError(f"the agent spec {path} is wrong: install.tree: {tree} is not a folder")
-    return spec.model_copy(update={"install": spec.install.model_copy(update={"tree": str(tree)})})
+    return spec

@@ -112,6 +112,11 @@ class AgentSpec(SpecPart):
     """One agent that the server can launch."""
 
     name: ClientId
+    extends: ClientId | None = Field(
+        None,
+        description="An agent whose fields this spec takes over where it names none: mappings (`env`, `files`, "
+        "`install`) are joined by key, any other value replaces. Both share one installation.",
+    )
     version: str = Field(description="The version that was tried.")
     summary: str
     install: Install = Install()
@@ -128,6 +133,11 @@ class AgentSpec(SpecPart):
         (), description="Rules on the JSON lines of its standard output; the first that applies beats `success`."
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
+    user: Literal["harness", "agent"] = Field(
+        "harness",
+        description="User that it runs as. `agent`: for an agent that runs the model's commands or edits the "
+        "work folder itself; its key is then within reach of these commands.",
+    )
     uses_tools: bool = Field(False, description="Whether it uses the MCP endpoint.")
     plain_tools: bool = Field(
         False,
