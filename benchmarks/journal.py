@@ -1,10 +1,12 @@
 """Measures what the journal adds to a turn: encoding, append latency, records per second, fdatasync counted apart.
 
     python benchmarks/journal.py [--dir DIR] [--seconds S] [--context TOKENS]
+    python benchmarks/journal.py --open RECORDS [--dir DIR]
 
 Each row is one open journal. ``appenders`` tasks append turns as fast as they are acknowledged. ``fsync`` is the
 p50 of one fdatasync, which the disk costs. With one appender ``rest`` is the append's p50 without it, which the
-journal costs.
+journal costs. ``--open`` writes that many turns, 62 in an episode, and measures instead how long a start takes to
+open the journal, with the summaries of its segments and without.
 """
 
 from __future__ import annotations
@@ -115,13 +117,49 @@ async def appending(directory: Path, durability: str, appenders: int, seconds: f
     await journal.close()
 
 
+def files_of(directory: Path, kind: str) -> list[Path]:
+    return list(directory.glob(f"*.{kind}"))
+
+
+async def opening(directory: Path, records: int) -> None:
+    """Prints processor seconds of a start."""
+    settings = JournalSettings(durability="process", retention_share=None, retention_free_bytes=None)
+    journal = await FileJournal.open(directory, settings)
+    example = example_turn(100)
+    for start in range(0, records, 1000):
+        turns = [
+            example.model_copy(update={"episode_id": f"ep_{number // 62}", "turn_id": f"turn_{number}"})
+            for number in range(start, min(records, start + 1000))
+        ]
+        await asyncio.gather(*(journal.append(turn_record(turn)) for turn in turns))
+    await journal.close()
+    size = sum(path.stat().st_size for path in files_of(directory, "tsj"))
+    print(f"open  {records} records of {-(-records // 62)} episodes, {size / 1e6:.0f} MB")
+    for name, without in (("with summaries", "none"), ("without", "tsi")):
+        for summary in files_of(directory, without):
+            summary.unlink()
+        cpu, wall = time.process_time(), time.perf_counter()
+        journal = await FileJournal.open(directory, settings)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        await journal.close()
+        print(f"open  {name:16} {cpu:6.2f} s of processor time  {wall:6.2f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, default=None, help="where to write (default: a temporary folder)")
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--open", type=int, metavar="RECORDS", help="measure a start on this many turns")
     parser.add_argument("--context", type=int, nargs="*", default=[300, 8_000])
     options = parser.parse_args()
     print(f"{platform.platform()}, Python {platform.python_version()}")
+    if options.open:
+        directory = Path(tempfile.mkdtemp(prefix="journal-benchmark-", dir=options.dir))
+        try:
+            asyncio.run(opening(directory, options.open))
+        finally:
+            shutil.rmtree(directory)
+        return
     for context in options.context:
         encoding(context)
     for context in options.context:

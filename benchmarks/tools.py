@@ -33,8 +33,10 @@ from mcp.client.streamable_http import streamable_http_client
 
 from turnstile_server.errors import NotFound
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.http.intake import Intake
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.origins import OriginRules
+from turnstile_server.http.stopping import Stopping
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
@@ -98,7 +100,11 @@ async def door_url(sandbox: Sandbox) -> AsyncIterator[str]:
     episode, settings = OneEpisode(sandbox), ToolSettings()
     toolbox, origins = Toolbox(settings), OriginRules.of("gate", GateSettings())
     bound = bind("agent", "127.0.0.1", 0)
-    async with McpEndpoint(episode, toolbox, settings, origins) as endpoint, anyio.create_task_group() as tasks:
+    intake = Intake("gate", GateSettings())
+    async with (
+        McpEndpoint(episode, toolbox, settings, origins, intake, Stopping()) as endpoint,
+        anyio.create_task_group() as tasks,
+    ):
         listener = Listener(endpoint, bound, idle_s=60, grace_s=1, access_log=False)
         tasks.start_soon(listener.serve)
         try:

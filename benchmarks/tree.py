@@ -57,7 +57,9 @@ class Growing:
             reply=Message("assistant", f"{seq}"),
             timings=TurnTimings(started_at=float(seq)),
         )
-        return self.tree.add(turn)
+        node = self.tree.add(turn)
+        node.record_delivery("written")  # what an agent never got is not exported
+        return node
 
     def line(self, parent: Node | None, turns: int, *, tools: str = "main") -> Node:
         for _ in range(turns):

@@ -65,7 +65,6 @@ class MockEngine:
         ids = list(self._reply.ids[:count])
         finish = {"type": "stop", "matched": ids[-1]} if count == len(self._reply.ids) else None
         meta = {
-            "id": "0",
             "finish_reason": finish,
             "prompt_tokens": 1,
             "completion_tokens": count,

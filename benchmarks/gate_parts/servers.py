@@ -74,6 +74,13 @@ class Server:
         lines += [f"x-bench-tokens: {prompt_tokens}", ""]
         return "\r\n".join(lines).encode()
 
+    async def new_episode(self) -> tuple[str, dict[str, str]]:
+        """Turnstile only: the path and headers of the model calls of an episode of an external agent."""
+        task = {"task": {"instruction": "benchmark"}, "agent": "external"}
+        created = json.loads(await asyncio.to_thread(fetch, f"{self.control_url}/episodes", task))
+        path = created["model_url"].removeprefix(self.base_url) + "/v1/chat/completions"
+        return path, {"authorization": f"Bearer {created['episode_key']}"}
+
     async def metrics(self) -> dict[str, float]:
         """Turnstile's unlabelled counters, labelled ones summed; empty for the others."""
         if self.control_url is None:
@@ -153,14 +160,9 @@ class Servers:
         name = f"turnstile-{durability}"
         process = self._spawn(name, command, self._cores[0], {**unlimited, "TURNSTILE_CONTROL_KEY": KEY})
         await self._ready(process, control, "/ready")
-        url = f"http://127.0.0.1:{control}"
-        paths = []
-        for _ in range(self._episodes):
-            task = {"task": {"instruction": "benchmark"}, "agent": "external"}
-            created = json.loads(await asyncio.to_thread(fetch, url + "/episodes", task))
-            path = created["model_url"].removeprefix(f"http://127.0.0.1:{agent}") + "/v1/chat/completions"
-            paths.append((path, {"authorization": f"Bearer {created['episode_key']}"}))
-        return Server(name, agent, process, paths, control_url=url, grown=True)
+        server = Server(name, agent, process, [], control_url=f"http://127.0.0.1:{control}", grown=True)
+        server.paths += [await server.new_episode() for _ in range(self._episodes)]
+        return server
 
     async def peer(self, store: str, venv: Path) -> Server:
         port = free_port()

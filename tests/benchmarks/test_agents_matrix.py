@@ -79,7 +79,7 @@ def test_an_interrupted_run_leaves_no_container(tmp_path: Path, own_image: str, 
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(number)
-        assert process.wait(60) == 1
+        assert process.wait(180) == 1
     finally:
         process.kill()
     assert not containers(own_image)

@@ -1,0 +1,93 @@
+"""What must be given back: processes, containers, volumes, control groups, sockets, folders, places."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from campaign.proc import PROC, descendants, open_files, processes, send_signal, used_descriptors
+
+if TYPE_CHECKING:
+    from campaign.arena import Arena
+
+SPARE_DESCRIPTORS = {"local": 16, "docker": 48}
+"""The Docker SDK keeps its connections to the engine, as many as were used at once."""
+CGROUPS = Path("/sys/fs/cgroup")
+PLACES = ("turnstile_episodes", "turnstile_calls_in_flight", "turnstile_journal_queued_bytes")
+KEPT_VOLUMES = 2
+"""The helper's and the agent's stay when the server ends, because filling them costs seconds."""
+SANDBOXES = "sb-" + "?" * 12
+"""Folders of sandboxes in ``run_dir``; there is one more, which all share."""
+
+
+def kill(pid: int) -> None:
+    send_signal(pid, signal.SIGKILL)
+
+
+async def while_serving(arena: Arena) -> list[str]:
+    """What a server without episodes must not hold."""
+    metrics = await arena.metrics()
+    found = [f"{name} is {metrics[name]:g}" for name in PLACES if metrics.get(name)]
+    pid = arena.server.pid
+    if pid is not None:
+        found += [f"process {each.pid}: {each.command[:120]}" for each in descendants(pid)]
+        now, before = used_descriptors(pid), arena.server.descriptors_when_ready
+        if now > before + SPARE_DESCRIPTORS[arena.backend]:
+            kinds = ", ".join(f"{count} {what}" for what, count in open_files(pid).most_common(12))
+            found.append(f"{now} descriptors, {before} when it was ready: {kinds}")
+    return found + await _sandboxes(arena)
+
+
+async def after_the_end(arena: Arena) -> list[str]:
+    """What nobody may hold once the server has ended."""
+    found = [f"process {pid}: {command}" for pid, command in of_folder(arena.folder)]
+    found += await _sandboxes(arena)
+    found += [f"in the temporary folder: {name}" for name in os.listdir(arena.folder / "tmp")]
+    if arena.settings.run_dir.exists():
+        found += [f"in run_dir: {name}" for name in os.listdir(arena.settings.run_dir)]
+    if arena.docker is not None:
+        found += [f"container {name[:12]}" for name in await arena.docker.containers(running=False)]
+        volumes = await arena.docker.volumes()
+        found += [f"{len(volumes)} volumes: {volumes}"] if len(volumes) > KEPT_VOLUMES else []
+    return found
+
+
+async def _sandboxes(arena: Arena) -> list[str]:
+    run_dir = arena.settings.run_dir
+    found = [f"folder {path.name} in run_dir" for path in run_dir.glob(SANDBOXES)]
+    prefix = f"turnstile-{hashlib.sha256(bytes(run_dir.resolve())).hexdigest()[:12]}-"
+    found += [f"control group {path}" for path in control_groups(prefix)]
+    if arena.docker is not None:
+        found += [f"container {name[:12]}" for name in await arena.docker.containers()]
+    return found
+
+
+def control_groups(prefix: str) -> list[Path]:
+    return [Path(at) / name for at, names, _ in os.walk(CGROUPS) for name in names if name.startswith(prefix)]
+
+
+def of_folder(folder: Path) -> list[tuple[int, str]]:
+    """Processes other than ours that name the folder in their command, or have it mounted or open as their own."""
+    mark, found = str(folder), []
+    for each in processes().values():
+        if each.pid == os.getpid():
+            continue
+        places = [each.command]
+        for name in ("cwd", "root"):
+            try:
+                places.append(os.readlink(PROC / str(each.pid) / name))
+            except OSError:
+                continue
+        try:
+            if "/newroot" not in places[-1]:
+                places += [
+                    line.split()[3] for line in (PROC / str(each.pid) / "mountinfo").read_text().splitlines()
+                ]
+        except (OSError, IndexError):
+            pass
+        if any(mark in place for place in places):
+            found.append((each.pid, each.command[:120]))
+    return found

@@ -1,0 +1,114 @@
+"""A campaign fails unless it tried something and found nothing, and its last lines say which."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from campaign import __main__ as command
+from campaign import arena
+from campaign.checker import Counts, Finding
+from campaign.programs import Program, ServerSettings, server_program
+from campaign.report import BackendReport, Report
+
+LOST = Finding("lost", "e1", "the reply of turn_7 is not in the export")
+FOUND = "NOT SOUND: 1 lost, 0 doubled, 0 wrong, 0 left behind"
+NOTHING = "NOT SOUND: 0 lost, 0 doubled, 0 wrong, 0 left behind"
+SOUND = "sound: 0 lost, 0 doubled, 0 wrong, 0 left behind"
+
+
+def played(
+    backend: str, *, findings: tuple[Finding, ...] = (), replies: int = 9, effective: int = 4
+) -> BackendReport:
+    return BackendReport(
+        backend,
+        drawn=Counter({"server.kill": 5}),
+        effective=Counter({"server.kill": effective}),
+        counts=Counts(acknowledged=replies),
+        findings=list(findings),
+        first_fault={str(finding): 3 for finding in findings},
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "last", "before", "code"),
+    [
+        (played("local"), SOUND, "", 0),
+        (played("local", findings=(LOST,)), FOUND, "  again: python benchmarks/campaign --seed 6 --backends", 1),
+        (played("local", replies=0), NOTHING, "local: no agent got a reply, so nothing was tried", 1),
+        (played("local", effective=0), NOTHING, "local: no fault took effect, so nothing was tried", 1),
+    ],
+    ids=["sound", "lost", "no replies", "no faults"],
+)
+def test_the_last_lines_say_what_was_found_and_the_exit_code_says_whether(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local: BackendReport,
+    last: str,
+    before: str,
+    code: int,
+) -> None:
+    async def play(options: object, folder: Path, mounts: bool) -> Report:
+        return Report(6, 0.1, [local, played("docker")])
+
+    monkeypatch.setattr(command, "play", play)
+    monkeypatch.setattr(command, "own_mounts", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["campaign", "--seed", "6"])
+    assert command.main() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == last
+    assert lines[-2].startswith(before)
+    if local.findings:
+        assert lines[-3] == f"local: {LOST}"
+        assert lines[-2].endswith("--faults 3")
+
+
+def test_where_the_first_server_does_not_start_it_says_so_and_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the campaign's engine, and in the server's place a process that never answers."""
+
+    def never_ready(settings: ServerSettings) -> Program:
+        program = server_program(settings)
+
+        async def not_in_time() -> None:
+            while program.pid is None:  # noqa: ASYNC110 - it is the process that is watched
+                await asyncio.sleep(0.01)
+            raise TimeoutError
+
+        program.command = lambda: ["sleep", "600", str(tmp_path)]
+        monkeypatch.setattr(program, "wait_ready", not_in_time)
+        return program
+
+    def no_mounts() -> None:
+        raise OSError
+
+    monkeypatch.setattr(arena, "server_program", never_ready)
+    monkeypatch.setattr(command, "own_mounts", no_mounts)
+    monkeypatch.setattr(sys, "argv", ["campaign"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("NOT PLAYED: local: the first server was not ready in time; its log ends: ")
+    deadline = time.monotonic() + 20
+    while left := having(str(tmp_path)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def having(word: str) -> list[str]:
+    """Command lines of processes with ``word`` (a zombie has none)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(process.read_bytes().decode())
+    return [line for line in found if word in line]
