@@ -1,5 +1,7 @@
 # make test     lint and the default test suite (what every change must pass)
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
+# make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
+#               image with Python) in Docker too
 # make test-thorough  the properties with 100 examples each (make test: 30)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
@@ -8,6 +10,8 @@
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
+# make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
+#               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local docker" OUT=folder)
 # make lint     format, lint, types, import rules, lock
 # make docs     the documentation site, into site/: fails on a link that leads nowhere
 # make clean    removes .venv and everything that was made here
@@ -23,7 +27,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow test-thorough check lint demo container bench agents-matrix docs clean
+.PHONY: test test-slow cheats test-thorough check lint demo container bench agents-matrix campaign docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -32,7 +36,12 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
-	$(BIN)/pytest -n 2 -m "slow and not docker"
+	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats"
+
+cheats: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/pytest -n 2 $(if $(TURNSTILE_TEST_IMAGE),,-m "not docker") tests/grading/test_shipped_cheats.py \
+	  tests/grading/test_boundary_cheats.py tests/grading/test_further_cheats.py
 
 test-thorough: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -47,17 +56,19 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/own_tools/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/mypy benchmarks/agents_matrix/*.py
+	$(BIN)/mypy benchmarks/campaign/*.py benchmarks/soak.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/settings_doc.py --check
 	$(BIN)/python scripts/seccomp_profile.py --check
+	$(BIN)/python scripts/sandbox_filter.py --check
 
 demo: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/turnstile demo
 
 container: $(INSTALLED)
-	$(BIN)/pytest -v -m "container$(if $(TURNSTILE_SGLANG_PYTHON),, and not sglang)" tests/container
+	$(BIN)/pytest -v -n 2 -m "container$(if $(TURNSTILE_SGLANG_PYTHON),, and not sglang)" tests/container
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
@@ -65,6 +76,11 @@ bench: $(INSTALLED)
 agents-matrix: $(INSTALLED)
 	$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
+
+campaign: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/python benchmarks/campaign $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(BACKENDS),--backends $(BACKENDS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(OUT),--out $(OUT))
 
 docs: $(INSTALLED)
 	rm -rf site

@@ -32,7 +32,7 @@ from local import tiny_model
 from turnstile import AsyncClient, TurnstileError
 from turnstile.models import AuditReport, Episode, EpisodeStatus, SampleSet
 from turnstile_server.demo.checks import DemoError, audit, check_samples, leaves
-from turnstile_server.demo.local_server import LocalServerError, serve
+from turnstile_server.demo.local_server import LocalServerError, interrupt_on_termination, serve
 
 TASK = "One test of this repository fails. Find out why and mend the code."
 COMPLETION_TOKENS = 96
@@ -140,6 +140,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    interrupt_on_termination()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -7,12 +7,17 @@
 # `up` takes the first engine that answers: DOCKER_HOST's, the usual socket's, its own from an earlier `up`. If none
 # does, it installs Debian's docker.io (as root, or by sudo) and starts an engine beside any other, with its files in
 # TURNSTILE_CI_DOCKER (default /tmp/turnstile-ci-docker; short, a Unix socket lies there); the usual socket is
-# /var/run/docker.sock, or TURNSTILE_USUAL_DOCKER. It needs no service manager. Daemons keep none of the caller's files. Both commands may be repeated. Exit status 3: an engine cannot be installed or started here.
+# /var/run/docker.sock, or TURNSTILE_USUAL_DOCKER. TURNSTILE_CI_DOCKER_FLAGS: further flags of that engine;
+# TURNSTILE_CI_DOCKER_APART=1: in a network of its own. It needs no service manager. Daemons keep none of the caller's files. Both commands may be repeated. Exit status 3: an engine
+# cannot be installed or started here.
 set -euo pipefail
 
 readonly ROOT=${TURNSTILE_CI_DOCKER:-/tmp/turnstile-ci-docker}
 readonly OWN=unix://$ROOT/docker.sock
 readonly USUAL=unix://${TURNSTILE_USUAL_DOCKER:-/var/run/docker.sock}
+read -r -a FLAGS <<< "${TURNSTILE_CI_DOCKER_FLAGS:-}"
+# An engine without a bridge removes docker0, which is that of any other engine of the same network.
+readonly -a APART=(${TURNSTILE_CI_DOCKER_APART:+unshare --net})
 readonly START_S=60
 readonly STOP_S=20
 
@@ -104,8 +109,8 @@ start_engine() {
   running "$ROOT/pid" dockerd || rm -f "$ROOT/pid" "$ROOT/docker.sock"
   running "$ROOT/exec/containerd/containerd.pid" containerd || rm -f "$ROOT/exec/containerd/containerd.pid"
   # setsid: neither the end of the shell nor its Ctrl-C reaches the engine.
-  setsid nohup dockerd --data-root "$ROOT/data" --exec-root "$ROOT/exec" --pidfile "$ROOT/pid" \
-    --host "$OWN" --group "$(id -gn)" > "$ROOT/log" 2>&1 < /dev/null &
+  setsid nohup "${APART[@]}" dockerd --data-root "$ROOT/data" --exec-root "$ROOT/exec" --pidfile "$ROOT/pid" \
+    --host "$OWN" --group "$(id -gn)" "${FLAGS[@]}" > "$ROOT/log" 2>&1 < /dev/null &
   local engine=$! started=$SECONDS
   until answers "$OWN"; do
     if ! kill -0 "$engine" 2> /dev/null || [ $((SECONDS - started)) -gt "$START_S" ]; then

@@ -36,7 +36,13 @@ from turnstile import AsyncClient, Rollout, TurnstileError, advantages, by_group
 from turnstile_server.demo import TINY
 from turnstile_server.demo.checks import leaves
 from turnstile_server.demo.errands import LEVELS, errands
-from turnstile_server.demo.local_server import LocalServerError, serve, stopped_at_exit
+from turnstile_server.demo.local_server import (
+    SUPERVISED,
+    LocalServerError,
+    interrupt_on_termination,
+    serve,
+    stopped_at_exit,
+)
 
 EXAMPLES = ROOT / "examples"
 AGENT = "plain-loop"
@@ -231,13 +237,16 @@ async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
     """
     print(f"          {episodes} held-out errands are played in memory …", flush=True)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tiny_policy.evaluate", checkpoint, "--json"),
+        *(*SUPERVISED, sys.executable, "-m", "tiny_policy.evaluate", checkpoint, "--json"),
         *("--episodes", str(episodes), "--seed", str(seed)),
         cwd=EXAMPLES,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
     async with stopped_at_exit(process):
-        output, _ = await process.communicate()
+        output = await process.stdout.read()
+        await process.wait()
     if process.returncode != 0:
         raise RunError(f"the evaluation of {checkpoint} failed with exit code {process.returncode}")
     return Score.from_json(output)
@@ -320,6 +329,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    interrupt_on_termination()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -43,7 +43,7 @@ from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers, Tu
 from turnstile.models import Sample, TaskInfo
 from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
-from turnstile_server.demo.local_server import LocalServer, LocalServerError, serve
+from turnstile_server.demo.local_server import LocalServer, LocalServerError, interrupt_on_termination, serve
 
 AGENT = "plain-loop"
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 120.0}
@@ -255,6 +255,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    interrupt_on_termination()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -5,13 +5,24 @@ TURNSTILE_CONTAINER_IMAGE names an image to use instead, with the embedded engin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from image_builds import build, build_embedded, run
+
+
+@pytest.fixture
+def host_ports() -> Iterator[None]:
+    """The ports 8000 and 8001 of this machine, which compose.yaml and the page publish: one test at a time."""
+    with (Path(tempfile.gettempdir()) / "turnstile-test-host-ports.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,17 @@ from sglang_server import FLAGS, SHIM, VARIABLE
 from turnstile import Client
 from turnstile_server.demo import TINY
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.timeout(900),
+]
 URL = "http://127.0.0.1:8000"
 LIMITS = {"max_turns": 4, "max_completion_tokens": 96}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, host_ports: None) -> Iterator[Path]:
     with project(tmp_path) as made:
         yield made
 

@@ -36,7 +36,7 @@ async def test_it_is_hardened_and_finds_its_sandboxes(playing: Container) -> Non
     for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
         assert line in status
     assert playing.run("id", "-u") == "10001"
-    assert "sandboxes: local: bubblewrap, one user, in a user name space; limits: " in playing.log
+    assert "sandboxes: local: bubblewrap, one uid, users kept apart by name spaces; limits: " in playing.log
     async with httpx.AsyncClient(timeout=60) as http:
         found = (await http.get(f"{playing.control_url}/k/{playing.key}/sandboxes")).json()
     assert (found["kind"], found["isolated"], found["missing"]) == ("local", True, None)

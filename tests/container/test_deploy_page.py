@@ -23,7 +23,12 @@ from image_builds import ROOT, run
 from sglang_server import sglang_server
 from turnstile_server.demo import TINY
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+]
 FOLLOWED_S = 900
 TEN_MINUTES_S = 600
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -50,7 +55,7 @@ def blocks_of(heading: str, page: str) -> list[Block]:
 
 
 @pytest.fixture
-def name() -> Iterator[str]:
+def name(host_ports: None) -> Iterator[str]:
     made = f"turnstile-test-{secrets.token_hex(4)}"
     yield made
     run("docker", "rm", "-f", made, ok=False)

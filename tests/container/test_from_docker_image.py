@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import secrets
+from collections.abc import Iterator
 
 import anyio
 import httpx
@@ -19,18 +21,28 @@ pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pyte
 TRAINER = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "tiny"}
 
 
+@pytest.fixture(scope="module")
+def own_image(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image that only this module uses: it tells the module's containers from others on the engine."""
+    folder, name = tmp_path_factory.mktemp("image"), f"turnstile-test:own-{secrets.token_hex(4)}"
+    (folder / "Dockerfile").write_text(f"FROM {server_image}\nLABEL turnstile.test={name}\n")
+    run("docker", "build", "--quiet", "--tag", name, folder)
+    yield name
+    run("docker", "rmi", name)
+
+
 def containers(image: str) -> list[str]:
     return run("docker", "ps", "--all", "--quiet", "--filter", f"ancestor={image}").splitlines()
 
 
-async def test_the_example_plays_an_episode_and_leaves_no_container(server_image: str) -> None:
-    assert await main(server_image) == 1.0
-    assert not containers(server_image)
+async def test_the_example_plays_an_episode_and_leaves_no_container(own_image: str) -> None:
+    assert await main(own_image) == 1.0
+    assert not containers(own_image)
 
 
-async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(server_image: str) -> None:
+async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(own_image: str) -> None:
     provider = TurnstileProvider()
-    env = await GenericEnvClient.from_docker_image(server_image, provider=provider, env_vars=TRAINER)
+    env = await GenericEnvClient.from_docker_image(own_image, provider=provider, env_vars=TRAINER)
     try:
         begun = await env.reset(seed=3)  # a shipped task, in a sandbox of the container
         bash = {"type": "call_tool", "tool_name": "bash", "arguments": {"command": "echo from-the-sandbox"}}
@@ -46,17 +58,17 @@ async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(se
             bearer = {"authorization": f"Bearer {begun.observation['episode_key']}"}
             models = await http.get(f"{begun.observation['model_url']}/v1/models", headers=bearer)
             assert models.status_code == 200
-        [container] = containers(server_image)
+        [container] = containers(own_image)
         assert key not in run("ps", "-eo", "args")
         assert run("docker", "exec", container, "id", "-u") == "10001"
     finally:
         await env.close()
-    assert not containers(server_image)
+    assert not containers(own_image)
 
 
-async def test_without_a_public_url_addresses_are_in_the_caller_s_terms(server_image: str) -> None:
+async def test_without_a_public_url_addresses_are_in_the_caller_s_terms(own_image: str) -> None:
     settings = {name.removeprefix("TURNSTILE_"): value for name, value in TRAINER.items()}
-    with started(server_image, **settings) as container:
+    with started(own_image, **settings) as container:
         await container.ready()
         async with httpx.AsyncClient(base_url=f"{container.control_url}/k/{container.key}", timeout=60) as http:
             with anyio.fail_after(READY_S):
@@ -71,8 +83,8 @@ async def test_without_a_public_url_addresses_are_in_the_caller_s_terms(server_i
         assert "http://0.0.0.0" not in container.log
 
 
-async def test_the_tool_client_s_production_mode_too(server_image: str) -> None:
-    env = await MCPToolClient.from_docker_image(server_image, provider=TurnstileProvider(), env_vars=TRAINER)
+async def test_the_tool_client_s_production_mode_too(own_image: str) -> None:
+    env = await MCPToolClient.from_docker_image(own_image, provider=TurnstileProvider(), env_vars=TRAINER)
     try:
         env.use_production_mode = True
         assert await env.has_tool("bash")
@@ -81,20 +93,18 @@ async def test_the_tool_client_s_production_mode_too(server_image: str) -> None:
         await env.close()
 
 
-async def test_a_container_that_ends_is_reported_with_its_log(server_image: str) -> None:
+async def test_a_container_that_ends_is_reported_with_its_log(own_image: str) -> None:
     wrong = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "/nowhere"}
     with pytest.raises(RuntimeError, match="/nowhere"):
-        await GenericEnvClient.from_docker_image(server_image, provider=TurnstileProvider(), env_vars=wrong)
-    assert not containers(server_image)
+        await GenericEnvClient.from_docker_image(own_image, provider=TurnstileProvider(), env_vars=wrong)
+    assert not containers(own_image)
 
 
-async def test_the_example_of_the_docs_runs_as_printed(
-    server_image: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_example_of_the_docs_runs_as_printed(own_image: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "openenv.md").read_text(encoding="utf-8")
     [code] = [
         code for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "from_docker_image" in code
     ]
-    await eval(compile(code, "openenv.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {"IMAGE": server_image})
+    await eval(compile(code, "openenv.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {"IMAGE": own_image})
     assert len(capsys.readouterr().out) > 20
-    assert not containers(server_image)
+    assert not containers(own_image)

@@ -20,7 +20,12 @@ from play import NPM_AGENT, OWN_AGENT, SHIPPED_TASK, play, play_all
 from engine_forwarder import EngineForwarder
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.anyio,
+    pytest.mark.timeout(1500),
+]
 
 SERVER = {"MODEL": "tiny", "ENGINE__KIND": "embedded", "SANDBOXES__KIND": "docker"}
 INSIDE = "/var/run/docker.sock"

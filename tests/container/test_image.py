@@ -12,7 +12,12 @@ from container_support import Container, started
 from image_builds import run
 from openenv.core import GenericEnvClient, MCPToolClient
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.timeout(1500), pytest.mark.anyio]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.timeout(1500),
+    pytest.mark.anyio,
+]
 
 MB = 1_000_000
 SERVER_MB, EMBEDDED_MB = 350, 900

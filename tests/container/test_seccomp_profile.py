@@ -18,7 +18,6 @@ NEW_MOUNTS = {"fsconfig", "fsmount", "fsopen", "fspick", "mount_setattr", "move_
 OTHERS = {
     "bpf",
     "perf_event_open",
-    "setns",
     "userfaultfd",
     "kexec_load",
     "init_module",
@@ -56,9 +55,10 @@ def test_it_opens_the_listed_calls_and_nothing_else(arch: str) -> None:
         "mount",
         "pivot_root",
         "sethostname",
+        *["setns"] * 3,
         "socket",  # allowed without condition in the base; here not to the hypervisor
         "umount2",
-        "unshare",
+        *["unshare"] * 3,
     ]
     closed = allowed(BASE, arch=arch) - allowed(SHIPPED, arch=arch)
     assert {name for name, _ in closed} == {"io_uring_enter", "io_uring_register", "io_uring_setup", "socket"}
@@ -66,6 +66,21 @@ def test_it_opens_the_listed_calls_and_nothing_else(arch: str) -> None:
 
 def test_keys_newer_mount_calls_and_other_name_spaces_stay_closed() -> None:
     assert not {name for name, _ in allowed(SHIPPED)} & (KEYS | NEW_MOUNTS | OTHERS)
+
+
+def test_name_spaces_are_entered_and_left_for_compartments_only() -> None:
+    profile = seccomp_profile
+    mounts, ipc, pids = profile.CLONE_NEWNS, profile.CLONE_NEWIPC, profile.CLONE_NEWPID
+    rules = [(name, json.loads(args)) for name, args in allowed(SHIPPED) if name in ("setns", "unshare")]
+    assert all(len(args) == 1 and args[0]["op"] == "SCMP_CMP_EQ" for _, args in rules)
+    assert {(name, args[0]["index"], args[0]["value"]) for name, args in rules} == {
+        ("unshare", 0, profile.CLONE_NEWUSER),
+        ("unshare", 0, mounts | pids),
+        ("unshare", 0, mounts | pids | ipc),
+        ("setns", 1, mounts),
+        ("setns", 1, ipc),
+        ("setns", 1, pids),
+    }
 
 
 def test_default_and_architectures_are_those_of_docker() -> None:

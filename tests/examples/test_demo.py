@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 
 import pytest
@@ -70,5 +71,8 @@ def test_without_pytorch_it_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_an_interrupted_demo_leaves_nothing_running() -> None:
-    leaves_nothing_when_interrupted([*DEMO, "--sandbox", "local"], ROOT)
+@pytest.mark.parametrize(
+    "by", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
+)  # SIGTERM: test_grpo.py, by the same code
+def test_a_demo_that_is_interrupted_or_killed_leaves_nothing_running(by: signal.Signals) -> None:
+    leaves_nothing_when_interrupted([*DEMO, "--sandbox", "local"], ROOT, by=by)
