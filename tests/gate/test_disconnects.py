@@ -33,7 +33,7 @@ from conversation import (
     url,
     whole,
 )
-from gate_support import Prompted, Said, Stage, fails, says, staged, until_aborted
+from gate_support import Answer, Prompted, Said, Stage, fails, says, staged, until_aborted
 
 from turnstile_server.errors import EngineTimeout
 
@@ -264,16 +264,21 @@ async def test_a_half_closed_caller_is_gone(stage: Stage) -> None:
     assert await discarded_once(stage, episode) == {"caller_gone": len(stage.encode("never read"))}
 
 
-async def test_a_caller_that_reads_nothing_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
-    async def endless(call: Prompted) -> AsyncIterator[Said | Exception]:
-        chunk = stage.encode("all work and no play " * 200)
+def _endless(chunk: list[int]) -> Answer:
+    """Never silent: there is always more of it to send when the gate has sent what there was."""
+
+    async def answer(call: Prompted) -> AsyncIterator[Said | Exception]:
         while not call.aborted.is_set():
             yield Said(chunk)
             await anyio.lowlevel.checkpoint()
         yield Said([], "abort")
 
+    return answer
+
+
+async def test_a_caller_that_reads_nothing_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, gate={"send_timeout_s": 0.2}) as stage:
-        stage.engine.answers = [endless]
+        stage.engine.answers = [_endless(stage.encode("all work and no play " * 200))]
         episode = await stage.episode()
         async with await _connected(episode, receive_buffer=4096) as connection:
             await connection.send(_request(episode, stream=True))
@@ -281,6 +286,19 @@ async def test_a_caller_that_reads_nothing_is_given_up(tiny_model: Path, tmp_pat
             with anyio.fail_after(30):
                 await prompted.aborted.wait()
             [turn] = await turns_once(stage, episode)
+    assert turn["finish_reason"] == "abort"
+
+
+async def test_a_caller_that_goes_while_the_engine_is_never_silent_is_noticed(stage: Stage) -> None:
+    stage.engine.answers = [_endless(stage.encode("all work and no play "))]
+    episode = await stage.episode()
+    async with await _connected(episode) as connection:
+        await connection.send(_request(episode, stream=True))
+        assert b"200 OK" in await connection.receive()
+    prompted = await called(stage)
+    with anyio.fail_after(20):
+        await prompted.aborted.wait()
+    [turn] = await turns_once(stage, episode)
     assert turn["finish_reason"] == "abort"
 
 

@@ -5,7 +5,9 @@ Each is tried for real, on every backend: by uids where the helper has them, by 
 from __future__ import annotations
 
 import json
+import signal
 
+import anyio
 import pytest
 from sandbox_providers import Backend, eventually
 
@@ -178,14 +180,18 @@ async def test_a_process_that_a_command_leaves_is_seen_by_the_next_of_its_user(s
 
 
 async def test_a_kill_of_everything_ends_its_own_user_only_and_no_later_command(sandbox: HelperSandbox) -> None:
-    process = await sandbox.start(Command(("sleep", "1000"), user=User.HARNESS))
-    await sandbox.start(Command(("sleep", "1000"), user=User.AGENT))
-    killer = "import os; os.kill(-1, 9)"
-    await sandbox.exec(Command(("python3", "-c", killer), user=User.AGENT, timeout_s=30))
-    assert (await sh(sandbox, "echo well", User.AGENT)).stdout == b"well\n"
-    left = await sh(sandbox, "for p in /proc/[0-9]*/comm; do cat $p; done; true", User.HARNESS)
-    assert b"sleep" in left.stdout
-    await process.kill()
+    others, other_pid = await start_victim(sandbox, User.HARNESS)
+    own, _ = await start_victim(sandbox, User.AGENT)
+    killer = Command(("python3", "-c", "import os; os.kill(-1, 9)"), user=User.AGENT, timeout_s=30)
+    killed = await sandbox.exec(killer)
+    assert killed.exit_code == 0, killed
+    with anyio.fail_after(30):
+        assert (await own.wait()).exit_code == 128 + signal.SIGKILL
+    after = await sh(sandbox, "echo well", User.AGENT)
+    assert after.stdout == b"well\n", after
+    alive = await sh(sandbox, f"kill -0 {other_pid}", User.HARNESS)
+    assert alive.exit_code == 0, alive
+    await others.kill()
 
 
 async def test_orphans_are_reaped(sandbox: HelperSandbox) -> None:

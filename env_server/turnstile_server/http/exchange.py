@@ -168,8 +168,6 @@ class AgentExchange:
     async def end(self, data: bytes = b"") -> None:
         """Sends the terminal bytes. When it returns, the connection of a present caller has taken them."""
         await anyio.lowlevel.checkpoint()  # lets ``watch`` notice a caller that just went
-        if self.gone:
-            raise CallerGone
         self._ending = True
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
@@ -206,6 +204,10 @@ class AgentExchange:
         return part
 
     async def _put(self, message: dict[str, object]) -> None:
+        # A task whose next wait is always over already is never interrupted by its cancelled scope, and a send to
+        # a closed connection returns at once: a reply that always has more to say would go on for ever.
+        if self.gone:
+            raise CallerGone
         with anyio.move_on_after(self._limits.send_timeout_s) as scope:
             await self._send(message)
         if scope.cancelled_caught:
