@@ -13,6 +13,9 @@ from typing import IO, Protocol
 import anyio
 from anyio.abc import Process
 
+_DESCRIPTORS = 16
+"""More than a start needs: three streams, each a pair where it is a pipe, and two pipes of the event loop."""
+
 
 class WatchedProcess(Protocol):
     """A child of asyncio's or anyio's."""
@@ -37,11 +40,24 @@ async def start_process(
 
     The start is shielded: one that is cancelled half-way would lose the process that it has made.
     """
+    _need_descriptors()
     with anyio.CancelScope(shield=True):
         process = await anyio.open_process(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, start_new_session=True
         )
     return process  # noqa: RET504 - inside the block mypy sees a path without a return
+
+
+def _need_descriptors() -> None:
+    """Raises OSError where there are not enough: uvloop (0.23) then keeps for ever what it has opened of a child's
+    streams, and each failed start takes more of the little there is."""
+    probes: list[int] = []
+    try:
+        while len(probes) < _DESCRIPTORS:
+            probes.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for probe in probes:
+            os.close(probe)
 
 
 def send_signal(process: WatchedProcess, number: int) -> None:

@@ -1,15 +1,19 @@
-"""A child that ends in the moment it is killed still has its own exit code, and asyncio knows it."""
+"""Children of the server: their exit codes are kept, and a start that fails keeps nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import tempfile
 import time
+from contextlib import ExitStack, suppress
 
+import anyio
 import pytest
 
-from turnstile_server.child_processes import send_signal
+from turnstile_server.child_processes import send_signal, start_process
 
 pytestmark = pytest.mark.anyio
 
@@ -26,3 +30,43 @@ async def test_a_child_that_has_just_ended_is_left_to_asyncio(caplog: pytest.Log
         assert await process.wait() in (-signal.SIGTERM, -signal.SIGKILL)
         send_signal(process, signal.SIGKILL)
     assert "Unknown child" not in caplog.text
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(found)
+
+
+async def starts_with_ever_more_descriptors() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    started = 0
+    with ExitStack() as held:
+        log = held.enter_context(tempfile.TemporaryFile())
+        # Every number below the limit is taken, and ``spare`` above.
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        while (gap := os.open(os.devnull, os.O_RDONLY)) < highest:
+            held.callback(os.close, gap)
+        os.close(gap)
+        kept = open_files()
+        for spare in range(40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (gap + spare, before[1]))
+            try:
+                process = await start_process(("sleep", "100"), env={"PATH": os.environ["PATH"]}, stderr=log)
+            except OSError:
+                continue
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            started += 1
+            send_signal(process, signal.SIGKILL)
+            await process.wait()
+            await process.aclose()
+        assert open_files() == kept
+    assert 0 < started < 40
+
+
+def test_a_start_without_descriptors_keeps_none_open() -> None:
+    """On the event loop that the server runs on."""
+    anyio.run(starts_with_ever_more_descriptors, backend_options={"use_uvloop": True})

@@ -25,7 +25,7 @@ import orjson
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from turnstile_server.child_processes import send_signal
+from turnstile_server.child_processes import send_signal, start_process
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
 
@@ -109,15 +109,9 @@ class WorkerProcess:
                 target=self._read_stderr, args=(reading,), name="engine-stderr", daemon=True
             )
             self._stderr.start()
-            with anyio.CancelScope(shield=True):  # a start that is cancelled half-way loses the process
-                self._process = await anyio.open_process(
-                    command,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=writing,
-                    env=_environment(settings),
-                    start_new_session=True,
-                )
+            self._process = await start_process(
+                command, env=_environment(settings), stdin=PIPE, stdout=PIPE, stderr=writing
+            )
         finally:
             os.close(writing)
         await self._wait_ready()
