@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -501,6 +503,10 @@ def failing_door() -> Iterator[str]:
     async def fails() -> None:
         raise RuntimeError("secret internals")
 
+    @router.get("/lacks/{code}")
+    async def lacks(code: int) -> None:
+        raise OSError(code, os.strerror(code), "secret internals")
+
     @router.get("/breaks")
     async def breaks() -> StreamingResponse:
         async def chunks() -> AsyncIterator[bytes]:
@@ -512,6 +518,19 @@ def failing_door() -> Iterator[str]:
     app = build_control_app([router], key=KEY, metrics=Metrics(), settings=ControlSettings())
     with running_app(app) as url:
         yield f"{url}/k/{KEY}"
+
+
+async def test_a_lack_of_descriptors_is_a_503_to_try_again_and_no_other_os_error_is(
+    failing_door: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with httpx.AsyncClient() as http:
+        response = await http.get(f"{failing_door}/lacks/{errno.EMFILE}")
+        assert "Traceback" not in caplog.text
+        other = await http.get(f"{failing_door}/lacks/{errno.EIO}")
+    assert "Too many open files" in error_of(response, 503, "server_exhausted")["message"]
+    assert response.headers["retry-after"] == "1"
+    error_of(other, 500, "internal_error")
+    assert "secret internals" not in response.text + other.text
 
 
 async def test_an_unforeseen_error_is_a_500_that_tells_nothing_and_is_logged_once(

@@ -21,10 +21,12 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.errors import (
+    SHORTAGES,
     BodyTooLarge,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    ServerExhausted,
     TurnstileError,
     Unauthorized,
     Unprocessable,
@@ -68,6 +70,7 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(HTTPException, _http_error(routes))
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(OSError, _os_error)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -146,6 +149,15 @@ async def _validation_error(_request: Request, error: Exception) -> Response:
 async def _disconnected(_request: Request, _error: Exception) -> Response:
     """The caller left while it sent its body, so no answer arrives."""
     return Response(status_code=400)
+
+
+async def _os_error(request: Request, error: Exception) -> Response:
+    """Raises what is no shortage: then it is unforeseen."""
+    assert isinstance(error, OSError)
+    if error.errno not in SHORTAGES:
+        raise error
+    lacking = f"The server lacks what the request needs ({error.strerror}); try again."
+    return await _turnstile_error(request, ServerExhausted(lacking, retry_after_s=1.0))
 
 
 async def _unforeseen(_request: Request, _error: Exception) -> Response:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
 from collections.abc import Callable
 
+from turnstile_server.errors import SHORTAGES
 from turnstile_server.http.refusal import refusal
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ _PAUSE_S = 0.1
 _REFILL_S = 1.0
 _RELEASED = 2
 """Descriptors given up for a connection: its own, and one that its request may need."""
-_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _BUSY = refusal(503, "too_many_connections", "the server has no room for more connections; try again", retry=True)
 
 
@@ -84,7 +83,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno not in _LACKING:
+                if error.errno not in SHORTAGES:
                     continue  # this client went away before it was accepted
                 if not self._release():
                     self._pause()

@@ -6,7 +6,6 @@ one would end the sandboxes of the other.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -16,10 +15,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import StartupError
+from turnstile_server.errors import SHORTAGES, StartupError
 
 _LOG = logging.getLogger(__name__)
-_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _REMOVALS = 100
 _REMOVAL_PAUSE_S = 0.1
 """A folder is tried to be removed for ten seconds, while there are no descriptors or no memory to do it with."""
@@ -107,7 +105,7 @@ def _removed(folder: Path) -> bool:
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        if error.errno in _SCARCE:
+        if error.errno in SHORTAGES:
             return False
         shutil.rmtree(folder, ignore_errors=True)
     return True
