@@ -62,9 +62,12 @@ async def test_a_real_call_runs_through_the_stations_and_through_nothing_that_th
         made = await server.create(EpisodeRequest(task=TaskRef(instruction="Talk."), agent="external"))
         url = f"{made.model_url}/v1/chat/completions"
         history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-        async with httpx.AsyncClient(headers={"x-api-key": made.episode_key or ""}) as http:
+        headers = {"x-api-key": made.episode_key or ""}
+        async with httpx.AsyncClient(headers=headers) as http:
             first = await http.post(url, json={"model": "m", "messages": history})
-            history += [first.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
+        history += [first.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
+        # A connection of its own: to accept one is part of the way.
+        async with httpx.AsyncClient(headers=headers) as http:
             sys.setprofile(note)
             threading.setprofile(note)
             try:
