@@ -23,7 +23,8 @@ from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
 from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import DoctorReport, check_agent
-from turnstile_server.testing.server import TOKENIZER_FOLDER
+from turnstile_server.testing.recording import AgentRequest
+from turnstile_server.testing.server import TOKENIZER_FOLDER, PlayedEpisode
 
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
@@ -214,6 +215,14 @@ async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, 
     report = await check_agent(wanted, "x", wall_s=60)
     assert findings(report, False) == {"installed"}
     assert "could not be installed" in report.findings[0].text
+
+
+def test_a_goodbye_that_came_after_the_end_is_no_refusal() -> None:
+    nothing: Any = None
+    requests = {("POST", "/mcp", 410): 2, ("DELETE", "/mcp", 410): 1, ("GET", "/x", 404): 1, ("GET", "/y", 200): 3}
+    counted = {AgentRequest(*one): count for one, count in requests.items()}
+    told = PlayedEpisode(nothing, (), nothing, nothing, 0.0, None, counted)
+    assert list(told.refused.items()) == [("GET /x 404", 1), ("POST /mcp 410", 2)]
 
 
 @pytest.mark.anyio

@@ -144,11 +144,6 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
     calls: dict[str, int] = {}
     for turn in played.turns:
         calls[turn.dialect] = calls.get(turn.dialect, 0) + 1
-    refused = {
-        f"{one.method} {one.path} {one.status}": count
-        for one, count in sorted(played.requests.items(), key=lambda item: str(item[0]))
-        if one.status >= 400
-    }
     untrained = sum(stats.untrained.values())
     checks = [check.name for check in played.audit.invariants if not check.passed]
     over = episode.status is EpisodeStatus.COMPLETED and episode.error is None
@@ -185,7 +180,7 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         _finding("audit", played.audit.passed, "every invariant holds" if not checks else ", ".join(checks)),
         _finding("breaks", None, _counts(stats.breaks)),
         _finding("cosmetic", None, _counts(stats.cosmetic)),
-        _finding("refused", None, _counts(refused)),
+        _finding("refused", None, _counts(played.refused)),
     )
     passed = all(finding.passed is not False for finding in findings)
     return DoctorReport(
@@ -207,7 +202,7 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         untrained=stats.untrained,
         breaks=stats.breaks,
         cosmetic=stats.cosmetic,
-        refused=refused,
+        refused=played.refused,
         output="" if passed else episode.agent_output or "",
     )
 

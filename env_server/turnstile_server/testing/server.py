@@ -47,6 +47,8 @@ TOKENIZER_FOLDER: Final = Path(__file__).parent / "model"
 POLL_S: Final = 30.0
 """Longest wait of one request for the end of an episode."""
 
+_LATE_GOODBYE = AgentRequest("DELETE", "/mcp", 410)
+
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
@@ -63,6 +65,20 @@ class PlayedEpisode:
     wall_s: float
     peak_bytes: int | None
     requests: dict[AgentRequest, int]
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How often the agent was refused, by request: ``{"POST /v1/no-such 404": 1}``, in alphabetical order.
+
+        Without its goodbye to the MCP endpoint, which may come when the agent's process has ended, and the episode
+        with it.
+        """
+        refused = {
+            f"{one.method} {one.path} {one.status}": count
+            for one, count in self.requests.items()
+            if one.status >= 400 and one != _LATE_GOODBYE
+        }
+        return dict(sorted(refused.items()))
 
     @property
     def accounted(self) -> bool:
