@@ -265,7 +265,8 @@ async def _disk(arena: Arena, chance: random.Random) -> Outcome:
     ballast = arena.settings.data / "ballast"
     before, starts = await _refused_records(arena), arena.server.starts
     try:
-        with ballast.open("wb") as file, contextlib.suppress(OSError):
+        # Another fault may have filled it before: then not even the file can be made.
+        with contextlib.suppress(OSError), ballast.open("wb") as file:
             while True:
                 file.write(bytes(1 << 20))
                 file.flush()
