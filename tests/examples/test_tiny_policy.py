@@ -135,7 +135,7 @@ def test_training_lowers_the_loss_on_demonstrations_that_it_has_not_seen(rendere
     network = make_network(tokenizer, seed=5)
     (unseen, *_) = Demonstrations(renderer, tokenizer, seed=99).batches(FAULTLESS)
     before = float(loss_of(network, unseen).detach())
-    train(network, Demonstrations(renderer, tokenizer, seed=1), seconds=20)
+    train(network, Demonstrations(renderer, tokenizer, seed=1), lambda steps: steps / 16)
     assert float(loss_of(network, unseen).detach()) < before / 2
 
 
