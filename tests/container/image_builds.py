@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import ipaddress
+import json
 import os
 import re
 import shutil
@@ -49,6 +51,17 @@ def run(*command: str | Path, timeout_s: float = 60, ok: bool = True) -> str:
     if ok:
         assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout[-8000:]}"
     return done.stdout.strip()
+
+
+def engine_gateway() -> str:
+    """This machine's address in the network of the engine's containers.
+
+    An engine that had to make its bridge at this start does not name it (Docker 20.10): then it is the
+    first address of the bridge's subnet.
+    """
+    (network,) = json.loads(run("docker", "network", "inspect", "bridge"))
+    (addresses,) = network["IPAM"]["Config"]
+    return addresses.get("Gateway") or str(next(ipaddress.ip_network(addresses["Subnet"]).hosts()))
 
 
 @functools.cache
@@ -95,7 +108,7 @@ def torch_index() -> Iterator[tuple[str, ...]]:
     if wheel is None or "TORCH_INDEX" in os.environ:
         yield (f"TORCH_INDEX={os.environ.get('TORCH_INDEX', '')}",)
         return
-    gateway = run("docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
+    gateway = engine_gateway()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "torch").mkdir()
         Path(folder, "torch", wheel.name).symlink_to(wheel)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from container_support import STOP_S, Container, started
-from image_builds import base_image, run
+from image_builds import base_image, engine_gateway, run
 from play import NPM_AGENT, OWN_AGENT, SHIPPED_TASK, play, play_all
 
 from engine_forwarder import EngineForwarder
@@ -88,7 +88,7 @@ async def test_with_the_engines_socket_it_plays_groups_that_are_graded_and_audit
 
 
 async def test_with_the_engine_over_tcp_it_plays_and_a_stop_leaves_no_container(embedded_image: str) -> None:
-    gateway = run("docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
+    gateway = engine_gateway()
     forwarder = EngineForwarder(str(engine_socket()), gateway)
     forwarder.open()
     try:
