@@ -60,7 +60,7 @@ def test_capture_agrees_with_the_oracle_on_many_random_agents() -> None:
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=500,
+            max_examples=300,
             stateful_step_count=50,
             deadline=None,
             database=None,

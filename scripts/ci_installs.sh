@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# What the later suites of .ci/run need and takes long to install, at once: each keeps one core busy.
+#
+#     scripts/ci_installs.sh CACHE     CACHE/sglang-cpu, CACHE/mini-swe-agent, CACHE/mcp-clients, CACHE/miles
+#
+# and the agents from their registries, where `turnstile agents install` puts them. Needs .venv. What is there already
+# is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
+# Whoever stops this script stops them all.
+set -euo pipefail
+set -m  # a process group each, so that they can be stopped with what they started
+
+cache=${1:?usage: ci_installs.sh CACHE}
+cd "$(dirname "$0")/.."
+export PYTHON=$PWD/.venv/bin/python
+logs=$(mktemp -d)
+declare -A running=()
+
+finish() {
+  local group
+  for group in "${running[@]}"; do kill -TERM -- "-$group" 2> /dev/null || true; done
+  rm -rf "$logs"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+at_once() {
+  local name=$1
+  shift
+  "$@" > "$logs/$name" 2>&1 < /dev/null &
+  running[$name]=$!
+}
+
+at_once agents .venv/bin/turnstile agents install claude-code codex gemini-cli goose mini-swe-agent opencode pi qwen-code
+at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
+at_once mini-swe-agent scripts/install_mini_swe_agent.sh "$cache/mini-swe-agent"
+at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
+at_once miles scripts/install_miles.sh "$cache/miles"
+
+failed=()
+for name in "${!running[@]}"; do
+  code=0
+  wait "${running[$name]}" || code=$?
+  unset "running[$name]"
+  if [ "$code" -eq 0 ]; then echo "$name: installed"; else failed+=("$name"); fi
+done
+for name in "${failed[@]}"; do
+  printf '\n%s failed:\n' "$name"
+  cat "$logs/$name"
+done
+[ ${#failed[@]} -eq 0 ]
