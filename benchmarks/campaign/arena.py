@@ -173,9 +173,10 @@ class Arena:
         except TimeoutError:
             self.find("left behind", played.episode_id, f"its export was not given within {FETCH_S:g} s")
             return
-        if export is None:
+        if isinstance(export, httpx.Response):
             if not played.damaged:
-                self.find("lost", played.episode_id, "the trainer was told that it exists; it does not")
+                answered = f"{export.request.url.path} answered {export.status_code}: {export.text[:200]}"
+                self.find("lost", played.episode_id, f"the trainer was told that it exists; {answered}")
             return
         log = self._log_of(played, export)
         self._engine_log.read_on()
@@ -200,7 +201,8 @@ class Arena:
             self.agent_logs.update({"agent.twice": len(log.twice), "tool calls": log.tools})
         self._checked[played.episode_id] += 1
 
-    async def _export(self, played: Played) -> Export | None:
+    async def _export(self, played: Played) -> Export | httpx.Response:
+        """The answer where it is a refusal."""
         path = f"/episodes/{played.episode_id}"
         episode = await self.get(path)
         # The trainer may have been refused for a request that was changed on its way; the episode runs on.
@@ -210,11 +212,12 @@ class Arena:
                 break
             episode = await self.get(f"{path}?wait=1")
         if episode.status_code == 404:
-            return None
+            return episode
         turns = await self.get(path + "/turns")
         samples = await self.get(path + "/samples?include_untrained=true")
-        if turns.status_code != 200 or samples.status_code != 200:
-            return None
+        for answer in (turns, samples):
+            if answer.status_code != 200:
+                return answer
         return Export(episode.json(), turns.json()["turns"], samples.json())
 
     def _log_of(self, played: Played, export: Export) -> AgentLog:
