@@ -7,7 +7,6 @@ that SDKs retry (408, 409, 429, 5xx).
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -16,8 +15,6 @@ from turnstile.models import Fault
 
 MAX_MESSAGE_CHARS = 10_000
 """Many messages repeat what a caller wrote, which may be megabytes."""
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Of an ``OSError`` that says: later there may be enough again."""
 
 
 class TurnstileError(Exception):
@@ -234,7 +231,7 @@ class ServerStopping(TurnstileError):
 
 
 class ServerExhausted(TurnstileError):
-    """The server's process may open no more descriptors, or the machine has no memory left (``SHORTAGES``)."""
+    """The server's process may open no more descriptors, or there is no memory or no thread left for it."""
 
     status = 503
     type = "server_exhausted"

@@ -503,6 +503,14 @@ def failing_door() -> Iterator[str]:
     async def fails() -> None:
         raise RuntimeError("secret internals")
 
+    @router.get("/lacks/memory")
+    async def lacks_memory() -> None:
+        raise MemoryError
+
+    @router.get("/lacks/thread")
+    async def lacks_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
     @router.get("/lacks/{code}")
     async def lacks(code: int) -> None:
         raise OSError(code, os.strerror(code), "secret internals")
@@ -520,14 +528,22 @@ def failing_door() -> Iterator[str]:
         yield f"{url}/k/{KEY}"
 
 
-async def test_a_lack_of_descriptors_is_a_503_to_try_again_and_no_other_os_error_is(
-    failing_door: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (errno.EMFILE, "Too many open files"),
+        ("memory", "out of memory"),
+        ("thread", "can't start new thread"),
+    ],
+)
+async def test_a_lack_of_anything_is_a_503_to_try_again_and_no_other_os_error_is(
+    failing_door: str, caplog: pytest.LogCaptureFixture, what: int | str, said: str
 ) -> None:
     async with httpx.AsyncClient() as http:
-        response = await http.get(f"{failing_door}/lacks/{errno.EMFILE}")
+        response = await http.get(f"{failing_door}/lacks/{what}")
         assert "Traceback" not in caplog.text
         other = await http.get(f"{failing_door}/lacks/{errno.EIO}")
-    assert "Too many open files" in error_of(response, 503, "server_exhausted")["message"]
+    assert said in error_of(response, 503, "server_exhausted")["message"]
     assert response.headers["retry-after"] == "1"
     error_of(other, 500, "internal_error")
     assert "secret internals" not in response.text + other.text

@@ -336,9 +336,14 @@ async def test_a_grading_that_fails_gives_no_reward(server: EpisodeServer, error
     assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, fault)
 
 
-async def test_a_bug_in_the_grader_ends_its_episode_and_no_other(server: EpisodeServer) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"), [(RuntimeError("a bug"), "internal_error"), (MemoryError(), "server_exhausted")]
+)
+async def test_a_bug_or_a_shortage_in_the_grader_ends_its_episode_and_no_other(
+    server: EpisodeServer, error: Exception, told: str
+) -> None:
     async def broken(task: Task, work: Work) -> Grade:
-        raise RuntimeError("a bug")
+        raise error
 
     server.grader.grade_it = broken
     created = await server.play()
@@ -346,7 +351,7 @@ async def test_a_bug_in_the_grader_ends_its_episode_and_no_other(server: Episode
     await server.think(process)
     process.end(result())
     shown = await server.ended(created)
-    assert (shown["status"], shown["reward"], shown["error"]["type"]) == ("failed", None, "internal_error")
+    assert (shown["status"], shown["reward"], shown["error"]["type"]) == ("failed", None, told)
     assert (await server.stage.episode())["status"] == "running"
 
 

@@ -140,6 +140,21 @@ async def test_what_came_while_the_event_loop_stood_still_is_answered() -> None:
             assert (await anyio.to_thread.run_sync(client.recv, 1000)).startswith(b"HTTP/1.1 200 OK")
 
 
+@pytest.mark.parametrize("callback", ["on_message_begin", "on_url", "on_header", "on_headers_complete"])
+async def test_a_request_for_which_memory_is_lacking_is_not_called_a_wrong_one(
+    monkeypatch: pytest.MonkeyPatch, callback: str
+) -> None:
+    def lacking(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(HttpToolsProtocol, callback, lacking)
+    async with listening() as listener, await connected(listener, HEAD + b"\r\n") as connection:
+        said = await heard(connection)
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert b"server_exhausted" in said
+    await empty(listener.connections)
+
+
 async def test_what_comes_at_once_is_parsed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     parse = HttpToolsProtocol.data_received

@@ -20,6 +20,7 @@ from refusals import counted, refused, still_works
 
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
 from turnstile_server.errors import JournalUnavailable as Full
+from turnstile_server.gate.turn_builder import Prompter
 from turnstile_server.journal.files import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 
@@ -159,6 +160,22 @@ async def test_a_turn_that_cannot_be_stored_is_503_and_not_recorded(
         refused(response, 503, "journal_unavailable", retry=True)
     monkeypatch.undo()
     assert (await stage.get(episode))["stats"]["discarded"] == {"journal_unavailable": len(ids)}
+    await still_works(stage, episode)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=str)
+async def test_a_call_for_which_memory_or_a_thread_is_lacking_may_be_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def lacking(*_: object) -> None:
+        raise error
+
+    episode = await stage.episode()
+    with monkeypatch.context() as patch:
+        patch.setattr(Prompter, "prompt", lacking)
+        async with raw(episode) as client:
+            response = await client.post(url(episode), json=body())
+    refused(response, 503, "server_exhausted", retry=True)
     await still_works(stage, episode)
 
 

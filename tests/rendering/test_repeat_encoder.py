@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -130,6 +133,37 @@ def test_a_text_whose_normal_form_has_other_lengths_is_encoded_whole(tiny_model:
     text = "e\u0301" * 9_000 + " " * 40_000 + "a" + "\u0958" * 3_000 + "#" * 40_000
     stock = tokenizer.encode(text, add_special_tokens=False).ids
     assert RepeatEncoder(tokenizer).encode(text).tolist() == stock
+
+
+NO_THREADS = """
+import resource
+import sys
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from tokenizers import Tokenizer
+from turnstile_server.rendering.repeat_encoder import RepeatEncoder
+
+encoder = RepeatEncoder(Tokenizer.from_file(sys.argv[1]))
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), used + (1 << 28)))
+try:
+    threading.Thread(target=int).start()
+except RuntimeError:
+    print(encoder.encode("some text").tolist())
+"""
+
+
+def test_a_text_is_encoded_where_no_thread_can_be_started_any_more(tiny_model: Path) -> None:
+    file = str(tiny_model / "tokenizer.json")
+    # The library's threads have stacks of their own size.
+    environment = {**os.environ, "RUST_MIN_STACK": str(1 << 30), "RAYON_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", NO_THREADS, file]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.stdout.strip() == str(Tokenizer.from_file(file).encode("some text").ids), done.stderr
 
 
 @EXAMPLES

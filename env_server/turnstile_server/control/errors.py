@@ -21,16 +21,15 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.errors import (
-    SHORTAGES,
     BodyTooLarge,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    ServerExhausted,
     TurnstileError,
     Unauthorized,
     Unprocessable,
 )
+from turnstile_server.shortages import exhausted_by
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,8 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(HTTPException, _http_error(routes))
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(OSError, _os_error)
+    for kind in (OSError, MemoryError, RuntimeError):
+        app.add_exception_handler(kind, _shortage)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -96,9 +96,9 @@ class ErrorBoundary:
             await self._app(scope, receive, watched_send)
         except TurnstileError as error:
             response = error_response(error)
-        except Exception:
+        except Exception as error:
             logger.exception("unhandled error in %s %s", scope["method"], scope["path"])
-            response = error_response(_INTERNAL)
+            response = error_response(exhausted_by(error) or _INTERNAL)
         if response is not None and not started:
             await response(scope, receive, send)
 
@@ -151,13 +151,12 @@ async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _os_error(request: Request, error: Exception) -> Response:
+async def _shortage(request: Request, error: Exception) -> Response:
     """Raises what is no shortage: then it is unforeseen."""
-    assert isinstance(error, OSError)
-    if error.errno not in SHORTAGES:
+    exhausted = exhausted_by(error)
+    if exhausted is None:
         raise error
-    lacking = f"The server lacks what the request needs ({error.strerror}); try again."
-    return await _turnstile_error(request, ServerExhausted(lacking, retry_after_s=1.0))
+    return await _turnstile_error(request, exhausted)
 
 
 async def _unforeseen(_request: Request, _error: Exception) -> Response:

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 
 from turnstile.models import EpisodeStatus
-from turnstile_server.episodes.outcome import Outcome, bug, unearned
+from turnstile_server.episodes.outcome import Outcome, failed_by, unearned
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
@@ -44,16 +44,16 @@ class EpisodeGrading:
             return replace(outcome, grade=unearned(task, f"work: {error.message}"))
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
-        except Exception:  # noqa: BLE001 - the boundary to sandboxes and worlds: logged, and there is no reward
-            return self._bug(outcome)
+        except Exception as error:  # noqa: BLE001 - the boundary to sandboxes and worlds: there is no reward
+            return self._failed(outcome, error)
         try:
             if self._sandbox is not None:
                 await self._sandbox.give_up()
             return replace(outcome, grade=await self._grader.grade(task, work))
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
-        except Exception:  # noqa: BLE001 - the boundary to the grader: logged, and there is no reward
-            return self._bug(outcome)
+        except Exception as error:  # noqa: BLE001 - the boundary to the grader: there is no reward
+            return self._failed(outcome, error)
 
     async def _work(self, answer: str | None) -> Work:
         """What the agent left behind. Raises AgentFailed where it has made that useless, TaskFailed,
@@ -67,6 +67,6 @@ class EpisodeGrading:
             raise (self._sandbox.cause_of(error) if self._sandbox is not None else error) from error
         return Work(archive, answer, scores)
 
-    def _bug(self, outcome: Outcome) -> Outcome:
+    def _failed(self, outcome: Outcome, error: Exception) -> Outcome:
         _LOG.exception("a grading failed", extra={"episode_id": self._episode_id})
-        return bug("the grading failed", outcome.agent)
+        return failed_by(error, "the grading failed", outcome.agent)

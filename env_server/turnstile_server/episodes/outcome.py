@@ -14,6 +14,7 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.verdict import storable
+from turnstile_server.shortages import failure_of
 from turnstile_server.tasks.model import Task
 
 TAIL = 2000
@@ -80,9 +81,9 @@ def unearned(task: Task, why: str) -> Grade:
     return Grade(0.0, dict.fromkeys(task.graders, 0.0), {"summary": [why]})
 
 
-def bug(what: str, agent: AgentEnd | None = None) -> Outcome:
+def failed_by(error: Exception, what: str, agent: AgentEnd | None = None) -> Outcome:
     """The outcome of an episode that a fault of the server ends. ``what``: the beginning of a sentence."""
-    return Outcome(EpisodeStatus.FAILED, TurnstileError(f"{what}; the server's log says why"), agent)
+    return Outcome(EpisodeStatus.FAILED, failure_of(error, what), agent)
 
 
 def outcome_of_exit(

@@ -33,7 +33,7 @@ from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import Outcome, bug, outcome_of_exit, unearned
+from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, unearned
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
@@ -115,9 +115,9 @@ class EpisodeRun:
                     try:
                         await self._prepare_run_and_drain(tasks)
                         await self._grade()
-                    except Exception:  # noqa: BLE001 - the boundary: a bug fails this episode and ends no other
+                    except Exception as error:  # noqa: BLE001 - the boundary: it fails this episode and no other
                         self._log_bug("an episode failed")
-                        failed = bug("the server failed")
+                        failed = failed_by(error, "the server failed")
                         self.request_stop(failed)  # closes the session, if nothing has requested a stop yet
                         self._life.settle(failed)  # replaces an outcome that was requested before the bug
                     finally:
@@ -161,9 +161,9 @@ class EpisodeRun:
             outcome = Outcome(EpisodeStatus.FAILED, cause)
         except TurnstileError as error:
             outcome = Outcome(EpisodeStatus.FAILED, error)
-        except Exception:  # noqa: BLE001 - the boundary to agents and sandboxes: a bug fails this episode only
+        except Exception as error:  # noqa: BLE001 - the boundary to agents and sandboxes: it fails this one only
             self._log_bug("an episode failed")
-            outcome = bug("the server failed")
+            outcome = failed_by(error, "the server failed")
         self.request_stop(outcome)
 
     async def _prepare(self, tasks: TaskGroup) -> None:

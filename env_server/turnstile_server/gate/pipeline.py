@@ -51,6 +51,7 @@ from turnstile_server.journal.records import delivery_record, discard_record, tu
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.protocol import Renderer, TooManyTokens
 from turnstile_server.settings import GateSettings
+from turnstile_server.shortages import failure_of
 
 PARSED_IDS = 8_192
 """Sampled tokens that are parsed before the event loop serves others: about a millisecond. An engine's answer that
@@ -235,9 +236,9 @@ class CallPipeline:
                     self.delivered(session, call, written=False)
         except TurnstileError as error:
             call.fail(error)
-        except Exception:  # noqa: BLE001 - a bug in one call must not end the others in this task group
+        except Exception as error:  # noqa: BLE001 - a bug in one call must not end the others in this task group
             _LOG.exception("a generation failed", extra={"episode_id": session.episode_id})
-            call.fail(TurnstileError("the gate failed; the server's log says why"))
+            call.fail(failure_of(error, "the gate failed"))
         finally:
             if not call.done:
                 call.fail(_end_error(call))

@@ -20,13 +20,7 @@ from typing import Protocol
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import (
-    MethodNotAllowed,
-    NotFound,
-    TooManyCalls,
-    TurnstileError,
-    UpgradeRequired,
-)
+from turnstile_server.errors import MethodNotAllowed, NotFound, TooManyCalls, TurnstileError, UpgradeRequired
 from turnstile_server.gate.call import ModelCall, finished_reply
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
 from turnstile_server.gate.dialects.router import DialectRouter, Route
@@ -46,6 +40,7 @@ from turnstile_server.http.intake import Intake
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
+from turnstile_server.shortages import failure_of
 
 _LOG = logging.getLogger(__name__)
 _CALLER_GONE = 499
@@ -102,9 +97,9 @@ class Gate:
                 raise
             except TurnstileError as error:
                 await _refuse(exchange, dialect, error)
-            except Exception:  # noqa: BLE001 - the boundary: an agent gets a reply whatever is broken here
+            except Exception as error:  # noqa: BLE001 - the boundary: an agent gets a reply whatever is broken here
                 _LOG.exception("a model call failed in the gate", extra={"episode_id": episode_id})
-                await _refuse(exchange, dialect, TurnstileError("the gate failed; the server's log says why"))
+                await _refuse(exchange, dialect, failure_of(error, "the gate failed"))
 
     async def _serve(self, exchange: AgentExchange, episode_id: str, path: str, route: Route | None) -> None:
         if not episode_id:

@@ -17,8 +17,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from turnstile_server.errors import SHORTAGES
 from turnstile_server.http.refusal import refusal
+from turnstile_server.shortages import SHORTAGES
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 64

@@ -9,6 +9,7 @@ is refused in the shape of ``refusal``, and logged by nobody.
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 from typing import Any, cast
 
@@ -21,9 +22,11 @@ from uvicorn.server import ServerState
 from turnstile_server.http.connections import Seat, extensions_of
 from turnstile_server.http.parts import PartedFlow, PartedInput
 from turnstile_server.http.refusal import refusal
+from turnstile_server.shortages import is_shortage
 
 _INVALID = refusal(400, "invalid_request", "this is no valid request of HTTP 1.1", retry=False)
 _SLOW = refusal(408, "request_timeout", "the head of this request did not arrive in time", retry=True)
+_EXHAUSTED = refusal(503, "server_exhausted", "the server lacks memory for this request; try again", retry=True)
 _TOO_LARGE = refusal(431, "head_too_large", "the headers of this request are too large or too many", retry=False)
 _PART = 2048
 """Bytes that are parsed before the event loop may turn to others: 340 of the smallest chunks of a body, or of the
@@ -143,7 +146,12 @@ class BoundedHttp(HttpToolsProtocol):
             self._settle()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(_TOO_LARGE if self._head_too_large else _INVALID)
+        """uvicorn calls this while it handles the parser's error. One of our own calls may have been its cause."""
+        error = sys.exc_info()[1]
+        if error is not None and error.__context__ is not None and is_shortage(error.__context__):
+            self._refuse(_EXHAUSTED)
+        else:
+            self._refuse(_TOO_LARGE if self._head_too_large else _INVALID)
 
     def timeout_keep_alive_handler(self) -> None:
         """Does nothing: the seat closes idle connections. uvicorn's timer would also cut one whose next request

@@ -70,6 +70,9 @@ class RepeatEncoder:
         self._sizes = _token_bytes(tokenizer, spec) if _is_periodic(spec) else None
         """Bytes that each id spells; None: no repeat of this tokenizer is shortened."""
         self._composes = "NFC" in json.dumps(spec["normalizer"])
+        # The first batch makes the library's threads. Where there is no room for them it panics, then and at every
+        # later call: better now than when the server has episodes.
+        ids_of(tokenizer, "")
 
     def encode(self, text: str) -> Int32Array:
         """The ids that ``tokenizer.encode`` gives, without added special tokens."""

@@ -2,7 +2,8 @@
 
 A sandbox must be destroyed once and completely, whether or not the caller still waits. Such work
 runs in the task group of ``BackgroundTasks``, which outlives the provider that uses it. ``BackgroundTask`` is the
-handle: any number of callers may wait for it, and cancelling a waiter leaves the work running.
+handle: any number of callers may wait for it, and cancelling a waiter leaves the work running. What must be done
+even while the process lacks descriptors, memory or threads is done ``through_shortages``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,24 @@ import anyio
 from anyio.abc import TaskGroup
 
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.shortages import is_shortage
 
 T = TypeVar("T")
+_ATTEMPTS = 100
+_PAUSE_S = 0.1
+"""Ten seconds of trying."""
+
+
+async def through_shortages(step: Callable[[], Awaitable[T]]) -> T:
+    """What ``step`` returns or raises. It is tried again for ten seconds where what it raises is a shortage."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return await step()
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+        await anyio.sleep(_PAUSE_S)
+    return await step()
 
 
 class BackgroundTask(Generic[T]):

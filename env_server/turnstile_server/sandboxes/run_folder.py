@@ -10,18 +10,17 @@ import fcntl
 import logging
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import SHORTAGES, StartupError
+from turnstile_server.errors import StartupError
+from turnstile_server.sandboxes.background import through_shortages
+from turnstile_server.shortages import exhausted_by, is_shortage
 
 _LOG = logging.getLogger(__name__)
-_REMOVALS = 100
-_REMOVAL_PAUSE_S = 0.1
-"""A folder is tried to be removed for ten seconds, while there are no descriptors or no memory to do it with."""
-
 MAX_FOLDER_PATH = 107 - len("/sb-0123456789ab/helper.sock")
 """Bytes of the folder's path, at most: unix(7) allows 107 for a socket below it."""
 
@@ -93,19 +92,19 @@ def _locked(run_dir: Path) -> int:
 
 async def remove_folder(folder: Path) -> None:
     """Removes a sandbox's folder, as far as it can be removed; it may be gone already."""
-    for _ in range(_REMOVALS):
-        if await anyio.to_thread.run_sync(_removed, folder):
-            return
-        await anyio.sleep(_REMOVAL_PAUSE_S)
-    _LOG.error("the folder %s cannot be removed: the server lacks descriptors or memory", folder)
+    try:
+        await through_shortages(partial(anyio.to_thread.run_sync, _remove, folder))
+    except Exception as error:
+        if not is_shortage(error):
+            raise
+        _LOG.error("the folder %s cannot be removed: %s", folder, exhausted_by(error))
 
 
-def _removed(folder: Path) -> bool:
-    """False where a later attempt may do better."""
+def _remove(folder: Path) -> None:
+    """Raises only where a later attempt may do better."""
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        if error.errno in SHORTAGES:
-            return False
+        if is_shortage(error):
+            raise
         shutil.rmtree(folder, ignore_errors=True)
-    return True

@@ -58,7 +58,11 @@ class BlockingCall(Generic[T]):
 
     async def result(self, release: Callable[[], None]) -> T:
         """``release`` is called when the work has ended, also after the caller has gone."""
-        _daemon(partial(self._run, current_token(), release))
+        try:
+            _daemon(partial(self._run, current_token(), release))
+        except BaseException:
+            release()
+            raise
         try:
             await self._ended.wait()
         except BaseException:
@@ -77,22 +81,29 @@ class BlockingCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             failure = error
         try:
-            anyio.from_thread.run_sync(self._settle, results, failure, release, token=token)
+            received = anyio.from_thread.run_sync(self._settle, results, failure, release, token=token)
         except RuntimeError:
             log.debug("a call ended after its event loop")
+            return
+        if not received and results and self._undo is not None:
+            _undone(self._undo, results[0])
 
-    def _settle(self, results: list[T], failure: BaseException | None, release: Callable[[], None]) -> None:
+    def _settle(self, results: list[T], failure: BaseException | None, release: Callable[[], None]) -> bool:
+        """False: the caller has gone, so the result must be undone."""
         release()
-        self._results, self._error = results, failure
         self._ended.set()
-        if self._abandoned:
-            self._take_back()
+        if not self._abandoned:
+            self._results, self._error = results, failure
+        return not self._abandoned
 
     def _take_back(self) -> None:
-        """Undoes a result that has no receiver."""
+        """Undoes a result that came while its caller was being cancelled."""
         results, self._results = self._results, []
         if results and self._undo is not None:
-            _daemon(partial(_undone, self._undo, results[0]))
+            try:
+                _daemon(partial(_undone, self._undo, results[0]))
+            except RuntimeError as error:  # no thread can be made
+                log.warning("the result of an abandoned call was not undone: %s", error)
 
 
 def _undone(undo: Callable[[T], object], result: T) -> None:

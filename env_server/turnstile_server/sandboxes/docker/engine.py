@@ -27,6 +27,7 @@ from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.settings import SandboxSettings
+from turnstile_server.shortages import is_shortage
 
 T = TypeVar("T")
 
@@ -353,6 +354,10 @@ class DockerEngine:
 
         try:
             return await self._calls.run(translated, undo=undo, timeout_s=timeout_s)
+        except (MemoryError, RuntimeError) as error:
+            if not is_shortage(error):
+                raise
+            raise SandboxUnavailable(f"the server lacks what it needs to {what}: {error}") from error
         except TimeoutError as error:
             waited = self._settings.docker_timeout_s if timeout_s is None else timeout_s
             setting = "docker_timeout_s" if timeout_s is None else "docker_copy_timeout_s"

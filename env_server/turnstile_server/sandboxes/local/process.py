@@ -21,7 +21,7 @@ from anyio.abc import Process
 
 from turnstile_server.child_processes import send_signal, start_process
 from turnstile_server.errors import SandboxDeath
-from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
+from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks, through_shortages
 from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.sandboxes.local import cgroups, orphans
 from turnstile_server.sandboxes.local.machine_kills import MachineKills
@@ -123,8 +123,10 @@ class LocalProcess:
                 await process.wait()
             if process.returncode is None:
                 _LOG.error("the sandbox %s cannot be killed", self.name)
-        if self.marked and not await anyio.to_thread.run_sync(orphans.kill_marked, self.name):
-            _LOG.error("processes of the sandbox %s cannot be killed", self.name)
+        if self.marked:
+            kill = partial(anyio.to_thread.run_sync, orphans.kill_marked, self.name)
+            if not await through_shortages(kill):
+                _LOG.error("processes of the sandbox %s cannot be killed", self.name)
         if self.group is not None and not await self.group.remove():
             _LOG.error("the control group of the sandbox %s cannot be removed", self.name)
         if output := self.output():
@@ -136,8 +138,10 @@ class LocalProcess:
     async def _started(self) -> Process | None:
         if self._starting is None:
             return None
-        with contextlib.suppress(OSError):
+        try:
             return await self._starting.wait()
+        except Exception as error:  # noqa: BLE001 - whoever started it has it; what else there is must be released
+            _LOG.debug("the process of the sandbox %s was not started: %s", self.name, error)
         return None
 
 

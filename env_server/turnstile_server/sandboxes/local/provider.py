@@ -190,8 +190,10 @@ class LocalProvider:
 
     async def _undo(self, process: LocalProcess, sockets: SandboxSockets) -> None:
         try:
-            await self._release(process)
-            await sockets.close()
+            try:
+                await self._release(process)
+            finally:
+                await sockets.close()
         except Exception:
             _LOG.exception("a sandbox that could not be made was not removed")
             raise
