@@ -26,7 +26,8 @@ TIMEOUT_S = 60
 QUICK = ClientSettings(retries=1, retry_delay_s=0.01, poll_s=0.2, cancel_s=5.0)
 
 HEAD = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 from turnstile import Client, ClientSettings, TurnstileError
 from turnstile.models import TaskRef
 settings = ClientSettings(retries=1, retry_delay_s=0.01, poll_s=30.0, cancel_s=5.0)
@@ -319,7 +320,6 @@ def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> 
 @pytest.mark.slow
 def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: StubServer) -> None:
     script = """
-    import signal
     handled = []
     def handle(*_):
         handled.append(client.health())
