@@ -2,7 +2,7 @@
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
 # make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
 #               image with Python) in Docker too
-# make test-thorough  the properties with 100 examples each (make test: 30)
+# make test-thorough  the properties with 100 examples each (make test: 30), and the longest loops
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
@@ -36,7 +36,7 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
-	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats"
+	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough"
 
 cheats: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -45,7 +45,7 @@ cheats: $(INSTALLED)
 
 test-thorough: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "hypothesis and not slow and not docker and not sglang"
+	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "thorough or (hypothesis and not slow and not docker and not sglang)"
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))

@@ -55,12 +55,13 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_capture_agrees_with_the_oracle_on_many_random_agents() -> None:
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=500,
             stateful_step_count=50,
             deadline=None,
             database=None,

@@ -120,7 +120,7 @@ async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> N
     ("kind", "count"),
     [
         ("local", 16),
-        pytest.param("local", 64, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param("local", 64, marks=[pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]),
         pytest.param("docker", 16, marks=[pytest.mark.docker, pytest.mark.timeout(400)]),
     ],
 )

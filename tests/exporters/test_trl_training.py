@@ -202,8 +202,8 @@ def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: 
 
 @pytest.mark.slow
 def test_the_example_trains_the_tiny_policy_as_written(tmp_path: Path) -> None:
-    out, steps = tmp_path / "out", 3
-    options = [str(out), "--steps", str(steps), "--held-out", "20", "--sandbox", "local"]
+    out, steps = tmp_path / "out", 2
+    options = [str(out), "--steps", str(steps), "--held-out", "10", "--sandbox", "local"]
     done = subprocess.run(
         [sys.executable, "-m", "trl_grpo.train", *options],
         cwd=ROOT / "examples",

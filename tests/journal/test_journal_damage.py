@@ -153,6 +153,7 @@ async def test_no_harm_to_the_summaries_hides_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 async def test_no_harm_to_the_summaries_hides_a_record_in_hundreds_of_trials(tmp_path: Path) -> None:
     await harmed_everywhere(tmp_path, 500, seed=2)
@@ -250,6 +251,7 @@ async def test_damage_in_segments_costs_what_it_hits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 async def test_damage_in_segments_costs_what_it_hits_in_hundreds_of_trials(tmp_path: Path) -> None:
     await damaged_segments(tmp_path, 400, seed=4)

@@ -92,7 +92,8 @@ async def kill_often(directory: Path, kills: int, seed: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_a_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    assert await kill_often(tmp_path, 100, seed=2) > 0
+@pytest.mark.parametrize("kills", [21, pytest.param(100, marks=pytest.mark.thorough)])
+async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
+    assert await kill_often(tmp_path, kills, seed=2) > 0
     assert segment_files(tmp_path)
     shutil.rmtree(tmp_path)
