@@ -68,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     started = time.monotonic()
     if options.all:
-        tests = pytest_command("-n", "3", "--dist", "loadfile")
+        tests = pytest_command("-n", "4", "--dist", "loadfile")
     else:
         changed = changes(options.base)
         selected = selection(changed)

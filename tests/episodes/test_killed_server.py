@@ -27,7 +27,7 @@ from turnstile_server.demo.local_server import descendants, running
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 KEY = "control-key-of-the-killed"
-EPISODES = 16
+EPISODES = 8
 SERVER_S = 100
 
 

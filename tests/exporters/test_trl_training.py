@@ -194,7 +194,7 @@ def test_the_episodes_of_a_trainer_that_was_killed_are_freed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: Path, by: signal.Signals) -> None:
     command = [sys.executable, "-m", "trl_grpo.train", str(tmp_path / "out"), "--sandbox", "local"]
     leaves_nothing_when_interrupted([*command, "--held-out", "8"], ROOT / "examples", by=by)

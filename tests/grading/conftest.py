@@ -25,18 +25,22 @@ def _make(kind: str, run_dir: Path) -> SandboxProvider:
     return DockerProvider(settings, run_dir, run_dir.name)
 
 
-ELSEWHERE = 3
-"""Outside bubblewrap as root, one in so many of the cheats at the boundary is played by default."""
+CHEATS = ("test_boundary_cheats.py", "test_further_cheats.py", "test_shipped_cheats.py")
+SANDBOX_KINDS = ("local-one-uid", "local", "docker")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the boundary lets through hardly depends on the kind of sandbox: in Docker and with one uid a share of
-    its cheats, by name, is played in every run, and all by ``make cheats``."""
+    """Whether a cheat succeeds hardly depends on the kind of sandbox. So every run plays each of the slow ones in
+    one kind, which follows from its name, and ``make cheats`` plays all in every kind."""
     for item in items:
-        if item.path.name in ("test_boundary_cheats.py", "test_further_cheats.py"):
-            kind, _, name = item.name.partition("[")[2].partition("-one-uid-" if "-one-uid-" in item.name else "-")
-            if (kind == "docker" or "-one-uid-" in item.name) and crc32(name.encode()) % ELSEWHERE:
-                item.add_marker(pytest.mark.cheats)
+        test, _, parameters = item.name.partition("[")
+        kind = next((kind for kind in SANDBOX_KINDS if parameters.startswith(kind)), None)
+        if item.path.name not in CHEATS or kind is None:
+            continue
+        cheat = test + parameters.removeprefix(kind)
+        slow = item.get_closest_marker("slow") is not None or kind == "docker"
+        if slow and SANDBOX_KINDS[crc32(cheat.encode()) % len(SANDBOX_KINDS)] != kind:
+            item.add_marker(pytest.mark.cheats)
 
 
 # As root there is a kind of local sandboxes with a uid for each user, and one with a single uid.
