@@ -101,7 +101,7 @@ tests() {
       "$contract::test_a_killed_helper_fails_its_commands_and_leaves_nothing_after_destroy" \
       "$contract::test_input_reaches_the_command_whole"
   fi
-  .venv/bin/pytest -n 2 -m runsc "$@"
+  .venv/bin/pytest -m runsc "$@"
 }
 
 case "${1:-}" in
