@@ -17,6 +17,7 @@ from turnstile_server.agents.registry import AgentRegistry, load_registry
 from turnstile_server.data_dir import owner_of
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
@@ -89,7 +90,7 @@ def build_backends(settings: Settings) -> Backends:
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes)
 
-    installer = Installer(settings.agents)
+    installer = Installer(settings.agents, LAUNCH_CLIENT)
     if (problem := installer.place_problem()) is not None:
         _LOG.warning("launched agents will be refused: %s", problem)
     return Backends(

@@ -120,6 +120,34 @@ HARMLESS = {
 
 @pytest.mark.agents
 @pytest.mark.timeout(300)
+async def test_mini_swe_agents_commands_find_no_key_and_may_kill_what_runs_them(
+    sandboxes: dict[str, Any], tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It has bash alone, in its own code: it launches each command as another user."""
+    if sandboxes["kind"] == "docker":
+        sandboxes = {**sandboxes, "docker_image": request.getfixturevalue("agents_image")}
+    settings = Settings(model=tiny_model, data_dir=tmp_path, sandboxes=sandboxes)
+    task = load_tasks(()).get("fix-cart-discount")
+    kill = "for runner in /proc/[0-9]*; do grep -q [c]ommand_runner $runner/cmdline && kill -9 ${runner#/proc/}; done"
+    look = f"id -un; echo home=$HOME pager=$PAGER given=$GIVEN key=$OPENAI_API_KEY; python3 - <<'END'\n{_ATTACK}\nEND"
+    commands = [look, kill, "echo still here; sleep 300 > /dev/null 2>&1 &", "grep -xl sleep /proc/[0-9]*/comm"]
+    solution = solution_commands(task, settings.tasks)
+    async with scripted_server(settings, ShellPolicy([*commands, *solution])) as server:
+        told = await server.play("mini-swe-agent", task.id, env={"GIVEN": "by the request"})
+    assert (told.episode.status, told.episode.reward) == (EpisodeStatus.COMPLETED, 1.0), told.episode.agent_output
+    assert told.accounted
+    assert told.samples.stats.breaks == {}
+    printed = [m.content or "" for turn in told.turns for m in turn.new_messages if m.role == "tool"]
+    assert "home=/home/agent pager=cat given=by the request key=" in printed[0]
+    assert "KEYS 0" in printed[0]
+    assert "ANSWERED" not in printed[0]
+    assert "the next command gets a new one" in printed[1]
+    assert "still here" in printed[2]
+    assert "/comm" in printed[3]  # what a command left running runs on
+
+
+@pytest.mark.agents
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("agent", [one.name for one in load_registry() if one.extends is not None])
 async def test_a_real_agent_without_tools_of_its_own_solves_a_task_and_its_models_bash_finds_no_key(
     agent: str, sandboxes: dict[str, Any], tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest

@@ -20,6 +20,7 @@ from turnstile_server.agents.packages import ARCH, NODE, NODE_VERSION, NPM, NPM_
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import AgentNotInstalled
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.settings import AgentSettings
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +56,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NpmReg
 
 @pytest.fixture
 def installer(tmp_path: Path) -> Installer:
-    return Installer(AgentSettings(install_dir=tmp_path / "installs"))
+    return Installer(AgentSettings(install_dir=tmp_path / "installs"), LAUNCH_CLIENT)
 
 
 async def test_packages_are_installed_with_what_they_need_and_none_of_their_scripts_run(

@@ -18,6 +18,7 @@ from turnstile_server.agents.installer import PYTHON_VERSION, Installer
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.errors import AgentNotInstalled, StartupError, Unprocessable
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.settings import AgentSettings
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +45,14 @@ def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> No
 def test_agents_that_run_the_models_commands_themselves_say_so() -> None:
     registry = load_registry()
     apart = {one.name for one in registry if one.user == "harness"}
-    assert apart == {"plain-loop", "tool-loop", *(one.name for one in registry if one.extends is not None)}
-    assert len(apart) == 8
+    assert {one.name for one in registry if one.launches == "agent"} == {"mini-swe-agent"}
+    assert apart == {
+        "plain-loop",
+        "tool-loop",
+        "mini-swe-agent",
+        *(one.name for one in registry if one.extends is not None),
+    }
+    assert len(apart) == 9
 
 
 def test_a_spec_may_extend_another_one(tmp_path: Path) -> None:
@@ -54,7 +61,7 @@ def test_a_spec_may_extend_another_one(tmp_path: Path) -> None:
     registry = load_registry([tmp_path])
     mine, other = registry.get("mine"), registry.get("other")
     assert (other.user, other.env, other.command) == ("harness", {"A": "1", "B": "3"}, mine.command)
-    installer = Installer(AgentSettings(install_dir=tmp_path))
+    installer = Installer(AgentSettings(install_dir=tmp_path), LAUNCH_CLIENT)
     assert installer.name_of(other) == installer.name_of(mine)
 
 
@@ -101,6 +108,8 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
             r"command\.1: every command in the sandbox can read an argument",
         ),
         (GOOD + "user: root\n", "user: "),
+        (GOOD + "user: agent\nlaunches: agent\n", "launches: agent is for an agent that itself runs as"),
+        (GOOD + "launches: work\n", "launches: "),
         (GOOD + "extends: nobody\n", r"extends: 'nobody' is no agent"),
         (GOOD + "extends: mine\n", "extends: 'mine'"),
         (GOOD + "extends: [x]\n", "extends: "),
@@ -130,7 +139,7 @@ async def test_a_tree_is_installed_once_and_anew_when_it_changes(tmp_path: Path)
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "agent.py").write_text("1")
-    installer = Installer(AgentSettings(install_dir=tmp_path / "installs"))
+    installer = Installer(AgentSettings(install_dir=tmp_path / "installs"), LAUNCH_CLIENT)
     mine = spec(tree=str(tree))
     assert not installer.installed(mine)
     async with anyio.create_task_group() as tasks:
@@ -147,8 +156,21 @@ async def test_a_tree_is_installed_once_and_anew_when_it_changes(tmp_path: Path)
     assert sorted(path.name for path in installer.folder.iterdir()) == sorted({first, installer.name_of(mine)})
 
 
+async def test_an_agent_that_launches_gets_how_to_ask_and_is_installed_anew_when_that_changes(
+    tmp_path: Path,
+) -> None:
+    mine = spec().model_copy(update={"launches": "agent"})
+    client = tmp_path / "client.py"
+    client.write_text("1")
+    first, again = (Installer(AgentSettings(install_dir=tmp_path / "installs"), path) for path in (client, client))
+    await first.install(mine)
+    assert (first.folder / first.name_of(mine) / "files" / "turnstile_launch.py").read_text() == "1"
+    client.write_text("2")
+    assert not again.installed(mine)
+
+
 async def test_what_pip_cannot_find_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    installer = Installer(AgentSettings(install_dir=tmp_path))
+    installer = Installer(AgentSettings(install_dir=tmp_path), LAUNCH_CLIENT)
     with pytest.raises(AgentNotInstalled, match="no-such-folder-at-all"):
         await installer.install(spec(pip=("./no-such-folder-at-all",)))
     assert os.listdir(tmp_path) == []
@@ -158,7 +180,7 @@ async def test_an_install_that_takes_too_long_is_ended_with_its_processes(tmp_pa
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "setup.py").write_text("import time; time.sleep(1000)")
-    installer = Installer(AgentSettings(install_dir=tmp_path / "installs", install_timeout_s=3))
+    installer = Installer(AgentSettings(install_dir=tmp_path / "installs", install_timeout_s=3), LAUNCH_CLIENT)
     with pytest.raises(AgentNotInstalled, match="install_timeout_s"):
         await installer.install(spec(pip=(str(slow),)))
     assert os.listdir(tmp_path / "installs") == []

@@ -11,6 +11,7 @@ from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.agents.packages import NODE
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.episodes.plan import agent_mounts
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.settings import AgentSettings
 
 AGENTS = load_registry()
@@ -18,7 +19,7 @@ AGENTS = load_registry()
 
 @pytest.mark.parametrize("name", sorted(spec.name for spec in AGENTS))
 def test_a_sandbox_mounts_its_own_agent_and_nodejs_only_where_that_runs_it(name: str, tmp_path: Path) -> None:
-    installer, spec = Installer(AgentSettings(install_dir=tmp_path)), AGENTS.get(name)
+    installer, spec = Installer(AgentSettings(install_dir=tmp_path), LAUNCH_CLIENT), AGENTS.get(name)
     own = installer.name_of(spec)
     runs_node = "{node}" in spec.command
     mounts = {mount.target: mount.source for mount in agent_mounts(installer, spec)}

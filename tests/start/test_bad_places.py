@@ -16,6 +16,7 @@ from turnstile_server import backends
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.errors import AgentNotInstalled
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.sandboxes.run_folder import MAX_FOLDER_PATH
 from turnstile_server.settings import AgentSettings, Settings
 
@@ -101,7 +102,7 @@ def test_an_agent_of_plain_files_is_installed_anywhere(tmp_path: Path) -> None:
 def test_an_agent_that_was_installed_before_its_place_became_noexec_is_the_infrastructures_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installer = Installer(AgentSettings(install_dir=tmp_path))
+    installer = Installer(AgentSettings(install_dir=tmp_path), LAUNCH_CLIENT)
     agent = spec(pip=("one==1",))
     (tmp_path / installer.name_of(agent)).mkdir()
     anyio.run(installer.install, agent)
@@ -113,7 +114,7 @@ def test_an_agent_that_was_installed_before_its_place_became_noexec_is_the_infra
 
 def test_a_folder_for_agents_that_cannot_be_written_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    installer = Installer(AgentSettings(install_dir=tmp_path / "file" / "agents"))
+    installer = Installer(AgentSettings(install_dir=tmp_path / "file" / "agents"), LAUNCH_CLIENT)
     with pytest.raises(
         AgentNotInstalled, match=r"by uid \d+: Not a directory; make it writable, or .*install_dir"
     ):

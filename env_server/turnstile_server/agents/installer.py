@@ -42,6 +42,8 @@ from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.settings import AgentSettings
 
 _LOG = logging.getLogger(__name__)
+LAUNCH_CLIENT = "files/turnstile_launch.py"
+"""In the install folder of an agent that starts its model's commands by the launcher."""
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -54,7 +56,9 @@ def default_install_dir() -> Path:
 class Installer:
     """Installs agents below ``folder``. Callers that ask for the same agent at once share one installation."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, launch_client: Path) -> None:
+        """``launch_client``: the module that asks the sandbox's launcher, for specs with ``launches``."""
+        self._launch_client = launch_client
         self.folder = (settings.install_dir or default_install_dir()).absolute()
         self._timeout_s = settings.install_timeout_s
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -62,7 +66,7 @@ class Installer:
     def name_of(self, spec: AgentSpec) -> str:
         """The name of the agent's folder below ``folder``; an agent shares that of the one it extends, where both
         install the same."""
-        return f"{spec.extends or spec.name}-{_digest(spec)}-py{PYTHON_VERSION}"
+        return f"{spec.extends or spec.name}-{self._digest(spec)}-py{PYTHON_VERSION}"
 
     def installed(self, spec: AgentSpec) -> bool:
         """Whether the agent can be launched without an installation."""
@@ -139,6 +143,10 @@ class Installer:
             await anyio.to_thread.run_sync(
                 lambda: shutil.copytree(tree, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
             )
+        if spec.launches is not None:
+            client = partial / LAUNCH_CLIENT
+            await anyio.to_thread.run_sync(lambda: client.parent.mkdir(exist_ok=True))
+            await anyio.to_thread.run_sync(shutil.copy, self._launch_client, client)
 
     def _publish(self, name: str, partial: Path) -> None:
         partial.chmod(0o755)  # other users read it, through a read-only mount
@@ -148,16 +156,17 @@ class Installer:
             if not self._exists(name):  # another server may have been faster
                 raise AgentNotInstalled(f"{name} cannot be put into {self.folder}: {error}") from error
 
-
-def _digest(spec: AgentSpec) -> str:
-    """A digest of all that is installed: requirements, packages and files."""
-    content = hashlib.sha256(json.dumps(spec.install.pip).encode())
-    if spec.install.npm:
-        content.update(json.dumps([NODE_VERSION, ARCH, *spec.install.npm]).encode())
-    if spec.install.tree is not None:
-        tree = Path(spec.install.tree)
-        for path in sorted(tree.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                content.update(f"{path.relative_to(tree)}\0".encode())
-                content.update(path.read_bytes())
-    return content.hexdigest()[:12]
+    def _digest(self, spec: AgentSpec) -> str:
+        """A digest of all that is installed: requirements, packages and files."""
+        content = hashlib.sha256(json.dumps(spec.install.pip).encode())
+        if spec.install.npm:
+            content.update(json.dumps([NODE_VERSION, ARCH, *spec.install.npm]).encode())
+        if spec.install.tree is not None:
+            tree = Path(spec.install.tree)
+            for path in sorted(tree.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    content.update(f"{path.relative_to(tree)}\0".encode())
+                    content.update(path.read_bytes())
+        if spec.launches is not None:
+            content.update(b"launch\0" + self._launch_client.read_bytes())
+        return content.hexdigest()[:12]

@@ -98,6 +98,7 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
         user=User(spec.user),
         max_output_bytes=context.max_output_bytes,
         stdin=fill(spec.stdin).encode(),
+        launches=None if spec.launches is None else User(spec.launches),
     )
     return AgentLaunch(command, {instruction_file: context.instruction, **files})
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from turnstile.models.base import ClientId
 from turnstile_server.capture.volatile import check_patterns
@@ -138,6 +138,11 @@ class AgentSpec(SpecPart):
         description="User that it runs as. `agent`: for an agent that runs the model's commands or edits the "
         "work folder itself; its key is then within reach of these commands.",
     )
+    launches: Literal["agent"] | None = Field(
+        None,
+        description="`agent`: it starts its model's commands itself, by the launcher, as the user `agent`. "
+        "`{install}/files/turnstile_launch.py` is how; `user` is then `harness`.",
+    )
     uses_tools: bool = Field(False, description="Whether it uses the MCP endpoint.")
     plain_tools: bool = Field(
         False,
@@ -154,3 +159,9 @@ class AgentSpec(SpecPart):
         description="Whether it offers the model tools, its own or the MCP endpoint's; false: it works by the "
         "text of replies; null: up to the episode.",
     )
+
+    @model_validator(mode="after")
+    def _apart(self) -> AgentSpec:
+        if self.launches is not None and self.user != "harness":
+            raise ValueError("launches: agent is for an agent that itself runs as user: harness")
+        return self

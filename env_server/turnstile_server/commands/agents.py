@@ -17,6 +17,7 @@ from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import AgentNotInstalled, StartupError, Unprocessable
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 
 FAILED = 1
 USAGE = 2
@@ -37,7 +38,7 @@ def install(
     except (StartupError, Unprocessable) as error:
         typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
         raise typer.Exit(USAGE) from None
-    if not anyio.run(_install, Installer(settings.agents), wanted):
+    if not anyio.run(_install, Installer(settings.agents, LAUNCH_CLIENT), wanted):
         raise typer.Exit(FAILED)
 
 

@@ -7,6 +7,8 @@ import tarfile
 from pathlib import Path
 
 INSIDE = Path(__file__).parent / "inside"
+LAUNCH_CLIENT = INSIDE / "launch.py"
+"""How a command asks the sandbox's launcher; agents that have one get it, too."""
 PLACE = "/tmp/turnstile-grading"
 PROGRAMS = f"{PLACE}/programs"
 AS_WORK = f"{PROGRAMS}/bin/as-work"

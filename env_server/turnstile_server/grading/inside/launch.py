@@ -1,8 +1,9 @@
-"""Runs a program as the work's user: ``as-work PROGRAM ARGUMENT…``, and the functions that other programs use.
+"""Runs a program as another user, by the sandbox's launcher: ``as-work PROGRAM ARGUMENT…``, and functions.
 
-A command that judges never runs the work itself: it asks the sandbox's launcher, whose descriptor it inherited
-(``TURNSTILE_LAUNCHER``). ``as-work`` gives the program its own standard input, output and error, folder and
-environment variables that begin with ``AS_WORK_`` (without these letters), and ends with its exit status.
+A command that judges never runs the work itself, and an agent apart never its model's commands: each asks the
+launcher, whose descriptor it inherited (``TURNSTILE_LAUNCHER``); the other user is the work's, or ``agent``.
+``as-work`` gives the program its own standard input, output and error, folder and environment variables that begin
+with ``AS_WORK_`` (without these letters), and ends with its exit status.
 
 Python 3.9 or later, standard library only.
 """
@@ -28,7 +29,7 @@ class CannotLaunch(Exception):
 
 
 class Launched:
-    """A program that runs as the work's user, until ``kill`` or its end."""
+    """A program that runs as the other user, until ``kill`` or its end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -79,7 +80,7 @@ def launch(
     timeout_s: float | None = None,
     through: int | None = None,
 ) -> Launched:
-    """Starts ``argv`` as the work's user. ``stdio``: its descriptors 0, 1 and 2; ``cwd`` None: the work folder;
+    """Starts ``argv`` as the other user. ``stdio``: its descriptors 0, 1 and 2; ``cwd`` None: the work folder;
     ``env``: over the sandbox's own; ``through``: the launcher, else the inherited one. Raises CannotLaunch."""
     ours = _ask(b"launch", stdio, through)
     request = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "timeout_s": timeout_s}
@@ -92,7 +93,7 @@ def launch(
 
 
 def sweep(through: int | None = None) -> None:
-    """Kills every process of the work's user, where its uid is its own. Raises CannotLaunch."""
+    """Kills every process of the other user, where its uid is its own. Raises CannotLaunch."""
     Launched(_ask(b"sweep", (), through)).wait()
 
 
