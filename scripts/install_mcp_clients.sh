@@ -24,7 +24,8 @@ fi
 rm -rf "$directory"
 mkdir -p "$directory/bin"
 directory=$(cd "$directory" && pwd)
-quiet=(--silent --no-audit --no-fund --no-update-notifier)
+# Not --silent, which hides errors, too. More tries than npm's two: CI runs this beside four other installations.
+quiet=(--loglevel=error --no-audit --no-fund --no-update-notifier --fetch-retries=5)
 npm install "${quiet[@]}" --prefix "$directory/node" "$NODE"
 node=$directory/node/node_modules/node/bin
 PATH=$node:$PATH npm install "${quiet[@]}" --prefix "$directory/clients" "${CLIENTS[@]}"
