@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from grading_support import Watched, grader, the_task, work
 
+from turnstile_server.errors import TaskFailed
+
 pytestmark = pytest.mark.anyio
 
 PEER = """
@@ -272,6 +274,16 @@ OTHER_WAYS = {
         PEER
         + "def double(n):\n    peer()._channel._connection.sendall(b'\\xff\\xff\\xff\\xff' + b'x' * 100)\n    return 4 - 1\n",
     ),
+    "an object in the place of a set's own value": (
+        "self.assertSetEqual(double(2), {4, 5})",
+        "import boundary.operations as o\nclass S(set): pass\nclass Any:\n    def difference(self, other): return set()\n"
+        "    def __iter__(self): return iter(range(99))\no.COPIES['set'] = lambda own: Any()\ndef double(n): return S()\n",
+    ),
+    "a path in the place of a dictionary's own value": (
+        "self.assertTrue(double(2).is_file())",
+        "import boundary.operations as o\nimport pathlib\nclass D(dict): pass\n"
+        "o.COPIES['dict'] = lambda own: pathlib.Path('/bin/sh')\ndef double(n): return D()\n",
+    ),
     "ten thousand requests": (
         "self.assertEqual(double(2), 4)",
         PEER + "def double(n):\n    at = peer()\n    for serial in range(10_000):\n"
@@ -295,3 +307,39 @@ async def test_no_other_way_past_the_boundary_passes_a_test(provider: Watched, j
         the_task(tests=tests), work({"mathx/__init__.py": cheat or "double = 1\n"})
     )
     assert grade.reward == 0.0, grade.detail
+
+
+NAMES = {
+    "builtins": (
+        "unittest",
+        "self.assertEqual([(n, double(n)) for n in range(3)], list(zip(range(3), (0, 2, 4))))",
+    ),
+    "builtins of pytest's tests": ("pytest", "assert all(double(n) == 2 * n for n in range(3))"),
+    "modules": ("unittest", "self.assertEqual(json.loads('4'), double(2))"),
+}
+STAR = """
+__all__ = ["double", "zip", "range", "list", "all", "json"]
+class json:
+    loads = staticmethod(lambda text: 3)
+def double(n): return 3
+def zip(*many): return []
+range = list = lambda *many: []
+def all(many): return True
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runner", "judged"), NAMES.values(), ids=NAMES.keys())
+async def test_the_work_does_not_name_what_hidden_tests_use(provider: Watched, runner: str, judged: str) -> None:
+    """By ``from mathx import *``, whose names the work lists."""
+    text = f"import json, unittest\nfrom mathx import *\nclass Hidden(unittest.TestCase):\n    def test_it(self):\n        {judged}\n"
+    identity = "test_hidden.Hidden.test_it" if runner == "unittest" else "test_hidden.py::Hidden::test_it"
+    tests = {"runner": runner, "files": {"inline": {"test_hidden.py": text}}, "expected": [identity]}
+    try:
+        grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": STAR}))
+    except TaskFailed as error:
+        if provider.inner.name != "docker" or "pytest is not in the image" not in error.message:
+            raise
+        pytest.skip("the image has no pytest")
+    assert grade.reward == 0.0, grade.detail
+    assert "import the names that you test" in str(grade.detail["tests"]["failed"])

@@ -82,7 +82,7 @@ def refuse_proxies_as_sets() -> None:
             return value
         if origin.copies not in ("set", "frozenset"):
             raise BoundaryError(f"an object of the work ({type(value).__qualname__}) was compared as a set")
-        return origin.peer.ask("copy", value)
+        return origin.peer.operators.plain(value)
 
     def assert_set_equal(self: Any, set1: Any, set2: Any, msg: Any = None) -> None:
         plain(self, as_set(set1), as_set(set2), msg)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections.abc
 import sys
+import types
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ class Operators(Protocol):
     """What proxies need of ``proxy_operators.ProxyOperators``."""
 
     def compare(self, name: str, own: Any, other: Any) -> Any: ...
+
+    def plain(self, own: Any) -> Any: ...
 
     def arithmetic(self, name: str, own: Any, args: tuple[Any, ...]) -> Any: ...
 
@@ -97,6 +100,7 @@ class ModuleProxy(type(sys)):  # type: ignore[misc] # types.ModuleType
     def __getattr__(self, name: str) -> Any:
         origin: Origin = vars(self)["_boundary_"]
         if name == "__all__":
+            _refuse_all_names(self.__name__, sys._getframe(1))
             return origin.peer.ask("names", self)
         if name.startswith("__") and name.endswith("__") and name not in ("__version__", "__author__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} on this side")
@@ -119,6 +123,16 @@ class ModuleProxy(type(sys)):  # type: ignore[misc] # types.ModuleType
 
     def __dir__(self) -> list[str]:
         return list(vars(self)["_boundary_"].peer.ask("names", self))
+
+
+def _refuse_all_names(module: str, frame: types.FrameType) -> None:
+    """Refuses ``from module import *``, which alone looks for the names at a module's own level. The other side
+    would choose what names mean here: ``zip``, ``all``, ``pytest``."""
+    if frame.f_locals is frame.f_globals:
+        raise BoundaryError(
+            f"`from {module} import *` lets the other process say what names mean in the hidden tests, those of "
+            "builtins, too; import the names that you test, or mark the task `trust: in_process`"
+        )
 
 
 class ProxyClass(type):

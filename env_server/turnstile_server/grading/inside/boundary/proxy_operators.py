@@ -46,9 +46,9 @@ class ProxyOperators:
         to a plain value only if it is one itself, by a copy of that: it does not decide."""
         origin, beside = self._origin(own), origin_of(other)
         if origin.copies is not None:
-            mine = self._peer.ask("copy", own)
+            mine = self.plain(own)
             if beside is not None and beside.copies is not None and beside.peer is self._peer:
-                other = self._peer.ask("copy", other)
+                other = self.plain(other)
             return _compared(name, mine, other)
         if beside is not None and beside.peer is self._peer:
             if name == "__eq__" and beside.number == origin.number:
@@ -68,6 +68,17 @@ class ProxyOperators:
                 "`trust: in_process`"
             )
         return NotImplemented
+
+    def plain(self, own: Any) -> Any:
+        """A copy of the plain value that an object is. Raises BoundaryError where another kind of value came: an
+        object in its place would be asked what only plain values are."""
+        value = self._peer.ask("copy", own)
+        if type(value) not in PLAIN or type(value).__name__ != self._origin(own).copies:
+            raise BoundaryError(
+                f"{self._other} gave a {type(value).__qualname__} for the plain value of an object of its own "
+                f"({type(own).__qualname__})"
+            )
+        return value
 
     def leave(self, own: Any, args: tuple[Any, ...]) -> Any:
         """``__exit__``."""
@@ -116,7 +127,7 @@ class ProxyOperators:
         """A method that says yes or no of what a test expects of a plain value. Strict: of a plain value, here; of
         no other object, whose word would be the verdict. Raises AttributeError where there is none."""
         origin = self._origin(own)
-        if origin.copies is not None and hasattr(mine := self._peer.ask("copy", own), name):
+        if origin.copies is not None and hasattr(mine := self.plain(own), name):
             return getattr(mine, name)
         found = self._peer.ask("get", own, name)
         if not self._strict:
