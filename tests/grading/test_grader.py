@@ -6,8 +6,9 @@ import anyio
 import pytest
 from grading_support import BUG, FIX, HIDDEN, Watched, grader, the_task, work
 
-from turnstile_server.errors import SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Work
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec, User
 from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio
@@ -100,6 +101,18 @@ async def test_a_missing_program_of_the_work_is_the_works_fault(provider: Watche
     assert (await grader(provider).grade(task, work({}))).reward == 0.0
 
 
+RUNS = 'set -e\n"$AS_WORK" sh solve.sh > "$TMPDIR/out"\ntest "$(cat "$TMPDIR/out")" = 42\n'
+
+
+async def test_an_exit_status_of_the_works_choice_is_not_taken_for_a_missing_program(provider: Watched) -> None:
+    """Where users share a uid, the work can close the folder in which it would be looked for the program."""
+    check = {"runner": "command", "expected": [], "command": ["sh", "{tests}/check.sh"]}
+    task = the_task(tests={**check, "files": {"inline": {"check.sh": RUNS}}})
+    for status in (126, 127):
+        script = f"chmod 000 .\nexit {status}\n"
+        assert (await grader(provider).grade(task, work({"solve.sh": script}))).reward == 0.0
+
+
 async def test_modules_below_a_source_folder_are_found_where_the_task_says(provider: Watched) -> None:
     task = the_task(tests={"import_paths": ["src"]})
     moved = work({"src/mathx/__init__.py": FIX})
@@ -153,6 +166,40 @@ async def test_a_grading_that_takes_too_long_gives_no_reward_and_its_sandbox_bac
     with pytest.raises(SandboxFailed, match=r"grading\.timeout_s"):
         await grader(provider, timeout_s=1.0).grade(task, FIXED)
     assert provider.left == 0
+
+
+@pytest.mark.parametrize(
+    "timeout_s",
+    [pytest.param(None, id="no other sandbox"), pytest.param(10.0, id="no time", marks=pytest.mark.slow)],
+)
+async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_begin(
+    provider: Watched, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    """The moment at which a sandbox ends is the work's choice."""
+    make = provider.create
+    begun: list[Sandbox] = []
+
+    async def create(spec: SandboxSpec) -> Sandbox:
+        if begun:
+            if timeout_s is not None:
+                await anyio.sleep_forever()
+            raise SandboxUnavailable("there is no room")
+        sandbox = await make(spec)
+        begun.append(sandbox)
+        run = sandbox.exec
+
+        async def ends(command: Command) -> ExecResult:
+            if command.user is User.TESTS:
+                raise SandboxFailed.of(SandboxDeath.INSIDE, "the sandbox died")
+            return await run(command)
+
+        monkeypatch.setattr(sandbox, "exec", ends)
+        return sandbox
+
+    monkeypatch.setattr(provider, "create", create)
+    grade = await grader(provider, timeout_s=timeout_s or 600.0).grade(the_task(), FIXED)
+    assert grade.reward == 0.0
+    assert "the work ended its own grading" in grade.detail["tests"]["note"]
 
 
 async def test_a_cancelled_grading_gives_its_sandbox_back(provider: Watched) -> None:

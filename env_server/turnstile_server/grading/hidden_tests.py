@@ -57,6 +57,8 @@ START = f"{PLACE}/start"
 _ROUNDS = 3
 """A folder of one user goes when what another has in it is gone."""
 _START_STATE = (INSIDE / "start_state.py").read_text()
+_NOT_THERE = 3
+_IS_THERE = f"import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else {_NOT_THERE})"
 RESULT_BYTES = 16 << 20
 RUNNER_GRACE_S = 30.0
 """The runner ends its tests in time by itself; it gets this much more to start and to report."""
@@ -110,19 +112,23 @@ class HiddenTestsGrader:
         if task.tests is None or work.archive is None:
             note = "no work was handed in"
             return Component(0.0, {"tests": {"note": note}}, (f"tests: {note}",))
+        attempts: list[_Attempt] = []
         async with self._places:
-            latest = _Attempt()
             with anyio.move_on_after(self._settings.timeout_s):
                 for _ in range(self._settings.attempts):
-                    latest = _Attempt()
+                    attempts.append(_Attempt())
                     try:
-                        return await self._attempt(task, task.tests, work.archive, latest)
+                        return await self._attempt(task, task.tests, work.archive, attempts[-1])
                     except (SandboxFailed, SandboxUnavailable) as error:
-                        latest.error = error
-        if latest.error is None:
-            latest.error = SandboxFailed(
+                        attempts[-1].error = error
+        if attempts[-1].error is None:
+            attempts[-1].error = SandboxFailed(
                 f"Grading took longer than {self._settings.timeout_s:g} s (grading.timeout_s)."
             )
+        # One that never had the work says nothing of it: the work could end the one before at such a time that no
+        # other can begin.
+        latest = next((one for one in reversed(attempts) if one.with_work), attempts[-1])
+        assert latest.error is not None
         if not latest.with_work or latest.lost:
             raise latest.error
         note = f"the work ended its own grading: {latest.error.message}"
@@ -247,8 +253,9 @@ class HiddenTestsGrader:
             env=_environment(argv, folder) if apart else {},
             launches=User.WORK if apart else None,
         )
+        there = await self._is_there(sandbox, argv[0])
         result = await sandbox.exec(command)
-        if result.exit_code in CANNOT_RUN and not await self._runs(sandbox, argv[0]):
+        if result.exit_code in CANNOT_RUN and not there:
             return HiddenTestsVerdict(False, fault=f"there is no program {argv[0]!r} in the image")
         verdict = read_command(result)
         if not verdict.passed:
@@ -270,13 +277,14 @@ class HiddenTestsGrader:
         command = Command(argv, user=user, timeout_s=self._settings.diff_timeout_s)
         return (await sandbox.exec(command)).exit_code == 0
 
-    async def _runs(self, sandbox: Sandbox, program: str) -> bool:
+    async def _is_there(self, sandbox: Sandbox, program: str) -> bool:
         """Whether the program exists. One given by a path in the work folder is part of the work, so it counts as
-        there."""
+        there. To be asked before anything of the work has run, which could make the asking fail, and then have no
+        reward for an exit status of its choice."""
         if "/" in program and not program.startswith("/"):
             return True
-        probe = Command(("/bin/sh", "-c", 'command -v -- "$1"', "sh", program), user=User.TESTS, timeout_s=PROBE_S)
-        return (await sandbox.exec(probe)).exit_code == 0
+        probe = Command((*PYTHON, "-c", _IS_THERE, program), user=User.TESTS, timeout_s=PROBE_S)
+        return (await sandbox.exec(probe)).exit_code != _NOT_THERE
 
     def _pack(self, files: Files) -> bytes:
         try:
