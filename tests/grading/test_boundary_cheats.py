@@ -309,6 +309,24 @@ async def test_no_other_way_past_the_boundary_passes_a_test(provider: Watched, j
     assert grade.reward == 0.0, grade.detail
 
 
+LOOKED_FOR = "msvcrt", "_winapi", "winreg", "nt"
+"""Modules that the standard library imports where they are there."""
+
+
+@pytest.mark.slow
+async def test_the_work_has_no_part_in_the_standard_library_of_what_judges(provider: Watched) -> None:
+    text = (
+        "import mimetypes, subprocess, unittest\nfrom mathx import double\nclass Hidden(unittest.TestCase):\n"
+        "    def test_it(self):\n        self.assertEqual((subprocess._mswindows, mimetypes._winreg), (False, None))\n"
+    )
+    tests = {"files": {"inline": {"test_hidden.py": text}}, "expected": ["test_hidden.Hidden.test_it"]}
+    files: dict[str, str | tuple[str, str]] = {
+        f"{name}.py": "def __getattr__(name): return 1\n" for name in LOOKED_FOR
+    }
+    grade = await grader(provider).grade(the_task(tests=tests), work(files))
+    assert grade.reward == 1.0, grade.detail
+
+
 NAMES = {
     "builtins": (
         "unittest",

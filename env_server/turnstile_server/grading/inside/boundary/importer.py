@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from .guard import is_standard
 from .proxies import ModuleProxy
 from .work_process import WorkProcess
 
@@ -22,7 +23,8 @@ _SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
 
 def names_of(paths: Sequence[str]) -> set[str]:
-    """The top-level modules that could be imported from these folders."""
+    """The top-level modules that could be imported from these folders. None with a name of the standard library,
+    which looks for modules of other systems (``msvcrt``), and would take the work's for them."""
     found = set()
     for path in paths:
         try:
@@ -35,7 +37,7 @@ def names_of(paths: Sequence[str]) -> set[str]:
             for suffix in _SUFFIXES:
                 if entry.name.endswith(suffix):
                     found.add(entry.name[: -len(suffix)])
-    return {name for name in found if name.isidentifier()}
+    return {name for name in found if name.isidentifier() and not is_standard(name)}
 
 
 class WorkImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
