@@ -258,6 +258,22 @@ async def test_files_that_are_planted_do_nothing_for_the_base_and_do_not_harm_th
     assert grade.reward == 1.0, grade.detail
 
 
+async def test_an_error_of_the_works_own_is_not_a_name_for_every_error(provider: Watched) -> None:
+    task = TASKS["fix-calculator"]
+    assert task.base is not None
+    assert task.gold is not None
+    assert task.gold.files is not None
+    files = {
+        path: data.decode()
+        for folder in (task.base, task.gold.files)
+        for path, data in read_files(folder, TaskSettings()).items()
+    }
+    for kind, reward in (("Exception", 0.0), ('type("CalcError", (Exception,), {})', 1.0)):
+        archive = tar({**files, "calc/errors.py": f"CalcError = {kind}\n"})
+        grade = await grader(provider).grade(task, Work(archive=archive))
+        assert grade.reward == reward, grade.detail
+
+
 SCRIPTS = {
     "its parent's memory": (
         'for pid in $PPID 1 $(ls /proc | grep "^[0-9]"); do\n  for at in 0 4096; do\n'

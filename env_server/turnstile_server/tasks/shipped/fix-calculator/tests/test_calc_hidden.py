@@ -32,6 +32,7 @@ class Values(unittest.TestCase):
 
 class BadInput(unittest.TestCase):
     def bad(self, *texts: str) -> None:
+        self.assertEqual(CalcError.__name__, "CalcError")  # not a name for any exception
         for text in texts:
             with self.assertRaises(CalcError, msg=text):
                 evaluate(text)
