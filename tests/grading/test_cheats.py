@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from grading_support import BUG, EXPECTED, FIX, HIDDEN, VISIBLE, Watched, grader, the_task, work
+from grading_support import BUG, EXPECTED, FIX, HIDDEN, VISIBLE, Watched, grader, tar, the_task, work
 
 from turnstile_server.grading.protocol import Work
 
@@ -157,3 +157,31 @@ async def test_protected_paths_stay_as_the_task_has_them(provider: Watched) -> N
     grade = await grader(provider).grade(task, work({"mathx/__init__.py": FIX}))
     assert grade.reward == 0.0
     assert grade.detail["diff"]["left_out"] == [["mathx/__init__.py", "protected by the task"]]
+
+
+HIDING = {
+    "a package": {"rules/__init__.py": "LIMIT = 5\n"},
+    "a link to one": {"other/__init__.py": "LIMIT = 5\n", "rules": ("link", "other")},
+    "a library": {"rules.so": "no code", "rules.abi3.so": "no code", "rules.cpython-311-x86_64-linux-gnu.so": ""},
+}
+
+
+@pytest.mark.parametrize("files", HIDING.values(), ids=HIDING.keys())
+async def test_nothing_takes_the_place_of_a_module_that_the_task_protects(
+    provider: Watched, files: dict[str, str | tuple[str, str]]
+) -> None:
+    text = (
+        HIDDEN.replace("mathx", "rules").replace("double(2), 4", "LIMIT, 4").replace("double(5), 10", "LIMIT, 4")
+    )
+    base = {"rules.py": "LIMIT = 4\n", "notes.txt": ""}
+    tests = {
+        "protected": ["rules.py"],
+        "files": {"inline": {"test_hidden.py": text.replace("import double", "import LIMIT")}},
+        "expected": EXPECTED[:2],
+    }
+    task = the_task(base={"inline": base}, tests=tests)
+    honest = {"rules/data.txt": "a folder beside it", "notes.txt": "changed", "rule.so": ""}
+    grade = await grader(provider).grade(task, Work(archive=tar({**base, **honest, **files})))
+    assert grade.reward == 1.0, grade.detail
+    assert grade.detail["diff"]["changed"] == ["notes.txt"]
+    assert "takes the place of a module" in str(grade.detail["diff"]["left_out"])

@@ -67,6 +67,20 @@ def is_protected(path: str, globs: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(one, glob) for glob in globs for one in [path, *parents(path)])
 
 
+def hides_protected(path: str, base: dict[str, DiffEntry], work: dict[str, DiffEntry], globs: list[str]) -> bool:
+    """Whether Python would import the path in the place of a module that the task protects: a package comes before
+    a ``.py`` of its name, and so does a library (``.so``)."""
+    for one in [path, *parents(path)]:
+        folder, slash, name = one.rpartition("/")
+        library = name.endswith(".so")
+        module = f"{folder}{slash}{name.split('.')[0] if library else name}.py"
+        if module not in base or not is_protected(module, globs):
+            continue
+        if library or work[one].kind == LINK or any(each.startswith(f"{one}/__init__.") for each in work):
+            return True
+    return False
+
+
 def stays_inside(path: str, target: str, root: str) -> bool:
     """Whether a link at ``path`` leads to a place below ``root``.
 
@@ -192,6 +206,8 @@ def compare(
             leave_out(report, path, "acts at import")
         elif is_protected(path, limits.protected):
             leave_out(report, path, "protected by the task")
+        elif theirs is not None and hides_protected(path, base, work, limits.protected):
+            leave_out(report, path, "takes the place of a module that the task protects")
         elif theirs is not None and theirs.kind == LINK and not stays_inside(path, theirs.target, root):
             leave_out(report, path, "a link that leaves the work folder")
         elif theirs is not None and any(above(path, work)):
