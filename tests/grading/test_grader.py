@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from grading_support import BUG, FIX, HIDDEN, Watched, grader, the_task, work
+from grading_support import BUG, EXPECTED, FIX, HIDDEN, Watched, grader, spec_of, the_task, work
 
 from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Work
@@ -152,6 +152,31 @@ async def test_infrastructure_failures_are_tried_again_so_often(provider: Watche
     with pytest.raises(SandboxFailed):
         await grader(provider, attempts=2).grade(the_task(), FIXED)
     assert (provider.lost, provider.left) == (0, 0)
+
+
+LEFT = """
+import os
+disk = os.statvfs('/tmp')
+print(disk.f_bavail * disk.f_frsize)
+"""
+
+
+async def test_work_that_leaves_the_hidden_tests_no_room_scores_0(provider: Watched) -> None:
+    sandbox = await provider.create(spec_of(the_task()))
+    try:
+        said = await sandbox.exec(Command(("python3", "-c", LEFT), timeout_s=60))
+    finally:
+        await sandbox.destroy()
+    # The work lies there twice while it is taken over.
+    third = int(said.stdout) // 3
+    files = {"inline": {"test_hidden.py": HIDDEN, "data": "x" * (2 * third)}}
+    large = the_task(tests={"expected": EXPECTED[:2], "files": files})
+    assert (await grader(provider).grade(large, FIXED)).reward == 1.0
+    grade = await grader(provider).grade(
+        large, work({"mathx/__init__.py": FIX, "full": "x" * (third + (1 << 20))})
+    )
+    assert grade.reward == 0.0, grade.detail
+    assert "leaves them no room" in grade.detail["tests"]["note"]
 
 
 async def test_a_task_that_fails_is_not_tried_again(provider: Watched) -> None:

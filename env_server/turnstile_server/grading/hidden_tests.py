@@ -202,17 +202,16 @@ class HiddenTestsGrader:
         return diff
 
     async def _run(self, sandbox: Sandbox, tests: HiddenTests) -> HiddenTestsVerdict:
-        archive = await anyio.to_thread.run_sync(self._pack, tests.files)
         folder = folder_of(tests)
         try:
-            if tests.trust == "boundary":
-                parent, name = HIDDEN.rsplit("/", 1)
-                closed = await anyio.to_thread.run_sync(private, archive, f"{name}{folder[len(HIDDEN) :]}")
-                await sandbox.upload(closed, parent, user=User.TESTS)
-            else:
-                await sandbox.upload(archive, TESTS)
+            await self._put_tests(sandbox, tests, folder)
         except FileProblem as error:
-            return HiddenTestsVerdict(False, fault=f"their files cannot be unpacked: {error.message}")
+            await self._start_state(sandbox, "empty")
+            try:
+                await self._put_tests(sandbox, tests, folder)
+            except FileProblem:
+                return HiddenTestsVerdict(False, fault=f"their files cannot be unpacked: {error.message}")
+            return HiddenTestsVerdict(False, detail={"note": f"the work leaves them no room: {error.message}"})
         if tests.runner == "command":
             return await self._run_command(sandbox, tests, folder)
         if tests.trust == "boundary" and not sandbox.can_launch:
@@ -241,6 +240,16 @@ class HiddenTestsGrader:
             )
         )
         return read_tests(result, tests.expected, nonce)
+
+    async def _put_tests(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> None:
+        """Raises FileProblem."""
+        archive = await anyio.to_thread.run_sync(self._pack, tests.files)
+        if tests.trust == "boundary":
+            parent, name = HIDDEN.rsplit("/", 1)
+            closed = await anyio.to_thread.run_sync(private, archive, f"{name}{folder[len(HIDDEN) :]}")
+            await sandbox.upload(closed, parent, user=User.TESTS)
+        else:
+            await sandbox.upload(archive, TESTS)
 
     async def _run_command(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> HiddenTestsVerdict:
         """Its exit status on the work; where it passes, it must not pass what the task ships as its start."""
