@@ -25,7 +25,7 @@ def _make(kind: str, run_dir: Path) -> SandboxProvider:
     return DockerProvider(settings, run_dir, run_dir.name)
 
 
-CHEATS = ("test_boundary_cheats.py", "test_further_cheats.py", "test_shipped_cheats.py")
+CHEATS = ("test_boundary_cheats.py", "test_further_cheats.py", "test_shipped_cheats.py", "test_text_cheats.py")
 SANDBOX_KINDS = ("local-one-uid", "local", "docker")
 
 

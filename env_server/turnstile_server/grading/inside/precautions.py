@@ -32,6 +32,13 @@ _PROGRAMS = frozenset(
 
 _LIBRARIES = {"ctypes.dlopen": 0, "import": 1}
 """Which argument of the event is the file."""
+_WRITABLE = ("/tmp/", "/dev/shm/", "/var/tmp/")
+_RUN_TEXT = frozenset(("doctest", "logging.config"))
+"""Modules that run what they read as code, whoever wrote it."""
+_OWN_TEXT = frozenset(("collections", "dataclasses", "unittest.mock"))
+"""Modules that make code of names alone, which they check."""
+_IMPORTS = "<frozen importlib._bootstrap>"
+_IN_HAND = (tuple, list)
 
 
 def refuse_programs(work: str, tests: str, shared: str) -> None:
@@ -39,6 +46,10 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
     that the work can write to, and the files of ``tests`` run no text as code."""
     below = tuple(folder.rstrip("/") + "/" for folder in (work, shared))
     own = tests.rstrip("/") + "/"
+    judges = (own, os.path.dirname(os.path.abspath(__file__)) + "/")
+
+    def is_theirs(path: str) -> bool:
+        return path.startswith((*below, *_WRITABLE)) and not path.startswith(judges)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in _PROGRAMS:
@@ -51,7 +62,7 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
                 "the hidden tests unpickle: what they read could be the work's, and run as the user that "
                 "judges. Read JSON, or mark the task `trust: in_process`"
             )
-        if event in _LIBRARIES and str(args[_LIBRARIES[event]]).startswith(below):
+        if event in _LIBRARIES and is_theirs(str(args[_LIBRARIES[event]])):
             raise BoundaryError(
                 f"the hidden tests load {args[_LIBRARIES[event]]} into their own process. Import it as one of "
                 "the work's modules, or mark the task `trust: in_process`"
@@ -63,13 +74,44 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
                 "the hidden tests run a text as code (exec, eval) in their own process: it could be the work's. "
                 "Import the work, or mark the task `trust: in_process`"
             )
-        if event == "exec" and isinstance(args[0], types.CodeType) and args[0].co_filename.startswith(below):
+        if event == "exec" and _may_be_the_works(args[0], sys._getframe(1), own):
+            raise BoundaryError(
+                f"{sys._getframe(1).f_globals.get('__name__')} would run a text as code in the hidden tests' own "
+                "process (annotations, examples of a docstring), and it could be the work's. Compare the text, or "
+                "mark the task `trust: in_process`"
+            )
+        if event == "exec" and isinstance(args[0], types.CodeType) and is_theirs(args[0].co_filename):
             raise BoundaryError(
                 f"the hidden tests run {args[0].co_filename} in their own process. Import it, start it by "
                 "`turnstile_tests.run`, or mark the task `trust: in_process`"
             )
 
     sys.addaudithook(hook)
+
+
+def _may_be_the_works(code: Any, caller: types.FrameType, own: str) -> bool:
+    """Whether a library, which a hidden test has called with an object of the work, runs text as code: that of the
+    object's annotations, say (``typing.get_type_hints``). What a library runs when it is imported is its own."""
+    module = caller.f_globals.get("__name__")
+    if not isinstance(code, types.CodeType) or not code.co_filename.startswith("<") or module in _OWN_TEXT:
+        return False
+    if module in _RUN_TEXT:
+        return True
+    frame: types.FrameType | None = caller
+    while (
+        frame is not None and frame.f_code.co_filename != _IMPORTS and not frame.f_code.co_filename.startswith(own)
+    ):
+        if any(_of_the_work(value) for value in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _of_the_work(value: Any) -> bool:
+    """Also a function that wraps one of the work (``functools.wraps``), and what holds an object of the work."""
+    held = value if type(value) in _IN_HAND else (value,)
+    wrapped = [vars(each).get("__wrapped__") for each in held if isinstance(each, types.FunctionType)]
+    return any(origin_of(each) is not None for each in (*held, *wrapped))
 
 
 def refuse_proxies_as_sets() -> None:
