@@ -38,7 +38,7 @@ FORMAT, REGULAR, FIFO, SOCKET = 0o170000, 0o100000, 0o010000, 0o140000
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 STREAM, DATAGRAM, TYPE = 1, 2, 0xF
 TCP, UDP, NETLINK_ROUTE = 6, 17, 0
-TIOCSTI, TIOCLINUX, TIOCCONS = 0x5412, 0x541C, 0x541D
+TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD = 0x5412, 0x541C, 0x541D, 0x5423
 LOW = 0xFFFFFFFF
 """The part of an argument that the kernel looks at where it is an ``int``."""
 PAGE = 4096
@@ -50,6 +50,17 @@ CLOSED = {
     "kernel objects that stay when all processes have gone, without a bound by the sandbox's memory": [
         *("msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop"),
         "semtimedop_time64",
+    ],
+    "a count for the whole machine (fs.aio-max-nr), which one process can use up": [
+        *(
+            "io_cancel",
+            "io_destroy",
+            "io_getevents",
+            "io_pgetevents",
+            "io_pgetevents_time64",
+            "io_setup",
+            "io_submit",
+        ),
     ],
     "much code in the kernel for few programs": [
         *("io_uring_enter", "io_uring_register", "io_uring_setup", "memfd_secret", "modify_ldt", "fanotify_mark"),
@@ -113,7 +124,7 @@ NARROWED = [
     Rule("clone3", errno=38),
     *_sockets(),
     Rule("socketpair", (Condition(0, UNIX),)),
-    *(Rule("ioctl", (each,)) for each in all_but(1, {TIOCSTI, TIOCLINUX, TIOCCONS})),
+    *(Rule("ioctl", (each,)) for each in all_but(1, {TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD})),
     *(Rule("mknod", (Condition(1, kind, FORMAT),)) for kind in (0, REGULAR, FIFO, SOCKET)),
     *(Rule("mknodat", (Condition(2, kind, FORMAT),)) for kind in (0, REGULAR, FIFO, SOCKET)),
     # PostgreSQL keeps others out of its folder by a segment of a few bytes. 4096 segments may stay behind.

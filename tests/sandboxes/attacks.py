@@ -57,6 +57,16 @@ except OSError as error:
         "`ioctl(TIOCSTI)` with bits set that the kernel ignores",
         "call(16, os.openpty()[1], 0x5412 | 1 << 32, b'x')",
     ),
+    by_call(
+        "another kind of terminal",
+        "`ioctl(TIOCSETD)`, which loads a driver of the kernel",
+        "call(16, os.openpty()[1], 0x5423, (21).to_bytes(4, 'little'))",
+    ),
+    by_call(
+        "the machine's asynchronous I/O",
+        "`io_setup`: its count is one for all that runs on the machine",
+        "call(206, 65536, bytes(8))",
+    ),
     by_call("root", "`setuid(0)`", "os.setuid(0)"),
     by_call("a device", "`mknod` of a disk", 'os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))'),
     by_opening("the machine's memory", "/dev/mem"),

@@ -45,7 +45,14 @@ CALLS = {
         "ioperm": 173,
         "vhangup": 153,
     },
-    **{"memfd_secret": 447, "fanotify_init": 300, "process_madvise": 440, "io_uring_register": 427},
+    **{"io_setup": 206, "io_destroy": 207, "io_getevents": 208, "io_submit": 209, "io_cancel": 210},
+    **{
+        "memfd_secret": 447,
+        "fanotify_init": 300,
+        "process_madvise": 440,
+        "io_uring_register": 427,
+        "io_pgetevents": 333,
+    },
 }
 NEVER = sorted(set(CALLS) - {"ioctl", "shmget", "socket", "clone", "clone3", "mknod", "mknodat", "personality"})
 
@@ -110,13 +117,19 @@ def test_other_architectures_end_the_process() -> None:
     assert verdict(X32 | 520) == KILL  # its own execve
 
 
-@pytest.mark.parametrize("command", [0x5412, 0x541C, 0x541D])
-def test_a_terminals_input_cannot_be_faked_also_not_by_bits_that_the_kernel_ignores(command: int) -> None:
+NO_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
+"""TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD."""
+
+
+@pytest.mark.parametrize("command", NO_IOCTLS)
+def test_a_terminals_input_and_kind_cannot_be_changed_also_not_by_bits_that_the_kernel_ignores(
+    command: int,
+) -> None:
     for upper in (0, 1, 2**31, 2**32 - 1):
         assert verdict(CALLS["ioctl"], 0, command | upper << 32) == EPERM
     for bit in range(32):
         other = command ^ 1 << bit
-        expected = EPERM if other in (0x5412, 0x541C, 0x541D) else ALLOW
+        expected = EPERM if other in NO_IOCTLS else ALLOW
         assert verdict(CALLS["ioctl"], 0, other) == expected, hex(other)
 
 
