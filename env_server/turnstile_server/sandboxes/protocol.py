@@ -53,6 +53,12 @@ class SandboxLimits:
     files: int = 16384
     """Files and folders in it."""
 
+    @property
+    def socket_bytes(self) -> int:
+        """What TCP and UDP may hold, where the kernel does not count it to the memory (control groups of version
+        1): an eighth of that."""
+        return self.memory_bytes // 8
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:

@@ -119,6 +119,9 @@ class Cgroups:
             (in_cpu, "cpu.cfs_period_us", str(_PERIOD_US)),
             (in_cpu, "cpu.cfs_quota_us", quota),
         ]
+        sockets = in_memory / "memory.kmem.tcp.limit_in_bytes"
+        if sockets.exists():
+            values.append((in_memory, sockets.name, str(limits.socket_bytes)))
         # Memory with swap; its bound may not be below the memory's, so it is set after it.
         swap = (in_memory, "memory.memsw.limit_in_bytes", memory)
         return [*values, swap] if (in_memory / "memory.memsw.limit_in_bytes").exists() else values
