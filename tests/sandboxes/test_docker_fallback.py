@@ -55,6 +55,11 @@ async def test_the_doctor_names_an_image_in_which_no_agent_can_run(tiny_model: P
         await check_agent(settings, agent, wall_s=60)
 
 
+async def test_a_command_can_open_only_so_many_files(bare: Sandbox, sandbox_settings: SandboxSettings) -> None:
+    said = await sh(bare, "ulimit -Hn; ulimit -n 1000000 2> /dev/null && echo raised")
+    assert said.stdout.decode().split() == [str(sandbox_settings.open_files)]
+
+
 async def sh(sandbox: Sandbox, script: str, *, user: User = User.AGENT) -> ExecResult:
     return await sandbox.exec(Command(("sh", "-c", script), user=user, timeout_s=60))
 

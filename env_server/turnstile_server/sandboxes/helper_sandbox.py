@@ -139,7 +139,9 @@ class HelperSandbox:
                     "own_processes": layout.own_processes,
                     "own_tree": layout.own_tree,
                     "disk": layout.disk,
-                    "rlimits": dict(layout.rlimits),
+                    "rlimits": {**layout.rlimits, "NOFILE": self._settings.open_files},
+                    "terminals": self._settings.terminals,
+                    "inotify": [self._settings.inotify_instances, self._settings.inotify_watches],
                     "filter": b64encode(call_filter.program()).decode() if layout.filtered else None,
                     "grace_s": self._settings.output_grace_s,
                     "forward": None

@@ -81,6 +81,30 @@ class SandboxSettings(Section):
         ge=256,
         description="Files and folders in it, together; never more than 128 for each MiB of memory.",
     )
+    open_files: int = Field(
+        1024,
+        ge=64,
+        description="Descriptors of a command's process: its hard limit (`ulimit -Hn`). Never more than half of "
+        "what the server's own process may have.",
+    )
+    terminals: int = Field(
+        16,
+        ge=1,
+        description="`local`: pseudo-terminals of a sandbox, or of each of its users where they have one uid. "
+        "The whole machine has some thousand.",
+    )
+    inotify_instances: int = Field(
+        16,
+        ge=1,
+        description="`local` without root: watchers of files (inotify) in a sandbox. The kernel counts those of "
+        "the server and of all its sandboxes together, and allows 128 on most machines "
+        "(`fs.inotify.max_user_instances`).",
+    )
+    inotify_watches: int = Field(
+        16_384,
+        ge=1,
+        description="The same for what they watch (`fs.inotify.max_user_watches`).",
+    )
     agent_uid: int = Field(61001, ge=1, description="User id of the model's commands; the work folder is its own.")
     tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")
     harness_uid: int = Field(61003, ge=1, description="User id of a launched agent's own process.")

@@ -91,9 +91,12 @@ def without_helper(
     uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
+    open_files: int,
 ) -> dict[str, Any]:
-    """A container that only waits for commands by the engine's exec."""
-    return _body(spec, image, uids, labels, PLAIN_COMMAND, {}, mounts)
+    """A container that only waits for commands by the engine's exec. ``open_files``: descriptors of each."""
+    body = _body(spec, image, uids, labels, PLAIN_COMMAND, {}, mounts)
+    body["HostConfig"]["Ulimits"].append(_ulimit("nofile", open_files))
+    return body
 
 
 def holder(image: Image, labels: Mapping[str, str], mount: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,8 @@ class Launcher:
         """Starts a container that waits for commands. Raises TaskFailed, SandboxUnavailable."""
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            return containers.without_helper(new.spec, new.image, new.uids, new.labels, mounts)
+            most = self.settings.open_files
+            return containers.without_helper(new.spec, new.image, new.uids, new.labels, mounts, most)
 
         await self.create(new, body, tasks, helper=False)
         await self.engine.start(new.container, image_name=new.image_name)

@@ -3,10 +3,10 @@
 A compartment is one user's, made at its first command, and joined by every later one: what a command leaves
 running is seen by the next. Its first process is a fork of the helper that reaps orphans and does nothing else.
 Holds: a process in it can name none of another compartment or of the helper, so it can neither signal, trace nor
-read one; other users' homes are empty; neither the harness nor the work under test shares temporary files with
-anybody, but for one folder of the tests and the work; the work folder is read-only to the harness, and to the
-tests what grading is made of; no process in it has a capability, or can gain one; no code in the sandbox can make
-a user name space.
+read one, nor open its terminal; other users' homes are empty; neither the harness nor the work under test shares
+temporary files with anybody, but for one folder of the tests and the work; the work folder is read-only to the
+harness, and to the tests what grading is made of; no process in it has a capability, or can gain one; no code in
+the sandbox can make a user name space.
 
 The helper needs CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SETPCAP and CAP_SYS_RESOURCE in the sandbox's user name space,
 and name spaces of its own there (``become_first_process``): those of the sandbox may belong to the one above.
@@ -21,6 +21,7 @@ import socket
 from typing import Mapping, NamedTuple  # noqa: UP035 - Python 3.8
 
 from . import descriptors
+from .disk import mount_terminals
 from .kernel import (
     BIND,
     NEW_IPC,
@@ -78,6 +79,14 @@ def become_first_process() -> None:
         bound.write("0")
 
 
+def bound_watches(instances: int, watches: int) -> None:
+    """Bounds inotify in the sandbox's user name space: the kernel counts it for the user outside, too, who is the
+    server and every other sandbox. Raises OSError."""
+    for name, bound in (("instances", instances), ("watches", watches)):
+        with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
+            file.write(str(bound))
+
+
 class _Compartment(NamedTuple):
     init: int
     """Pid of its first process."""
@@ -86,10 +95,11 @@ class _Compartment(NamedTuple):
 
 
 class Compartments:
-    """``homes``: user to folder. Every user named there can have a compartment."""
+    """``homes``: user to folder. Every user named there can have a compartment. ``terminals``: of each."""
 
-    def __init__(self, kernel: Kernel, homes: Mapping[str, str], workdir: str) -> None:
+    def __init__(self, kernel: Kernel, homes: Mapping[str, str], workdir: str, terminals: int) -> None:
         self._kernel = kernel
+        self._terminals = terminals
         self._homes = homes
         self._workdir = workdir
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -173,6 +183,7 @@ class Compartments:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._kernel.unshare(NEW_MOUNTS | NEW_IPC | NEW_PIDS)
             self._cover(user)
+            mount_terminals(self._kernel, self._terminals)
             ready, go = os.pipe()
             init = os.fork()
             if init == 0:

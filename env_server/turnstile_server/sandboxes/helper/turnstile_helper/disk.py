@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from typing import Mapping, Sequence, Tuple  # noqa: UP035 - Python 3.8
 
-from .kernel import BIND, NO_DEV, NO_SUID, Kernel
+from .kernel import BIND, NO_DEV, NO_EXEC, NO_SUID, Kernel
 
 DISK_TARGET = "/run/disk"
 """An empty folder that only the helper can enter. Afterwards nothing is there."""
 _PART = 8
+
+TERMINALS = "/dev/pts"
 
 Folder = Tuple[str, int]  # noqa: UP006 - evaluated on Python 3.8
 """Its path, which is there, and its mode."""
@@ -44,3 +46,9 @@ def mount_disk(kernel: Kernel, disk: Mapping[str, int], workdir: str, apart: Seq
         os.makedirs(home)
         mount(home, 1)
     kernel.detach(DISK_TARGET)
+
+
+def mount_terminals(kernel: Kernel, most: int) -> None:
+    """Pseudo-terminals of the caller's mount name space alone, at most so many: the machine has some thousand for
+    all that runs on it. Raises OSError."""
+    kernel.mount("devpts", TERMINALS, "devpts", NO_SUID | NO_EXEC, f"ptmxmode=0666,mode=0620,max={most}")

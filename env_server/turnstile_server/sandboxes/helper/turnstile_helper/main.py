@@ -25,7 +25,7 @@ from .loop import Loop
 from .outbox import Outbox
 from .output import CutOutput, Output, Passed
 from .rights import NO_RIGHTS_TAKEN
-from .spawn import CANNOT_RUN, Spawner
+from .spawn import CANNOT_RUN, Spawner, take_descriptors
 
 _TOKEN = "TURNSTILE_HELPER_TOKEN"
 _SOCKET = "TURNSTILE_HELPER_SOCKET"
@@ -45,6 +45,7 @@ def main() -> int:
         processes.adopt_orphans()
     if os.geteuid() != 0:
         processes.hide_memory()
+    take_descriptors()
     gc.freeze()  # a child shares these pages for longer
     Helper(reading, writing).run()
     return frames.CONNECTION_LOST
@@ -188,7 +189,7 @@ class Helper:
             stdio.append(launcher.given)
             environment[os.fsencode(VARIABLE)] = str(DESCRIPTOR).encode()
         try:
-            pid = self._spawner.command(argv, cwd, environment, user, stdio)
+            pid = self._spawner.command(argv, cwd, environment, user, stdio, judges=launcher is not None)
         except OSError as error:
             # The sandbox is full of processes. That is the fault of what ran in it, not of the sandbox.
             pipes.close()

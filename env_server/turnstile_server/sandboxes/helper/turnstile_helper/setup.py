@@ -4,11 +4,12 @@ The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used wher
 ``homes`` (user name to folder); ``env`` (of every command); ``own_processes`` (the sandbox has a process name
 space of its own); ``compartments`` (keep users of one uid apart); ``own_tree`` (the work folder's contents
 become the agent's); ``disk`` (null where the backend has mounted what can be written, else ``size``, ``files``
-and ``folders``: path and mode of each); ``rlimits`` (name to bound); ``grace_s``; ``filter`` (the system call
-filter in base64; null where nothing is isolated); ``forward`` (null, or ``port``, ``socket``, ``connections``:
-the bound at once, and ``carried``: True makes the socket and carries its connections over the helper's own,
-False forwards to the server's socket, which is mounted there). The answer: ``own_uids``, ``compartments``,
-``filtered``, ``port``.
+and ``folders``: path and mode of each); ``terminals`` (of a sandbox, or of each compartment, where the helper
+mounts them); ``inotify`` (instances and watches, where the sandbox has a user name space); ``rlimits`` (name to
+bound); ``grace_s``; ``filter`` (the system call filter in base64; null where nothing is isolated); ``forward``
+(null, or ``port``, ``socket``, ``connections``: the bound at once, and ``carried``: True makes the socket and
+carries its connections over the helper's own, False forwards to the server's socket, which is mounted there). The
+answer: ``own_uids``, ``compartments``, ``filtered``, ``port``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import os
 import stat
 from typing import Any, Mapping, Optional  # noqa: UP035 - Python 3.8
 
-from .compartments import Compartments, become_first_process
-from .disk import mount_disk
+from .compartments import Compartments, become_first_process, bound_watches
+from .disk import mount_disk, mount_terminals
 from .kernel import (
     BIND,
     CAP_SYS_ADMIN,
@@ -36,6 +37,7 @@ from .spawn import Spawner
 
 _PROBE = "agent"
 _PROBE_DISK = {"size": 1 << 20, "files": 256}
+_PROBE_TERMINALS = 1
 _FULL_BY_NOBODY = ("tests",)
 """Whose home no other user can fill: what judges writes there."""
 
@@ -87,6 +89,7 @@ def make_mounts(config: Mapping[str, Any]) -> Optional[int]:  # noqa: UP045 - Py
     mount_disk(kernel, config["disk"], config["workdir"], [config["homes"][user] for user in _FULL_BY_NOBODY])
     if config["compartments"]:
         return None
+    mount_terminals(kernel, config["terminals"])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     kernel.mount("/proc", "/proc", None, BIND | RECURSIVE)
     kernel.mount(None, "/proc", None, REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)
@@ -98,7 +101,8 @@ def make_compartments(config: Mapping[str, Any]) -> Optional[Compartments]:  # n
     """None where they are not asked for. Call it after ``make_folders``. Raises OSError, ImportError."""
     if not config["compartments"]:
         return None
-    return Compartments(Kernel(), config["homes"], config["workdir"])
+    bound_watches(*config["inotify"])
+    return Compartments(Kernel(), config["homes"], config["workdir"], config["terminals"])
 
 
 def try_compartments(homes: Mapping[str, str], workdir: str) -> None:
@@ -107,7 +111,8 @@ def try_compartments(homes: Mapping[str, str], workdir: str) -> None:
     mount_disk(Kernel(), _PROBE_DISK, workdir, ())
     for home in homes.values():
         os.makedirs(home, exist_ok=True)
-    spawner = Spawner({}, {}, NO_RIGHTS_TAKEN, Compartments(Kernel(), homes, workdir))
+    compartments = Compartments(Kernel(), homes, workdir, _PROBE_TERMINALS)
+    spawner = Spawner({}, {}, NO_RIGHTS_TAKEN, compartments)
     if not _works(spawner, _PROBE):
         raise OSError("a command cannot enter its compartment")
 
