@@ -32,13 +32,15 @@ FOLDER = seccomp_profile.ROOT / "env_server" / "turnstile_server" / "sandboxes" 
 PROFILE = FOLDER / "docker.json"
 PROGRAM = FOLDER / "filter.bpf"
 
-# linux/sched.h, fcntl.h, sys/socket.h, netinet/in.h, linux/netlink.h, asm-generic/ioctls.h
+# linux/sched.h, fcntl.h, sys/socket.h, asm-generic/socket.h, netinet/in.h, linux/netlink.h, asm-generic/ioctls.h
 NEW_NAME_SPACES = seccomp_profile.NAME_SPACES
 FORMAT, REGULAR, FIFO, SOCKET = 0o170000, 0o100000, 0o010000, 0o140000
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 STREAM, DATAGRAM, TYPE = 1, 2, 0xF
 TCP, UDP, NETLINK_ROUTE = 6, 17, 0
 TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD = 0x5412, 0x541C, 0x541D, 0x5423
+SOL_SOCKET = 1
+SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF = 26, 50, 51, 52
 LOW = 0xFFFFFFFF
 """The part of an argument that the kernel looks at where it is an ``int``."""
 PAGE = 4096
@@ -119,10 +121,20 @@ def _sockets() -> list[Rule]:
     return [Rule("socket", each) for each in [(Condition(0, UNIX),), netlink, *internet]]
 
 
+def _socket_options() -> list[Rule]:
+    """All but programs of the kernel's: the machine has room for 528 MB of compiled ones, and where it is used up
+    no process without rights can install a system call filter, which every command of a sandbox must."""
+    programs = {SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF}
+    others = [(each,) for each in all_but(1, {SOL_SOCKET})]
+    harmless = [(Condition(1, SOL_SOCKET), each) for each in all_but(2, programs)]
+    return [Rule("setsockopt", conditions) for conditions in [*others, *harmless]]
+
+
 NARROWED = [
     Rule("clone", (Condition(0, 0, NEW_NAME_SPACES),)),
     Rule("clone3", errno=38),
     *_sockets(),
+    *_socket_options(),
     Rule("socketpair", (Condition(0, UNIX),)),
     *(Rule("ioctl", (each,)) for each in all_but(1, {TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD})),
     *(Rule("mknod", (Condition(1, kind, FORMAT),)) for kind in (0, REGULAR, FIFO, SOCKET)),

@@ -67,6 +67,11 @@ except OSError as error:
         "`io_setup`: its count is one for all that runs on the machine",
         "call(206, 65536, bytes(8))",
     ),
+    by_call(
+        "the kernel's room for programs",
+        "`SO_ATTACH_FILTER`: full, it takes no call filter of any sandbox",
+        "call(54, socket.socket().fileno(), 1, 26, bytes(16), 16)",
+    ),
     by_call("root", "`setuid(0)`", "os.setuid(0)"),
     by_call("a device", "`mknod` of a disk", 'os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))'),
     by_opening("the machine's memory", "/dev/mem"),

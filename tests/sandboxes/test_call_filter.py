@@ -21,7 +21,16 @@ PROFILE = json.loads(call_filter.docker_profile())
 
 # arch/x86/entry/syscalls/syscall_64.tbl
 CALLS = {
-    **{"ioctl": 16, "shmget": 29, "socket": 41, "clone": 56, "ptrace": 101, "mknod": 133, "personality": 135},
+    **{
+        "ioctl": 16,
+        "shmget": 29,
+        "socket": 41,
+        "setsockopt": 54,
+        "clone": 56,
+        "ptrace": 101,
+        "mknod": 133,
+        "personality": 135,
+    },
     **{"modify_ldt": 154, "pivot_root": 155, "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164},
     **{"mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "sethostname": 170, "init_module": 175},
     **{
@@ -54,7 +63,8 @@ CALLS = {
         "io_pgetevents": 333,
     },
 }
-NEVER = sorted(set(CALLS) - {"ioctl", "shmget", "socket", "clone", "clone3", "mknod", "mknodat", "personality"})
+LOOKED_INTO = {"ioctl", "shmget", "socket", "setsockopt", "clone", "clone3", "mknod", "mknodat", "personality"}
+NEVER = sorted(set(CALLS) - LOOKED_INTO)
 
 
 def verdict(number: int, *arguments: int, arch: int = X86_64) -> int:
@@ -99,7 +109,7 @@ def test_both_forms_allow_the_same_calls() -> None:
     assert PROFILE["defaultAction"] == "SCMP_ACT_ERRNO"
     assert {name for name in CALLS if name in always} == {"clone3"}
     both = [number for number in range(512) if verdict(number) == verdict(number, *[2**64 - 1] * 6) == ALLOW]
-    looked_into = {CALLS["ioctl"], CALLS["personality"]}  # which allow both of these
+    looked_into = {CALLS["ioctl"], CALLS["personality"], CALLS["setsockopt"]}  # which allow both of these
     assert len(set(both) - looked_into) == len(always - {"clone3"})
 
 
@@ -131,6 +141,16 @@ def test_a_terminals_input_and_kind_cannot_be_changed_also_not_by_bits_that_the_
         other = command ^ 1 << bit
         expected = EPERM if other in NO_IOCTLS else ALLOW
         assert verdict(CALLS["ioctl"], 0, other) == expected, hex(other)
+
+
+@pytest.mark.parametrize("upper", [0, 1, 2**32 - 1])
+def test_no_program_of_the_kernels_is_attached_to_a_socket(upper: int) -> None:
+    """SO_ATTACH_FILTER and its relatives. Bits that the kernel ignores change nothing."""
+    for option in range(100):
+        expected = EPERM if option in (26, 50, 51, 52) else ALLOW
+        assert verdict(CALLS["setsockopt"], 3, 1 | upper << 32, option | upper << 32) == expected, option
+        for level in (0, 6, 17, 41):  # 41, 26 is IPV6_V6ONLY
+            assert verdict(CALLS["setsockopt"], 3, level, option) == ALLOW
 
 
 def test_a_new_process_gets_no_name_space_of_its_own() -> None:
