@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tools_support import PlayedEpisode, alive, wait_until
 
 from turnstile_server.errors import Gone
 from turnstile_server.settings import ToolSettings
-from turnstile_server.tools.functions import cut_middle, numbered
+from turnstile_server.tools.functions import cut_middle, lines_from, numbered
 from turnstile_server.tools.protocol import ToolResult
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -147,6 +148,29 @@ async def test_read_file_shows_whole_lines_up_to_its_limit(sandbox: SubprocessSa
     assert (await table("read_file", path="b.txt")).text.endswith("w[… 251 characters of this line left out …]")
 
 
+@pytest.mark.parametrize("text", ["", "\n", "one", "one\n", "\n\none\n\n", "é\n" * 40_000 + "last"])
+def test_lines_are_those_that_a_split_gives(text: str) -> None:
+    lines = text.split("\n")
+    for first, most in ((1, 1), (1, 3), (2, 2), (3, 100), (16_385, 2), (39_999, 5)):
+        if first <= len(lines):
+            assert lines_from(text, first, most) == lines[first - 1 :][:most]
+
+
+async def test_read_file_takes_no_memory_for_lines_that_it_does_not_show(table: Table) -> None:
+    """A list of four million lines stops the event loop for a fifth of a second."""
+    size = 4 << 20
+    (table.folder / "a.txt").write_bytes(b"\n" * size)
+    tracemalloc.start()
+    try:
+        text = (await table("read_file", path="a.txt", offset=size - 1)).text
+        assert text == f"{size - 1}\t\n{size}\t"
+        text = (await table("read_file", path="a.txt")).text
+        assert text.endswith(f"[lines 1 to 8000 of {size}; continue with offset 8001]")
+        assert tracemalloc.get_traced_memory()[1] < 5 * size
+    finally:
+        tracemalloc.stop()
+
+
 async def test_read_file_says_what_it_cannot_read(sandbox: SubprocessSandbox) -> None:
     table = Table(sandbox, max_file_bytes=2048)
     (table.folder / "binary").write_bytes(b"\x7fELF\0\0")
@@ -197,6 +221,14 @@ async def test_edit_file_replaces_all_only_when_told(table: Table) -> None:
         "Replaced 2 occurrences in a.txt."
     )
     assert file.read_text() == " b "
+
+
+async def test_edit_file_makes_no_text_that_would_be_too_large(table: Table) -> None:
+    """Four million times a million characters: more than the server has memory for."""
+    (table.folder / "a.txt").write_text("a" * (4 << 20))
+    refused = await table.refusal("edit_file", path="a.txt", old="a", new="é" * 500_000, replace_all=True)
+    assert f"the file would have {(4 << 20) * 1_000_000} bytes; the most is" in refused
+    assert (table.folder / "a.txt").stat().st_size == 4 << 20
 
 
 async def test_edit_file_says_why_it_changed_nothing(table: Table) -> None:

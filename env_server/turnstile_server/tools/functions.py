@@ -24,6 +24,10 @@ from turnstile_server.tools.results import BashResult, EditFileResult, ReadFileR
 
 _UTF8_BYTES = 4
 """The most bytes that one character takes."""
+_ROW_CHARS = 8
+"""The least that a line takes where lines are numbered: six digits, a tab and its end."""
+_SKIPPED_CHARS = 1 << 14
+"""Line ends are counted in so many characters at once, to find a line."""
 _OUTPUTS_JOINED = "exec 2>&1; "
 """Joins standard error to standard output. It stands on the command's first line, so that the line numbers in
 bash's messages are those that the model knows."""
@@ -67,6 +71,16 @@ def numbered(lines: Sequence[str], first: int, max_chars: int) -> tuple[str, int
         shown.append(row)
         room -= len(row) + 1
     return "\n".join(shown), len(shown)
+
+
+def lines_from(text: str, first: int, most: int) -> list[str]:
+    """At most ``most`` lines from line ``first`` on; the first line of a text is 1. No other line is made."""
+    start, left = 0, first - 1
+    while (found := text.count("\n", start, start + _SKIPPED_CHARS)) < left:
+        start, left = start + _SKIPPED_CHARS, left - found
+    for _ in range(left):
+        start = text.index("\n", start) + 1
+    return text[start:].split("\n", most)[:most]
 
 
 async def bash(
@@ -113,34 +127,34 @@ async def read_file(
     data = await sandbox.read(_absolute(sandbox, arguments.path), settings.max_file_bytes)
     if b"\0" in data:
         return ToolResult(f"{arguments.path} is not a text file ({len(data)} bytes)", is_error=True)
-    lines = decoded(data).split("\n")
-    if lines[-1] == "":
-        lines.pop()  # the last line ended with a line end
-    if not lines:
+    whole = decoded(data)
+    total = whole.count("\n") + (not whole.endswith("\n"))
+    if not whole:
         empty = ReadFileResult(
             path=arguments.path, content="", first_line=0, last_line=0, total_lines=0, truncated=False
         )
         return ToolResult(f"[{arguments.path} is empty]", structured=empty.model_dump())
     first = arguments.offset or 1
-    if first > len(lines):
-        lines_there = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    if first > total:
+        lines_there = "1 line" if total == 1 else f"{total} lines"
         return ToolResult(f"{arguments.path} has only {lines_there}", is_error=True)
-    asked = lines[first - 1 :][: arguments.limit]
-    text, shown = numbered(asked, first, settings.max_file_chars)
-    last = first + shown - 1
-    content = "\n".join(asked[:shown])
     most = settings.max_file_chars
+    asked = min(arguments.limit or total, total - first + 1)
+    lines = lines_from(whole, first, min(asked, most // _ROW_CHARS + 1))
+    text, shown = numbered(lines, first, most)
+    last = first + shown - 1
+    content = "\n".join(lines[:shown])
     structured = ReadFileResult(
         path=arguments.path,
         content=content[:most],
         first_line=first,
         last_line=last,
-        total_lines=len(lines),
-        truncated=shown < len(asked) or len(content) > most,
+        total_lines=total,
+        truncated=shown < asked or len(content) > most,
     ).model_dump()
-    if last == len(lines):
+    if last == total:
         return ToolResult(text, structured=structured)
-    more = f"[lines {first} to {last} of {len(lines)}; continue with offset {last + 1}]"
+    more = f"[lines {first} to {last} of {total}; continue with offset {last + 1}]"
     return ToolResult(f"{text}\n{more}", structured=structured)
 
 
@@ -173,6 +187,8 @@ async def edit_file(
         return ToolResult(
             f"old occurs {count} times in {path}; give more of the text around it, or set replace_all", True
         )
+    # Before it is made: a short text in the place of each character may be more than the server has memory for.
+    _check_size(len(data) + count * (len(new.encode()) - len(old.encode())), settings)
     await _write(sandbox, path, text.replace(old, new), settings)
     return ToolResult(
         f"Replaced {count} occurrence{'' if count == 1 else 's'} in {path}.",
@@ -183,12 +199,17 @@ async def edit_file(
 async def _write(sandbox: Sandbox, path: str, text: str, settings: ToolSettings) -> int:
     """The number of bytes written."""
     data = text.encode("utf-8")
-    if len(data) > settings.max_file_bytes:
-        raise WrongArguments(
-            f"the file would have {len(data)} bytes; the most is {settings.max_file_bytes}: write it with bash"
-        )
+    _check_size(len(data), settings)
     await sandbox.write(_absolute(sandbox, path), data)
     return len(data)
+
+
+def _check_size(size: int, settings: ToolSettings) -> None:
+    """Raises WrongArguments."""
+    if size > settings.max_file_bytes:
+        raise WrongArguments(
+            f"the file would have {size} bytes; the most is {settings.max_file_bytes}: write it with bash"
+        )
 
 
 def _absolute(sandbox: Sandbox, path: str) -> str:
