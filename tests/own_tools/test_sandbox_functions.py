@@ -77,6 +77,18 @@ async def test_what_comes_out_of_the_sandbox(tmp_path: Path, sandbox: Subprocess
         assert "act returned what its annotation does not allow" in await episode.error("act", what="text")
 
 
+async def test_a_result_of_too_many_values_is_refused_before_it_is_read(
+    tmp_path: Path, sandbox: SubprocessSandbox
+) -> None:
+    """Reading 2.7 million of them stops the event loop for a second, and the agent's commands can write them."""
+    head = "from typing import Any\n@tool(where='sandbox')\ndef act(count: int) -> dict[str, Any]:\n 'A.'\n"
+    text = head + " return {'x': [0] * count}"
+    server = OwnServer(functions=functions(tool_file(tmp_path, text), "act"), own_max_result_values=1000)
+    async with server.episode(sandbox=sandbox) as episode:
+        assert (await episode("act", count=900)).structured == {"x": [0] * 900}
+        assert await episode.error("act", count=1000) == "act returned more than 1000 JSON values"
+
+
 async def test_an_image_without_python_is_told_in_the_result(
     tmp_path: Path, sandbox: SubprocessSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,12 @@ class ToolSettings(Section):
         description="Largest structured result of an own tool, images and other content included; a larger one is "
         "an error.",
     )
+    own_max_result_values: int = Field(
+        50_000,
+        ge=100,
+        description="JSON values in the result of a function that runs in the sandbox; more are an error. They "
+        "are read on the event loop.",
+    )
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
     max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
     session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
