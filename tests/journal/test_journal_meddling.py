@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import numbers, segment_files, small, state, turn
+from journal_support import eventually, numbers, segment_files, small, state, turn
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
@@ -90,3 +90,52 @@ async def test_files_that_are_no_part_of_the_journal_are_left_alone(tmp_path: Pa
     await journal.delete("e")
     await journal.close()
     assert {"notes.txt", "segment-1.tsj"} <= set(os.listdir(tmp_path))
+
+
+async def test_a_directory_that_is_gone_stops_nothing_else_and_serves_again_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    directory, away = tmp_path / "data", tmp_path / "away"
+    journal = await FileJournal.open(directory, small(check_interval_s=0.01))
+    await journal.append(turn("e", 0))
+    directory.rename(away)
+
+    async def refuses() -> bool:
+        return journal.refusal is not None and "removed or replaced" in journal.refusal
+
+    await eventually(refuses)
+    with pytest.raises(JournalUnavailable):
+        await journal.apply_retention(0.0)
+    with pytest.raises(JournalUnavailable, match="removed or replaced"):
+        await journal.append(turn("e", 1))
+    away.rename(directory)
+
+    async def takes_turns() -> bool:
+        return journal.refusal is None
+
+    await eventually(takes_turns)
+    await journal.append(turn("e", 2))
+    assert numbers(await journal.read("e")) == [0, 2]
+    await journal.close()
+
+
+async def test_a_server_whose_directory_became_anothers_changes_nothing_there(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    old = await FileJournal.open(directory, small())
+    await old.append(state("old", "running"))
+    shutil.rmtree(directory)
+    new = await FileJournal.open(directory, small())
+    await new.append(state("new", "running"))
+    for number in range(20):
+        await new.append(turn("new", number, items=500))
+    with pytest.raises(JournalUnavailable):
+        await old.append(turn("old", 0))
+    with pytest.raises(JournalUnavailable):
+        await old.delete("old")
+    with pytest.raises(JournalUnavailable):
+        await old.apply_retention(0.0)
+    await old.close()
+    await new.close()
+    new = await FileJournal.open(directory, small())
+    assert [record.meta.get("n") for record in await new.read("new")] == [None, *range(20)]
+    await new.close()

@@ -186,10 +186,10 @@ class GroupCommit:
 
     def _store(self, batch: list[QueuedRecord]) -> None:
         items = [item for item in batch if item.encoded is not None]
-        low = self._writer.low_on_space(sum(item.size for item in items)) if items else None
-        if low is not None:
-            self._in_trouble(low, items)
-            items = self._refuse_all_but_tombstones(items, low)
+        why_not = self._writer.why_not(sum(item.size for item in items)) if items else None
+        if why_not is not None:
+            self._in_trouble(why_not, items)
+            items = self._refuse_all_but_tombstones(items, why_not)
         refused = self._write(items)
         if refused and _is_full(refused[0].error):
             tombstones = self._refuse_all_but_tombstones(refused, refused[0].error)
@@ -235,7 +235,7 @@ class GroupCommit:
     def _check_disk(self) -> None:
         """Finds out whether the disk takes records, also while nobody appends: ``/ready`` tells it."""
         self._check_due = time.monotonic() + self._settings.check_interval_s
-        trouble: Exception | None = self._writer.low_on_space(self._refused_bytes)
+        trouble: Exception | None = self._writer.why_not(self._refused_bytes)
         if trouble is None:
             try:
                 refused = self._refused_bytes if self.trouble is not None else None

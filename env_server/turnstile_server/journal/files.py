@@ -5,6 +5,7 @@ Nothing here knows what the bytes mean.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -138,14 +139,16 @@ class DirectoryLock:
     The kernel releases it with the process, so a killed server leaves no stale lock.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: Path) -> None:
         self._fd: int | None = fd
+        self._path = path
 
     @classmethod
     def acquire(cls, directory: Path) -> DirectoryLock:
         """Raises StartupError naming the directory and the holder's pid, OSError when there is no such file and
         none can be made. A lock file that cannot be written (a full or read-only disk) locks all the same."""
-        fd = _open_lock(directory / LOCK_NAME)
+        path = directory / LOCK_NAME
+        fd = _open_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sign(fd)
@@ -162,7 +165,27 @@ class DirectoryLock:
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd)
+        return cls(fd, path)
+
+    def check(self) -> None:
+        """Raises OSError where the held file is no longer the one in the directory.
+
+        Somebody removed the directory or put another in its place, and a server that started since holds a lock
+        of its own there: what this process knows of the segments is wrong, and it must change none of them.
+        """
+        if self._fd is None:
+            raise OSError(errno.ESTALE, f"The lock {self._path} was released")
+        held = os.fstat(self._fd)
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            raise OSError(
+                errno.ESTALE,
+                f"{self._path} is gone or another's: the directory was removed or replaced while the server runs. "
+                "Put it back, or start the server anew",
+            )
 
     def release(self) -> None:
         """Idempotent."""

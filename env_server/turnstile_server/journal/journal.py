@@ -74,7 +74,7 @@ class FileJournal:
         self._summaries = opened.summaries
         self._reader = RecordReader(opened.directory, opened.stats)
         self._unindexed = UnindexedEntries()
-        writer = SegmentWriter(opened.directory, opened.files, settings, opened.stats, opened.tail)
+        writer = SegmentWriter(opened.directory, opened.files, settings, opened.stats, opened.tail, opened.lock)
         self._commit = GroupCommit(
             writer,
             settings,
@@ -90,6 +90,7 @@ class FileJournal:
             opened.stats,
             IndexAccess(self._index, self._summaries, self._unindexed, self._in_thread),
             self._commit,
+            opened.lock,
         )
         self._closed = False
         self._released = False

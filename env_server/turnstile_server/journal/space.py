@@ -20,7 +20,7 @@ from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.commit import GroupCommit
 from turnstile_server.journal.compaction import compacted
 from turnstile_server.journal.entries import SegmentMark
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.files import DirectoryLock, FileOps
 from turnstile_server.journal.index import JournalIndex, SegmentUse, UnindexedEntries
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.retention import DiskBounds, Room, expired, make_room
@@ -71,6 +71,7 @@ class DiskSpace:
         stats: JournalStats,
         access: IndexAccess,
         commit: GroupCommit,
+        lock: DirectoryLock,
     ) -> None:
         self.over: str | None = None
         """Why the bounds of the disk allow no new episode; None where they do."""
@@ -80,6 +81,7 @@ class DiskSpace:
         self._stats = stats
         self._access = access
         self._commit = commit
+        self._lock = lock
         self._collecting = anyio.Lock()
 
     async def delete(self, episode_ids: list[str]) -> None:
@@ -107,7 +109,7 @@ class DiskSpace:
     async def _make_room(self) -> list[str]:
         """Brings the journal within the bounds of the disk: first without what is deleted already, then by
         deleting the oldest episodes that may go."""
-        bounds = DiskBounds.of(self._settings, self._files.total_bytes(self._directory))
+        bounds = await self._access.in_thread(self._bounds)
 
         def excess() -> int:
             return bounds.excess(self._disk_bytes(), self._files.free_bytes(self._directory))
@@ -134,6 +136,9 @@ class DiskSpace:
         if self.over is not None and told is None:
             logger.error("No new episodes: %s", self.over)
         return room.delete
+
+    def _bounds(self) -> DiskBounds:
+        return DiskBounds.of(self._settings, self._files.total_bytes(self._directory))
 
     def _disk_bytes(self) -> int:
         """What the segments take on disk."""
@@ -217,6 +222,7 @@ class DiskSpace:
         return None
 
     def _remove(self, segment: int) -> None:
+        self._lock.check()
         with contextlib.suppress(FileNotFoundError):  # an earlier attempt failed after this step
             self._files.remove(segment_path(self._directory, segment))
         self._access.summaries.remove(segment)
@@ -255,6 +261,7 @@ class DiskSpace:
         return dead >= use.kept_bytes and dead * WASTE_SHARE >= self._settings.segment_bytes
 
     def _compact(self, segment: int) -> None:
+        self._lock.check()
         kept = self._access.index.kept_in(segment)
         try:
             entries = compacted(self._directory, segment, kept, self._files)

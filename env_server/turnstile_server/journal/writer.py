@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, position
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.files import DirectoryLock, FileOps
 from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.segments import FILE_HEADER, EncodedRecord, file_header, record_header, segment_path
 from turnstile_server.journal.stats import JournalStats
@@ -51,9 +51,16 @@ class SegmentWriter:
     """Appends records at ``tail``, and starts a new segment when one is full."""
 
     def __init__(
-        self, directory: Path, files: FileOps, settings: JournalSettings, stats: JournalStats, tail: SegmentTail
+        self,
+        directory: Path,
+        files: FileOps,
+        settings: JournalSettings,
+        stats: JournalStats,
+        tail: SegmentTail,
+        lock: DirectoryLock,
     ) -> None:
         self._directory = directory
+        self._lock = lock
         self._files = files
         self._settings = settings
         self._stats = stats
@@ -70,6 +77,7 @@ class SegmentWriter:
         rest = list(batch)
         try:
             while rest:
+                self._lock.check()
                 self._repair()
                 self._make_room(rest[0].size, written)
                 group = self._fitting(rest)
@@ -86,6 +94,7 @@ class SegmentWriter:
         written = WriteOutcome()
         tail = self._tail
         try:
+            self._lock.check()
             self._repair()
             if tail.fd is not None and tail.offset > FILE_HEADER.size:
                 self._start_segment(tail.segment + 1, written)
@@ -93,11 +102,13 @@ class SegmentWriter:
             written.error = error
         return written
 
-    def low_on_space(self, size: int) -> OSError | None:
-        """Why ``size`` more bytes may not be written now; None if they may. ``min_free_bytes`` 0 allows all."""
-        if not self._settings.min_free_bytes:
-            return None
+    def why_not(self, size: int) -> OSError | None:
+        """Why ``size`` more bytes may not be written now; None if they may: the directory is another's, or the
+        disk is short of space (``min_free_bytes`` 0 allows all)."""
         try:
+            self._lock.check()
+            if not self._settings.min_free_bytes:
+                return None
             free = self._files.free_bytes(self._directory)
         except OSError as error:
             return error
