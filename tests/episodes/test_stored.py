@@ -43,6 +43,15 @@ async def test_turns_whose_parent_is_lost_are_left_out_and_the_others_stay(
     assert "its parent" in caplog.text
 
 
+async def test_a_turn_that_is_recorded_twice_is_in_the_tree_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = await recorded(stage)
+    tree = rebuild(records + records).tree
+    assert [node.turn.reply.content for node in tree] == ["one", "two", "alone"]
+    assert "is recorded twice" in caplog.text
+
+
 async def test_a_full_disk_does_not_keep_a_restarted_server_from_showing_what_it_has(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -309,6 +309,49 @@ async def test_a_segment_that_cannot_be_opened_stops_the_start_by_name(tmp_path:
     await (await FileJournal.open(tmp_path, small())).close()
 
 
+async def test_what_is_no_segment_but_has_the_name_of_one_stops_the_start_by_name(tmp_path: Path) -> None:
+    """A pipe would hold the start for ever, a device has no end, and a number of nobody's has no position."""
+    await journal_of(tmp_path)
+    path = tmp_path / "segment-0000000009.tsj"
+    os.mkfifo(path)
+    with pytest.raises(StartupError, match=rf"{path} of the journal cannot be read: it is no file"):
+        await FileJournal.open(tmp_path, small())
+    path.unlink()
+    path = tmp_path / "segment-9999999999.tsj"
+    shutil.copy(segment_files(tmp_path)[0], path)
+    with pytest.raises(StartupError, match=rf"{path} of the journal has a number"):
+        await FileJournal.open(tmp_path, small())
+    path.unlink()
+    await (await FileJournal.open(tmp_path, small())).close()
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_segment_that_was_copied_within_the_directory_doubles_and_revives_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, which: int, whole: bool
+) -> None:
+    await journal_of(tmp_path)
+    expected, _ = await seen(tmp_path)
+    copied, copy = segment_files(tmp_path)[which], tmp_path / "segment-0000000070.tsj"
+    size = copied.stat().st_size
+    copy.write_bytes(copied.read_bytes()[: size if whole else size // 2])
+    taken = copy.read_bytes()
+    for _ in range(2):
+        assert (await seen(tmp_path))[0] == expected
+    assert f"{copy} is a copy of {copied}: it is renamed" in caplog.text
+    assert copy.with_name(f"{copy.name}.copy").read_bytes() == taken
+    journal = await FileJournal.open(tmp_path, small())
+    for number in range(20):
+        await journal.append(turn("later", number, items=3000))
+    for name in NAMES:
+        await journal.delete(name)
+    await journal.close()
+    journal = await FileJournal.open(tmp_path, small())
+    assert [record.meta["n"] for record in await journal.read("later")] == list(range(20))
+    assert [name for name in NAMES if await journal.read(name)] == []
+    await journal.close()
+
+
 async def test_segments_behind_links_are_read_and_appended_to(tmp_path: Path) -> None:
     await journal_of(tmp_path / "data")
     expected, _ = await seen(tmp_path / "data")

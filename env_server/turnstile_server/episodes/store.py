@@ -161,7 +161,9 @@ def rebuild(records: Iterable[Record]) -> Forest:
             match record.type:
                 case RecordType.TURN:
                     turn = turn_of(record)
-                    if turn.parent_id is None or turn.parent_id in known:
+                    if turn.turn_id in known:  # a segment was copied, or its bytes were appended to it again
+                        _LOG.error("turn %s is recorded twice: the second record is left out", turn.turn_id)
+                    elif turn.parent_id is None or turn.parent_id in known:
                         tree.add(turn)
                         known.add(turn.turn_id)
                     else:
@@ -174,7 +176,7 @@ def rebuild(records: Iterable[Record]) -> Forest:
                 case RecordType.DISCARD:
                     discard = discard_of(record)
                     discarded[discard.reason] += discard.tokens
-        except (ValidationError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             name = record.meta.get("turn_id", "")
             _LOG.error("a %s record %s of %s cannot be read: %s", record.type.name, name, record.episode_id, error)
     return Forest(tree, discarded)

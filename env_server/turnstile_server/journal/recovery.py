@@ -8,6 +8,7 @@ damage anywhere else stays on disk, is counted and logged, and everything around
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -16,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile_server.errors import StartupError
-from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, facts_of, needs_meta, position
+from turnstile_server.journal.entries import (
+    OFFSET_BITS,
+    IndexEntry,
+    Journaled,
+    SegmentMark,
+    facts_of,
+    needs_meta,
+    position,
+)
 from turnstile_server.journal.files import FileOps
 from turnstile_server.journal.index import JournalIndex
 from turnstile_server.journal.segments import (
@@ -39,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 REPORTED_SCAN = 64 << 20
 """A start that reads more bytes than this says so."""
+MOST_SEGMENTS = (1 << 62 - OFFSET_BITS) - 1
+"""The highest number of a segment: positions in it fit into 63 bits, as the index and the summaries have them."""
 _NAME = re.compile(r"segment-(\d{10})\.tsj")
 
 
@@ -61,6 +72,7 @@ def recover(
     number = segments[-1].number if segments else 0
     if segments and segments[-1].nonce is None:
         segments = _without_stillborn(segments, files, directory, stats)
+    segments = _without_copies(segments, files)
     tail = SegmentTail(number + 1)
     scanned = 0
     for segment in segments:
@@ -118,7 +130,14 @@ def list_segments(directory: Path) -> list[SegmentFile]:
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
+        if int(match[1]) > MOST_SEGMENTS:
+            raise StartupError(
+                f"The segment {path} of the journal has a number that no journal reaches. Move it out of the "
+                "directory, or give it back its name."
+            )
         try:
+            if path.exists() and not path.is_file() and not path.is_dir():  # to open a pipe would never end
+                raise OSError(errno.EINVAL, "it is no file")
             with path.open("rb") as file:
                 header = file.read(FILE_HEADER.size)
                 size = os.fstat(file.fileno()).st_size
@@ -151,6 +170,30 @@ def _without_stillborn(
     except OSError as error:  # a read-only disk: it is passed over, and its number is not used again
         logger.error("%s could not be removed: %s", last.path, error)
     return segments[:-1]
+
+
+def _without_copies(segments: list[SegmentFile], files: FileOps) -> list[SegmentFile]:
+    """Renames segments that somebody copied within the directory: their records are there already, in the segment
+    with the same random number. Of two the longer one stays, because later records are in it alone. Left in its
+    place a copy would be read once the other is deleted, and deleted episodes would be back."""
+    kept: dict[int, SegmentFile] = {}
+    copies: set[int] = set()
+    for segment in segments:
+        if segment.nonce is None:
+            continue
+        other = kept.setdefault(segment.nonce, segment)
+        if other is segment:
+            continue
+        copy, whole = (other, segment) if segment.size > other.size else (segment, other)
+        kept[segment.nonce] = whole
+        copies.add(copy.number)
+        aside = copy.path.with_name(f"{copy.path.name}.copy")
+        logger.error("%s is a copy of %s: it is renamed to %s and not read", copy.path, whole.path, aside.name)
+        try:
+            files.rename(copy.path, aside)
+        except OSError as error:  # a read-only disk: nothing is deleted there
+            logger.error("%s could not be renamed: %s", copy.path, error)
+    return [segment for segment in segments if segment.number not in copies]
 
 
 def _index_segment(
