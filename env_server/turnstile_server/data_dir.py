@@ -59,9 +59,15 @@ def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
             unusable(data_dir, error).message,
         )
     writable = not os.statvfs(data_dir).f_flag & os.ST_RDONLY
-    for path, needed in _left_by_an_earlier_server(data_dir):
-        if not os.access(path, needed if writable else needed & ~os.W_OK):
-            raise StartupError(f"the data directory {data_dir} cannot be used: {_closed(path)}, {_ELSEWHERE}.")
+    try:
+        for path, needed in _left_by_an_earlier_server(data_dir):
+            problem = _strange(path, data_dir)
+            if problem is None and not os.access(path, needed if writable else needed & ~os.W_OK):
+                problem = _closed(path)
+            if problem is not None:
+                raise StartupError(f"the data directory {data_dir} cannot be used: {problem}, {_ELSEWHERE}.")
+    except OSError as error:
+        raise StartupError(f"the data directory {data_dir} cannot be used: {error}.") from error
     status = os.statvfs(data_dir)
     free = status.f_bavail * status.f_frsize
     if free < min_free_bytes:
@@ -104,11 +110,23 @@ def _left_by_an_earlier_server(data_dir: Path) -> Iterator[tuple[Path, int]]:
     """The files and folders of a server in the data directory, each with the access that it needs."""
     for path in sorted(data_dir.iterdir()):
         if path == journal_folder(data_dir):
-            yield path, os.R_OK | os.W_OK | os.X_OK
+            yield path, os.R_OK | os.W_OK | os.X_OK  # first, because it may be no folder
             needed = [file for file in path.iterdir() if file.name == JOURNAL_LOCK or file.suffix == ".tsj"]
             yield from ((file, os.R_OK | os.W_OK) for file in sorted(needed))
         elif path.suffix in (".secret", ".key"):
             yield path, os.R_OK
+
+
+def _strange(path: Path, data_dir: Path) -> str | None:
+    """What ``path`` is where it is not what a server makes, and what to do. Continued by a comma. A pipe in a
+    file's place would hold the start for ever."""
+    if not path.exists():
+        return f"{path} is a link that leads nowhere. Put back what it leads to, or remove it"
+    if path == journal_folder(data_dir):
+        return None if path.is_dir() else f"{path} is not a folder. Move it away"
+    if path.name == JOURNAL_LOCK or path.is_file():
+        return None
+    return f"{path} is not a file. Move it away"
 
 
 def _closed(path: Path) -> str:

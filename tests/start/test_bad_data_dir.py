@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,50 @@ def test_files_of_an_earlier_server_under_another_user(tiny_model: Path, tmp_pat
     os.chown(path, 12345, 12345)
     line = refusal("--model", tiny_model, "--data-dir", tmp_path, under=AS_A_USER)
     assert f"the data directory {tmp_path} cannot be used: {path} belongs to uid 12345 (mode 600)" in line
+
+
+def _nowhere(path: Path) -> None:
+    path.symlink_to(path.parent / "nothing")
+
+
+def _circle(path: Path) -> None:
+    path.symlink_to(path)
+
+
+STRANGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a file for the journal": ("journal", Path.touch, "is not a folder"),
+    "a link to nothing for the journal": ("journal", _nowhere, "is a link that leads nowhere"),
+    "a link to itself for the journal": ("journal", _circle, "is a link that leads nowhere"),
+    "a folder for the secret": ("server.secret", Path.mkdir, "is not a file"),
+    "a link to nothing for the secret": ("server.secret", _nowhere, "is a link that leads nowhere"),
+    "a pipe for the secret": ("server.secret", os.mkfifo, "is not a file"),
+    "a pipe for the control key": ("control.key", os.mkfifo, "is not a file"),
+    "a link to nothing for the lock": ("journal/lock", _nowhere, "is a link that leads nowhere"),
+    "a folder for a segment": ("journal/segment-0000000001.tsj", Path.mkdir, "is not a file"),
+    "a pipe for a segment": ("journal/segment-0000000001.tsj", os.mkfifo, "is not a file"),
+    "a link to nothing for a segment": (
+        "journal/segment-0000000001.tsj",
+        _nowhere,
+        "is a link that leads nowhere",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_something_else_in_the_place_of_a_file_is_named(tmp_path: Path, what: str) -> None:
+    name, make, why = STRANGE[what]
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    with pytest.raises(StartupError, match=rf"{tmp_path} cannot be used: {path} {why}\. .*--data-dir"):
+        data_dir.prepare_data_dir(tmp_path, 0)
+
+
+@pytest.mark.slow
+def test_a_server_on_a_journal_that_leads_nowhere_says_so_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    _nowhere(tmp_path / "journal")
+    line = refusal("--model", tiny_model, "--data-dir", tmp_path)
+    assert f"{tmp_path / 'journal'} is a link that leads nowhere" in line
 
 
 def test_a_data_directory_of_the_servers_own_user_that_is_closed(tmp_path: Path) -> None:
