@@ -163,9 +163,18 @@ UNRECORDABLE: dict[str, Change] = {
     "an infinite logprob": lambda p: p[META]["output_token_logprobs"][1].__setitem__(0, float("-inf")),
     "a logprob that is no number": lambda p: p[META]["output_token_logprobs"][1].__setitem__(0, float("nan")),
     "a logprob beyond float32": lambda p: p[META]["output_token_logprobs"][1].__setitem__(0, -1e300),
+    "a probability above 1": lambda p: p[META]["output_token_logprobs"][1].__setitem__(0, 0.7),
     "a short entry": lambda p: p[META]["output_token_logprobs"].__setitem__(1, [-1.0]),
     "an id that is no number": lambda p: p[META]["output_token_logprobs"][1].__setitem__(1, "7"),
     "a negative id": lambda p: p[META]["output_token_logprobs"][1].__setitem__(1, -7),
+    "an id beyond int32": lambda p: (
+        p[META]["output_token_logprobs"][1].__setitem__(1, 1 << 31),
+        p["output_ids"].__setitem__(1, 1 << 31),
+    ),
+    "an id beyond int64": lambda p: (
+        p[META]["output_token_logprobs"][1].__setitem__(1, 1 << 63),
+        p["output_ids"].__setitem__(1, 1 << 63),
+    ),
     "a logprob too few": lambda p: p[META]["output_token_logprobs"].pop(),
     "a wrong count": lambda p: p[META].update(completion_tokens=5),
     "no count": lambda p: p[META].pop("completion_tokens"),
@@ -174,6 +183,11 @@ UNRECORDABLE: dict[str, Change] = {
     "no weights named": lambda p: (p[META].pop("weight_versions"), p[META].pop("weight_version")),
     "spans with a gap": lambda p: p[META]["weight_versions"][0].update(start=1),
     "spans too short": lambda p: p[META]["weight_versions"][0].update(end=3),
+    "a span without a name": lambda p: p[META]["weight_versions"][0].update(version=None),
+    "weights that are no name": lambda p: (
+        p[META].pop("weight_versions"),
+        p[META].update(weight_version={"name": "default"}),
+    ),
     "an unknown finish": lambda p: p[META]["finish_reason"].update(type="tired"),
     "a finish that is text": lambda p: p[META].update(finish_reason="stop"),
 }

@@ -88,6 +88,29 @@ async def test_a_failure_of_the_engine_has_its_status_and_leaves_no_turn(stage: 
     await still_works(stage, episode)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_does_not_stop_is_cut_off_and_nothing_beyond_the_limit_is_recorded(
+    stage: Stage, stream: bool
+) -> None:
+    async def without_end(_: Prompted) -> AsyncIterator[Said | Exception]:
+        while True:
+            yield Said([5])
+
+    def too_much() -> Answer:
+        return without_end if stream else says([5] * 5)
+
+    stage.engine.answers = [too_much()]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        answer = await client.post(url(episode), json=body(max_completion_tokens=4, stream=stream))
+    assert answer.status_code == (200 if stream else 502)
+    assert "more tokens than the 4 that it was asked for" in answer.text
+    assert [len(turn["completion_ids"]) for turn in await turns(stage, episode)] == ([4] if stream else [])
+    stats = (await stage.get(episode))["stats"]
+    assert stats["trained_tokens"] == 0
+    assert stats["discarded"] == {"engine_protocol_error": 1 if stream else 5}
+
+
 async def test_the_sdk_asks_again_after_failures_that_may_pass(stage: Stage) -> None:
     async def attempts(make: Callable[[], Answer], status: int) -> None:
         episode = await stage.episode()

@@ -25,6 +25,11 @@ from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUn
 MESSAGE_CHARS: Final = 2000
 """Most characters of the engine's text that an error message repeats."""
 
+INT32_MAX: Final = int(np.iinfo(np.int32).max)
+
+ROUNDING: Final = 1e-3
+"""A logprob of a certain token may be so much above 0 by rounding; above it is none."""
+
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -190,7 +195,7 @@ class ReplyReader:
             }
             return named.pop() if len(named) == 1 else None
         stated = meta.get("weight_version")
-        version = None if stated is None else str(stated)
+        version = None if stated is None else _version_name(stated)
         certain = version if version == self._version else None
         self._version = version
         return certain
@@ -274,7 +279,7 @@ class ReplyReader:
             version = meta.get("weight_version")
             if version is None:
                 _bad("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
-            return (WeightSpan(start=0, end=count, version=str(version)),)
+            return (WeightSpan(start=0, end=count, version=_version_name(version)),)
         if covered != count:
             _bad(f"weight_versions cover {covered} of {count} tokens")
         return spans
@@ -300,9 +305,15 @@ def _listed_spans(listed: Any) -> tuple[WeightSpan, ...]:
         if not isinstance(start, int) or not isinstance(end, int) or start != position or end < start:
             _bad(f"weight span [{start!r}, {end!r}) does not continue at {position}")
         if end > start:
-            result.append(WeightSpan(start=start, end=end, version=str(span["version"])))
+            result.append(WeightSpan(start=start, end=end, version=_version_name(span["version"])))
         position = end
     return tuple(result)
+
+
+def _version_name(version: Any) -> str:
+    if isinstance(version, bool) or not isinstance(version, str | int):
+        _bad(f"a weight version is {str(version)[:MESSAGE_CHARS]!r}, not a name")
+    return str(version)
 
 
 def meta_of(payload: Any, rid: str) -> Mapping[str, Any]:
@@ -356,7 +367,7 @@ def _entry_id(entry: Any) -> int:
         or isinstance(entry[1], bool)
     ):
         _bad(f"a logprob entry is {entry!r}")
-    if entry[1] < 0:
+    if not 0 <= entry[1] <= INT32_MAX:
         _bad(f"a sampled id is {entry[1]}")
     token: int = entry[1]
     return token
@@ -366,6 +377,8 @@ def _entry_logprob(entry: list[Any]) -> float:
     value = entry[0]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         _bad(f"a logprob is {value!r}")
+    if value > ROUNDING:
+        _bad(f"a logprob is {value!r}, a probability above 1")
     return float(value)
 
 

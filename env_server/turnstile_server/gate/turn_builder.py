@@ -217,13 +217,18 @@ class TurnBuilder:
     def add(self, chunk: EngineChunk) -> None:
         """Takes the next tokens.
 
-        Raises EngineProtocolError for a chunk without a finite logprob for each token.
+        Raises EngineProtocolError for a chunk without a finite logprob for each token, and for more tokens than the
+        call asked for: such an engine may never stop, and the episode's limits would not hold.
         """
         self.context.stopwatch.sampled()
         self.count += len(chunk.ids)
         if len(chunk.logprobs) != len(chunk.ids):
             raise EngineProtocolError(
                 f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
+            )
+        if self.count > self.sampling.max_new_tokens:
+            raise EngineProtocolError(
+                f"the engine gave more tokens than the {self.sampling.max_new_tokens} that it was asked for"
             )
         if not np.isfinite(chunk.logprobs).all():
             raise EngineProtocolError("the engine gave a logprob that is not finite")
