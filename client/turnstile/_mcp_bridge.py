@@ -173,7 +173,7 @@ class McpBridge:
         body = await response.aread()
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _Lost(f"HTTP {response.status_code}: {body[:200].decode(errors='replace')}") from None
         if not isinstance(answer, dict) or not ({"result", "error"} & answer.keys()):
             raise _Lost(f"HTTP {response.status_code}, and no JSON-RPC response")
@@ -188,7 +188,7 @@ class McpBridge:
         async for data in stream.events(response):
             try:
                 event = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and await self._pass(message, event, request_id):
                 return True

@@ -231,7 +231,7 @@ def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
     try:
         body = json.loads(reply.body)["error"]
         kind, message, detail = str(body["type"]), str(body["message"]), body.get("detail")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return errors.ProtocolError(
             f"{server} answered with status {reply.status} and no Turnstile error; is this a control API's URL?",
             status=reply.status,

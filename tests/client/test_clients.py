@@ -331,6 +331,9 @@ async def test_a_call_that_may_have_happened_is_not_repeated(make: Make) -> None
         http_answer("404 Not Found", b"<html>nothing here</html>"),
         http_answer("502 Bad Gateway", b""),
         http_answer("500 Internal Server Error", b'{"error": "a string"}'),
+        http_answer("200 OK", b"[" * 100_000),
+        http_answer("500 Internal Server Error", b"[" * 100_000),
+        http_answer("500 Internal Server Error", b'{"error": ' + b"1" * 5000 + b"}"),
     ],
 )
 async def test_an_answer_that_is_not_turnstiles_is_a_protocol_error(make: Make, answer: bytes) -> None:

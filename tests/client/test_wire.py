@@ -82,6 +82,16 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
         decode_samples(data)
 
 
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000], ids=["a huge number", "a deep list"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_header_that_python_does_not_read_is_refused(value: str, outside: bool) -> None:
+    rest = f'{{"schema_version": 1, "samples": {value}}}'
+    written = f'{{"__metadata__": {{"{METADATA_KEY}": {json.dumps("{}" if outside else rest)}}}}}'
+    header = (written.replace("}}", f'}}, "x": {value}}}') if outside else written).encode()
+    with pytest.raises(WireError, match="not a file of Turnstile samples"):
+        decode_samples(len(header).to_bytes(8, "little") + header)
+
+
 @given(st.data())
 def test_a_cut_file_is_refused(data: st.DataObject) -> None:
     whole = encode_samples(a_set(a_sample()))

@@ -154,12 +154,12 @@ def _concatenate(arrays: list[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.ND
 
 def _metadata(data: bytes) -> dict[str, Any]:
     """The JSON under ``METADATA_KEY``; the library's in-memory reader drops a file's metadata."""
+    length = int.from_bytes(data[:8], "little")
+    if length > len(data) - 8:
+        raise WireError("the file ends inside its header")
     try:
-        length = int.from_bytes(data[:8], "little")
-        if length > len(data) - 8:
-            raise WireError("the file ends inside its header")
         rest = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][METADATA_KEY])
-    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, RecursionError, ValueError) as error:  # no JSON, or more than Python reads
         raise WireError(f"not a file of Turnstile samples: {type(error).__name__}") from error
     if not isinstance(rest, dict):
         raise WireError("not a file of Turnstile samples: the metadata is no object")

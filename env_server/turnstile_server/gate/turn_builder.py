@@ -217,8 +217,8 @@ class TurnBuilder:
     def add(self, chunk: EngineChunk) -> None:
         """Takes the next tokens.
 
-        Raises EngineProtocolError for a chunk without a finite logprob for each token, and for more tokens than the
-        call asked for: such an engine may never stop, and the episode's limits would not hold.
+        Raises EngineProtocolError for a chunk without a finite logprob for each token, and for more tokens than
+        the call asked for: such an engine may never stop, and the episode's limits would not hold.
         """
         self.context.stopwatch.sampled()
         self.count += len(chunk.ids)
