@@ -38,25 +38,28 @@ class MessageGroup:
 
 def group(messages: Sequence[Message], start: int = 0) -> list[MessageGroup]:
     """The groups of ``messages[start:]``. Consecutive assistant messages are merged: texts and reasonings
-    concatenated, calls in order."""
+    concatenated, calls in order. Each run is merged in one step: one message after the other would copy the square
+    of its text, on the event loop."""
     groups: list[MessageGroup] = []
-    for index, message in enumerate(messages[start:], start):
-        if message.role == "assistant" and groups and groups[-1].message.role == "assistant":
-            last = groups[-1]
-            groups[-1] = MessageGroup(last.start, index + 1, _merged(last.message, message))
-        else:
-            groups.append(MessageGroup(index, index + 1, message))
+    while start < len(messages):
+        end = start + 1
+        if messages[start].role == "assistant":
+            while end < len(messages) and messages[end].role == "assistant":
+                end += 1
+        groups.append(MessageGroup(start, end, _merged(messages[start:end])))
+        start = end
     return groups
 
 
-def _merged(first: Message, second: Message) -> Message:
-    reasoning = (first.reasoning or "") + (second.reasoning or "")
+def _merged(run: Sequence[Message]) -> Message:
+    if len(run) == 1:
+        return run[0]
     return Message(
         role="assistant",
-        content=first.content + second.content,
-        reasoning=reasoning or None,
-        tool_calls=first.tool_calls + second.tool_calls,
-        name=first.name,
+        content="".join(message.content for message in run),
+        reasoning="".join(message.reasoning or "" for message in run) or None,
+        tool_calls=tuple(call for message in run for call in message.tool_calls),
+        name=run[0].name,
     )
 
 
