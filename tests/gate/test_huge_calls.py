@@ -160,6 +160,34 @@ async def test_a_huge_prompt_does_not_keep_the_threads_of_long_ones(
                 go_on.set()
 
 
+async def test_a_tool_that_is_nested_too_deeply_to_be_measured_is_rendered_in_a_thread(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as fifty characters, and was rendered on the event loop: a description of megabytes stopped the
+    server for 0.8 s."""
+    render, threads = TemplateRenderer.render, list[threading.Thread]()
+
+    def noted(self: TemplateRenderer, messages: Sequence[Message], tools: Sequence[Tool], **most: Any) -> Rendered:
+        threads.append(threading.current_thread())
+        return render(self, messages, tools, **most)
+
+    monkeypatch.setattr(TemplateRenderer, "render", noted)
+    nested: dict[str, Any] = {}
+    for _ in range(300):
+        nested = {"properties": nested}
+    function = {"name": "t", "description": "long " * 5_000, "parameters": nested}
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    async with staged(tiny_model, tmp_path) as stage:
+        stage.engine.answers = [says(stage.encode("ok<|im_end|>"))]
+        answer = await post(await stage.episode(), "/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 async def test_an_episode_with_many_huge_prompts_keeps_another_one_waiting_for_one_of_them(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

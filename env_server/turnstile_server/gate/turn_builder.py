@@ -170,7 +170,7 @@ class Prompter:
         tools: Sequence[Tool],
         render: Callable[[], Result],
     ) -> Result:
-        chars = sum(map(_chars, messages)) + sum(map(_tool_chars, tools))
+        chars = sum(map(_chars, messages)) + sum(map(self._tool_chars, tools))
         if chars <= self._settings.inline_render_chars:
             return render()
         if chars <= self._settings.huge_prompt_chars:
@@ -178,19 +178,18 @@ class Prompter:
         async with share:  # kept until the thread ends
             return await anyio.to_thread.run_sync(render, limiter=self._huge)
 
+    def _tool_chars(self, tool: Tool) -> int:
+        try:
+            return len(orjson.dumps(tool.spec))
+        except orjson.JSONEncodeError:  # nested deeper than this library writes: of any size
+            return self._settings.huge_prompt_chars + 1
+
 
 def _chars(message: Message) -> int:
     """What a message costs to render, in characters."""
     calls = sum(CALL_CHARS + len(call.name) + len(call.arguments) for call in message.tool_calls)
     texts = len(message.content) + len(message.reasoning or "") + len(message.name or "")
     return MESSAGE_CHARS + texts + calls
-
-
-def _tool_chars(tool: Tool) -> int:
-    try:
-        return len(orjson.dumps(tool.spec))
-    except orjson.JSONEncodeError:  # nested deeper, or a number longer, than this library writes
-        return MESSAGE_CHARS
 
 
 @dataclass(slots=True)
