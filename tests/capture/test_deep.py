@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from capture.play import FACTS, broken
-from capture.turns import make_turn
+from capture.turns import make_tool, make_turn
 from turnstile.models import Message, ToolCall
-from turnstile_server.capture import CallMatch, TokenTree, compare, export_samples, keys, match
+from turnstile_server.capture import CallMatch, TokenTree, breaks, compare, export_samples, keys, match
 from turnstile_server.capture.compare import Comparison, Schemas
 from turnstile_server.capture.keys import tools_key
 
@@ -105,6 +105,48 @@ def test_many_twins_share_the_comparison_of_their_path(compared: Comparisons) ->
     found = tree.match([*conversation(count), answer(0), TOOL], [], KEY)
     assert found.parent is last
     assert compared == {"reply": 2 * count, "foreign": 2 * count}
+
+
+def test_the_search_for_a_break_compares_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call that differed in its last message cost one comparison for each message of each earlier one: after
+    60 calls of 6,000 messages each kept the event loop for 0.26 s."""
+    compared: list[Message] = []
+
+    def foreign(stored: Message, incoming: Message) -> Comparison:
+        compared.append(incoming)
+        return compare.compare_foreign(stored, incoming)
+
+    monkeypatch.setattr(breaks, "compare_foreign", foreign)
+    monkeypatch.setattr(breaks, "COMPARED_GROUPS", 1_000)
+    tree, same = TokenTree(), [Message("user", "m")] * 200
+    for index in range(30):
+        compared.clear()
+        call = [Message("user", f"{index // 28}"), *same, Message("user", f"{index}")]
+        found = tree.match(call, [], KEY)
+        assert len(compared) <= 1_000 + len(call)
+        tree.add(make_turn(found, answer(index), seq=index, tools_key=KEY, completion_ids=[7]))
+    assert broken(found) == ("new_conversation", len(call) - 1, "content")  # found among the latest
+
+
+def test_system_texts_are_compared_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen turns with system texts of 200,000 characters kept the event loop for 0.12 s, and as many again for
+    each reply of the dialogue."""
+    compared: list[str] = []
+
+    def alike(left: str, right: str) -> bool:
+        compared.append(left)
+        return False
+
+    monkeypatch.setattr(breaks, "alike", alike)
+    monkeypatch.setattr(breaks, "MOST_COMPARED_CHARS", 1_000)
+    tree, dialogue, reply = TokenTree(), [Message("user", "u")], Message("assistant", "ok")
+    for index in range(2 * breaks.CANDIDATES):
+        system = Message("system", f"{index // 2}".rjust(100, "x"))
+        found = tree.match([system, *dialogue], [], KEY)
+        tree.add(make_turn(found, reply, seq=index, tools_key=KEY, completion_ids=[7]))
+    call = [Message("system", "y" * 100), *dialogue, reply, Message("user", "v")]
+    tree.match(call, [], tools_key([make_tool("t")], "t"))
+    assert len(compared) == len(set(compared)) == 6
 
 
 def test_a_run_of_replies_is_merged_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,13 @@ a list of files leaves most of a prompt as it was; a prompt for another purpose 
 
 COMPARED_CHARS = 200_000
 """Longer system texts are not compared word by word, because that takes time."""
+MOST_COMPARED_CHARS = 1_000_000
+"""Characters of system texts after which no other text of a call is compared, on the event loop: 20 ns each."""
 CANDIDATES = 16
 """Turns with the same dialogue, the latest first, that are compared with a call."""
-COMPARED_GROUPS = 200_000
-"""Message groups that are compared before the search gives up. A clock needs one path of them; only a history that
-was edited at its beginning needs more."""
+COMPARED_GROUPS = 40_000
+"""Message groups that are compared before a search gives up, on the event loop: 0.7 µs each. A clock needs one
+path of them; only a history that was edited at its beginning, or many times, needs more."""
 
 
 def explain_break(
@@ -90,25 +92,36 @@ class _NearestPath:
 def _nearest_path(
     groups: Sequence[MessageGroup], schemas: Schemas, tools_key: str, roots: Sequence[Node]
 ) -> _NearestPath:
+    """Looks at the latest roots first, and at no more of them once it has compared ``COMPARED_GROUPS``. Of paths
+    that are equally near, the earliest counts."""
+
     def closeness(nearest: _NearestPath) -> tuple[int, bool, bool]:
         return (nearest.at, nearest.at_reply, nearest.tools_key == tools_key)
 
     best: _NearestPath | None = None
-    pending = [(root, 0) for root in reversed(roots)]
-    while pending:
-        node, start = pending.pop()
-        nearest = _diverge(node, groups, start, schemas)
-        end = start + len(node.groups)
-        if nearest is None or nearest.at == end - 1:
-            pending.extend((child, end - 1) for child in reversed(node.children) if child.merged_with_parent)
-        if nearest is None:
-            after = [child for child in node.children if not child.merged_with_parent]
-            if after and end < len(groups):
-                pending.extend((child, end) for child in reversed(after))
-                continue
-            nearest = _NearestPath(end, "", False, node.depth + 1, False, node.turn.tools_key)
-        if best is None or closeness(nearest) > closeness(best):
-            best = nearest
+    looked = 0
+    for root in reversed(roots):
+        here: _NearestPath | None = None
+        pending = [(root, 0)]
+        while pending and (looked <= COMPARED_GROUPS or (best is None and here is None)):
+            node, start = pending.pop()
+            nearest = _diverge(node, groups, start, schemas)
+            end = start + len(node.groups)
+            looked += (end if nearest is None else nearest.at + 1) - start
+            if nearest is None or nearest.at == end - 1:
+                pending.extend((child, end - 1) for child in reversed(node.children) if child.merged_with_parent)
+            if nearest is None:
+                after = [child for child in node.children if not child.merged_with_parent]
+                if after and end < len(groups):
+                    pending.extend((child, end) for child in reversed(after))
+                    continue
+                nearest = _NearestPath(end, "", False, node.depth + 1, False, node.turn.tools_key)
+            if here is None or closeness(nearest) > closeness(here):
+                here = nearest
+        if best is None or (here is not None and closeness(here) >= closeness(best)):
+            best = here
+        if looked > COMPARED_GROUPS:
+            break
     assert best is not None  # the caller checked that there are roots
     return best
 
@@ -150,6 +163,7 @@ def _repeated_dialogue(
         if item.message.role == "assistant" and key in by_dialogue:
             ends.append((count, key))
     looked = 0
+    purpose = _Purpose(system)
     for count, key in reversed(ends):
         latest = by_dialogue[key][: -CANDIDATES - 1 : -1]
         looked += sum(node.group_count for node in latest)
@@ -157,7 +171,7 @@ def _repeated_dialogue(
             return None
         candidates = [node for node in latest if _repeats(node, dialogue[:count], schemas)]
         same_tools = (node for node in candidates if node.turn.tools_key == tools_key)
-        same_purpose = (node for node in candidates if alike(_system_text(_path_groups(node)), system))
+        same_purpose = (node for node in candidates if purpose.is_of(_system_text(_path_groups(node))))
         repeated = next(same_tools, None) or next(same_purpose, None)
         if repeated is not None:
             return repeated
@@ -202,6 +216,22 @@ def _first_difference(stored: Sequence[MessageGroup], groups: Sequence[MessageGr
 
 def _system_text(groups: Sequence[MessageGroup]) -> str:
     return "\n".join(item.message.content for item in groups if item.message.role in SYSTEM_ROLES)
+
+
+class _Purpose:
+    """Whether system texts are alike that of a call. Each text is compared once, and none after
+    ``MOST_COMPARED_CHARS``."""
+
+    def __init__(self, system: str) -> None:
+        self._system = system
+        self._known: dict[str, bool] = {}
+        self._compared = 0
+
+    def is_of(self, text: str) -> bool:
+        if text not in self._known and self._compared <= MOST_COMPARED_CHARS:
+            self._compared += len(text) + len(self._system)
+            self._known[text] = alike(text, self._system)
+        return self._known.get(text, False)
 
 
 def alike(left: str, right: str) -> bool:
