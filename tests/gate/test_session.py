@@ -153,6 +153,20 @@ async def test_records_that_take_their_bytes_end_the_budget() -> None:
         played.call()
 
 
+async def test_replies_that_are_kept_merged_with_those_before_them_take_bytes_too() -> None:
+    """Forty calls that repeated 3 MB of the assistant's text took 1 GB, and their records next to nothing."""
+    played = Played(max_turns=1_000, max_record_bytes=1_000_000)
+    said = [Message("user", "go"), Message("assistant", "x" * 100_000)]
+    for index in range(10):
+        played.session.release(played.call())
+        match = played.session.tree.match(said, [], "")
+        said.append(Message("assistant", f"{index}"))
+        turn = make_turn(match, said[-1], seq=played.session.next_seq(), tools_key="", completion_ids=[7])
+        assert played.session.commit(turn, 10).merged_with_parent == (index > 0)
+    with pytest.raises(BudgetExhausted, match="max_record_bytes_per_episode"):
+        played.call()
+
+
 async def test_turns_and_discarded_tokens_count_against_one_budget() -> None:
     played = Played()
     played.commit(tokens=3)

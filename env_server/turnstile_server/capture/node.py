@@ -6,6 +6,7 @@ sampled (invariant 1). A node keeps only its own part of that sum; ``Node.tokens
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,6 +68,16 @@ class Node:
     def prompt_count(self) -> int:
         """Tokens the engine was fed for this turn."""
         return self.token_count - len(self.turn.completion_ids)
+
+    @property
+    def merged_bytes(self) -> int:
+        """Memory for the last group, where it was merged from several messages: the turn's record does not have
+        it."""
+        last = self.groups[-1]
+        if last.end - last.start == 1:
+            return 0
+        message = last.message
+        return sum(map(sys.getsizeof, (message.content, message.reasoning, message.tool_calls)))
 
     def record_delivery(self, state: DeliveryState) -> bool:
         """Records what became of the reply. Returns False and changes nothing where the reply was written before:

@@ -250,7 +250,7 @@ class EpisodeSession:
     def commit(self, turn: Turn, record_bytes: int) -> Node:
         """Makes a durable turn visible, and counts it and its record against the budgets."""
         node = self.tree.add(turn)
-        self._recorded_bytes += record_bytes
+        self._recorded_bytes += record_bytes + node.merged_bytes
         self._sampled += len(turn.completion_ids)
         self._refusals = 0
         self._last_refusal = None

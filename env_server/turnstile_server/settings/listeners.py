@@ -191,7 +191,8 @@ class GateSettings(_Clients):
     max_record_bytes_per_episode: int = Field(
         256 << 20,
         ge=1024,
-        description="Bytes of the records of one episode's turns, in memory and in the journal; then it is "
+        description="Bytes of the records of one episode's turns, in memory and in the journal, and of replies "
+        "that are kept merged with the assistant messages before them; then it is "
         "`truncated`, so that no agent can fill the disk for the others. Calls in flight together may exceed it.",
     )
     max_refusals: int = Field(
