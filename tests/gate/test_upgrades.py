@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,6 +65,51 @@ async def test_a_handshake_at_the_model_api_is_426_and_logged_nowhere(
             assert refused.value.response.status_code == 426
         await empty(stage.agent_listener.connections)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+HANDSHAKE = (
+    b"upgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /ws?" + b"q" * 9_000 + b" HTTP/1.1\r\nhost: h\r\n",
+        b"GET /ws HTTP/1.1\r\nhost: h\r\nx: " + b"x" * 9_000 + b"\r\n",
+    ],
+    ids=["path", "header"],
+)
+async def test_a_handshake_that_is_not_understood_is_refused_at_once(
+    tiny_model: Path, tmp_path: Path, head: bytes
+) -> None:
+    """Such connections stayed open, unanswered, and made way for nobody: 2,048 of them, without a key, and the
+    control API answered 503 to everybody for as long as their client liked."""
+    async with staged(tiny_model, tmp_path) as stage:
+        at = urlsplit(str(stage.control.base_url))
+        async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
+            await connection.send(head + HANDSHAKE)
+            said = await heard(connection)
+        assert said.startswith(b"HTTP/1.1 400 "), said
+        await empty(stage.control_listener.connections, most=1)
+
+
+async def test_clients_write_no_lines_of_websockets_into_the_log(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each handshake was two lines, with a path of up to 64 kB, whether or not it showed a key."""
+    caplog.set_level(logging.INFO)
+    async with staged(tiny_model, tmp_path, control={"key": "k" * 24, "auth": True}) as stage:
+        url = str(stage.control.base_url).replace("http", "ws").rstrip("/")
+        for path in (f"/k/{'k' * 24}/ws", "/k/wrong/ws?" + "q" * 30_000, "/nowhere"):
+            with suppress(InvalidStatus, ConnectionClosed):
+                async with connect(url + path, proxy=None) as opened:
+                    await opened.send(b"\xff\xfe", text=True)
+                    await opened.recv()
+        await empty(stage.control_listener.connections, most=1)
+        said = [record.getMessage()[:99] for record in caplog.records if record.name == "uvicorn.error"]
+    assert [line for line in said if not line.startswith("Started server process")] == []
 
 
 @pytest.mark.parametrize(

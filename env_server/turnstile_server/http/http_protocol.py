@@ -26,6 +26,12 @@ from turnstile_server.shortages import is_shortage
 
 _INVALID = refusal(400, "invalid_request", "this is no valid request of HTTP 1.1", retry=False)
 _SLOW = refusal(408, "request_timeout", "the head of this request did not arrive in time", retry=True)
+_NO_HANDSHAKE = refusal(
+    400,
+    "invalid_request",
+    "this is no valid handshake of a WebSocket, or one of its lines is too long",
+    retry=False,
+)
 _EXHAUSTED = refusal(503, "server_exhausted", "the server lacks memory for this request; try again", retry=True)
 _TOO_LARGE = refusal(431, "head_too_large", "the headers of this request are too large or too many", retry=False)
 _PART = 2048
@@ -55,8 +61,12 @@ class SeatedWebSocket(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self._input is not None and self.handshake_initiated:
             self._input.received(data)
-        else:
+        else:  # the whole head
             super().data_received(data)
+            if not self.handshake_initiated and not self.transport.is_closing():
+                # uvicorn waits for more then, for ever, and sends nothing of what the library would say.
+                self.transport.write(_NO_HANDSHAKE)
+                self.transport.close()
 
     async def receive(self) -> ASGIReceiveEvent:
         message = await super().receive()

@@ -35,11 +35,19 @@ _NOT_WORTH_A_LINE = {
     "Unsupported upgrade request.",
 }
 """What uvicorn would log of clients, who could fill the disk with it."""
+_LINES_OF_CLIENTS = (
+    '%s - "WebSocket ',  # with the path that the client sent, of up to ``max_head_bytes``
+    "connection open",
+    "connection rejected",
+    "connection closed",
+    "HTTP response sent",
+    "No supported WebSocket library detected.",
+)
+"""How further such lines begin, before their arguments are put in."""
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    said = record.getMessage()
-    return said not in _NOT_WORTH_A_LINE and not said.startswith("No supported WebSocket library detected.")
+    return record.msg not in _NOT_WORTH_A_LINE and not str(record.msg).startswith(_LINES_OF_CLIENTS)
 
 
 class _UvicornServer(uvicorn.Server):
