@@ -28,8 +28,8 @@ MOST_COMPARED_CHARS = 1_000_000
 """Characters of system texts after which no other text of a call is compared, on the event loop: 20 ns each."""
 CANDIDATES = 16
 """Turns with the same dialogue, the latest first, that are compared with a call."""
-COMPARED_GROUPS = 40_000
-"""Message groups that are compared before a search gives up, on the event loop: 0.7 µs each. A clock needs one
+COMPARED_GROUPS = 20_000
+"""Message groups that are compared before a search gives up, on the event loop: 1 µs each. A clock needs one
 path of them; only a history that was edited at its beginning, or many times, needs more."""
 
 
