@@ -128,8 +128,9 @@ async def test_mini_swe_agents_commands_find_no_key_and_may_kill_what_runs_them(
         sandboxes = {**sandboxes, "docker_image": request.getfixturevalue("agents_image")}
     settings = Settings(model=tiny_model, data_dir=tmp_path, sandboxes=sandboxes)
     task = load_tasks(()).get("fix-cart-discount")
-    kill = "for runner in /proc/[0-9]*; do grep -q [c]ommand_runner $runner/cmdline && kill -9 ${runner#/proc/}; done"
-    look = f"id -un; echo home=$HOME pager=$PAGER given=$GIVEN key=$OPENAI_API_KEY; python3 - <<'END'\n{_ATTACK}\nEND"
+    kill = "for one in /proc/[0-9]*; do grep -q [c]ommand_runner $one/cmdline && kill -9 ${one#/proc/}; done"
+    shown = "echo home=$HOME pager=$PAGER given=$GIVEN key=$OPENAI_API_KEY"
+    look = f"{shown}; python3 - <<'END'\n{_ATTACK}\nEND"
     commands = [look, kill, "echo still here; sleep 300 > /dev/null 2>&1 &", "grep -xl sleep /proc/[0-9]*/comm"]
     solution = solution_commands(task, settings.tasks)
     async with scripted_server(settings, ShellPolicy([*commands, *solution])) as server:

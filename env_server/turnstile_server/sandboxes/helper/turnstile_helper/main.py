@@ -189,7 +189,7 @@ class Helper:
             stdio.append(launcher.given)
             environment[os.fsencode(VARIABLE)] = str(DESCRIPTOR).encode()
         try:
-            pid = self._spawner.command(argv, cwd, environment, user, stdio, judges=launcher is not None)
+            pid = self._spawner.command(argv, cwd, environment, user, stdio, launches=launcher is not None)
         except OSError as error:
             # The sandbox is full of processes. That is the fault of what ran in it, not of the sandbox.
             pipes.close()

@@ -28,7 +28,7 @@ NOT_FOUND = 127
 
 def take_descriptors() -> None:
     """Raises the helper's bound to what it may have. What it has sent between processes of its own, and what a
-    command that judges sends, passes only while all descriptors under way of that uid of the machine are fewer
+    command with a launcher sends, passes only while all descriptors under way of that uid of the machine are fewer
     than the sender's bound; so it is above that of other commands."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # more than the kernel allows by now
@@ -65,12 +65,12 @@ class Spawner:
         user: str | None,
         stdio: Sequence[int],
         oom_score: str = _OOM_SCORE,
-        judges: bool = False,
+        launches: bool = False,
     ) -> int:
-        """Starts a program; returns its pid. ``stdio``: its descriptors from 0 on; it gets no others. ``judges``:
-        it has as many descriptors as the helper may have. One that cannot be started exits 127 (not there) or
-        126, and says why on stderr. Raises OSError when no process can be made."""
-        return self.fork(lambda: self._execute(argv, cwd, env, judges), user, stdio, oom_score)
+        """Starts a program; returns its pid. ``stdio``: its descriptors from 0 on; it gets no others.
+        ``launches``: it has as many descriptors as the helper may have. One that cannot be started exits 127 (not
+        there) or 126, and says why on stderr. Raises OSError when no process can be made."""
+        return self.fork(lambda: self._execute(argv, cwd, env, launches), user, stdio, oom_score)
 
     def is_apart(self, user: str) -> bool:
         """Whether a signal of the user's processes reaches no others."""
@@ -127,11 +127,11 @@ class Spawner:
         os.umask(0o022)
         self._rights.give_up()
 
-    def _execute(self, argv: Sequence[bytes], cwd: bytes, env: Mapping[bytes, bytes], judges: bool) -> int:
+    def _execute(self, argv: Sequence[bytes], cwd: bytes, env: Mapping[bytes, bytes], launches: bool) -> int:
         for which, bound in self._rlimits.items():
             if which != resource.RLIMIT_NOFILE:
                 resource.setrlimit(which, (bound, bound))
-            elif not judges:
+            elif not launches:
                 hard = resource.getrlimit(which)[1]
                 most = bound if hard == resource.RLIM_INFINITY else min(bound, hard // 2)
                 resource.setrlimit(which, (most, most))
