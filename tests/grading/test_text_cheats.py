@@ -30,6 +30,13 @@ WRITTEN = f"""
 with open("/dev/shm/later.py", "w") as file: file.write({PASS!r})
 def double(n): return 3
 """
+LATER = WRITTEN.replace("/dev/shm", "mathx")
+COMPILED = f"""
+import marshal, importlib.util
+code = compile({PASS!r}, "<string>", "exec")
+with open("mathx/later.py", "wb") as file: file.write(importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+def double(n): return 3
+"""
 HEAD = "import configparser, doctest, functools, inspect, logging.config, typing, unittest\nimport mathx\nfrom mathx import double\n"
 RUN = {
     "annotations": ("self.assertIn('n', typing.get_type_hints(double))", ANNOTATED),
@@ -44,6 +51,20 @@ RUN = {
         EXAMPLE,
     ),
     "a file in a folder of all": ("import runpy; runpy.run_path('/dev/shm/later.py')", WRITTEN),
+    "a script, by a relative name": ("import runpy; runpy.run_path('mathx/later.py')", LATER),
+    "a script, by a way round": ("import runpy; runpy.run_path('/proc/self/cwd/mathx/later.py')", LATER),
+    "a script that is compiled, and names another file": (
+        "import runpy; runpy.run_path('mathx/later.py')",
+        COMPILED,
+    ),
+    "a loader of it": (
+        "import importlib.machinery as m; m.SourcelessFileLoader('x', 'mathx/later.py').load_module()",
+        COMPILED,
+    ),
+    "a loader": (
+        "import importlib.machinery as m; m.SourceFileLoader('x', 'mathx/later.py').load_module()",
+        LATER,
+    ),
     "a configuration": (
         "parser = configparser.RawConfigParser(); parser.read_dict(mathx.CONFIG)\n        logging.config.fileConfig(parser)",
         LOGGED,

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import types
 import unittest
+from collections.abc import Callable
 from typing import Any
 
 from .boundary.proxies import BoundaryError, origin_of
@@ -33,23 +34,28 @@ _PROGRAMS = frozenset(
 _LIBRARIES = {"ctypes.dlopen": 0, "import": 1}
 """Which argument of the event is the file."""
 _WRITABLE = ("/tmp/", "/dev/shm/", "/var/tmp/")
-_RUN_TEXT = frozenset(("doctest", "logging.config"))
+_RUN_TEXT = frozenset(("code", "doctest", "logging.config"))
 """Modules that run what they read as code, whoever wrote it."""
 _OWN_TEXT = frozenset(("collections", "dataclasses", "unittest.mock"))
 """Modules that make code of names alone, which they check."""
 _IMPORTS = "<frozen importlib._bootstrap>"
+_LOADERS = frozenset(("importlib._bootstrap_external", "_frozen_importlib_external", "zipimport", "runpy"))
+"""Modules that read files as code. What they read may name any other file as its own."""
 _IN_HAND = (tuple, list)
 
 
 def refuse_programs(work: str, tests: str, shared: str) -> None:
     """From now on this process starts no program, unpickles nothing, loads no library and runs no code of a folder
     that the work can write to, and the files of ``tests`` run no text as code."""
-    below = tuple(folder.rstrip("/") + "/" for folder in (work, shared))
     own = tests.rstrip("/") + "/"
     judges = (own, os.path.dirname(os.path.abspath(__file__)) + "/")
+    folders = [each for folder in (work, shared) for each in (folder.rstrip("/"), os.path.realpath(folder))]
+    theirs = (*(f"{folder}/" for folder in folders), *_WRITABLE)
 
     def is_theirs(path: str) -> bool:
-        return path.startswith((*below, *_WRITABLE)) and not path.startswith(judges)
+        """By whatever name: ``main.py`` and ``/proc/self/cwd/main.py`` are the work's, too."""
+        names = (os.path.abspath(path), os.path.realpath(path))
+        return any(name.startswith(theirs) and not name.startswith(judges) for name in names)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in _PROGRAMS:
@@ -62,9 +68,15 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
                 "the hidden tests unpickle: what they read could be the work's, and run as the user that "
                 "judges. Read JSON, or mark the task `trust: in_process`"
             )
-        if event in _LIBRARIES and is_theirs(str(args[_LIBRARIES[event]])):
+        if event == "open" and sys._getframe(1).f_globals.get("__name__") in _LOADERS and is_theirs(str(args[0])):
             raise BoundaryError(
-                f"the hidden tests load {args[_LIBRARIES[event]]} into their own process. Import it as one of "
+                f"the hidden tests run {args[0]} in their own process. Import it, start it by "
+                "`turnstile_tests.run`, or mark the task `trust: in_process`"
+            )
+        library = str(args[_LIBRARIES[event]]) if event in _LIBRARIES else ""
+        if "/" in library and is_theirs(library):  # else it is looked for where the system has its own
+            raise BoundaryError(
+                f"the hidden tests load {library} into their own process. Import it as one of "
                 "the work's modules, or mark the task `trust: in_process`"
             )
         if event == "sqlite3.enable_load_extension" and args[1]:
@@ -80,13 +92,17 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
                 "process (annotations, examples of a docstring), and it could be the work's. Compare the text, or "
                 "mark the task `trust: in_process`"
             )
-        if event == "exec" and isinstance(args[0], types.CodeType) and is_theirs(args[0].co_filename):
+        if event == "exec" and isinstance(args[0], types.CodeType) and _is_of_file(args[0], is_theirs):
             raise BoundaryError(
                 f"the hidden tests run {args[0].co_filename} in their own process. Import it, start it by "
                 "`turnstile_tests.run`, or mark the task `trust: in_process`"
             )
 
     sys.addaudithook(hook)
+
+
+def _is_of_file(code: types.CodeType, where: Callable[[str], bool]) -> bool:
+    return not code.co_filename.startswith("<") and where(code.co_filename)
 
 
 def _may_be_the_works(code: Any, caller: types.FrameType, own: str) -> bool:
