@@ -1,7 +1,8 @@
 """Finds, in the text of hidden tests, where they would run the work as the user that judges it.
 
 For ``turnstile tasks validate``, of a ``runner: command`` with ``trust: boundary``. It sees what is written
-plainly: Python that imports ``subprocess`` or the like, shell lines that start an interpreter or ``./program``.
+plainly: Python that imports ``subprocess`` or the like, or what a folder added to ``sys.path`` holds, shell lines
+that start an interpreter or ``./program``.
 Tests of ``unittest`` and ``pytest`` are stopped when they run (``inside/precautions.py``)."""
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from turnstile_server.tasks.model import HiddenTests
 
 _MODULES = frozenset(("subprocess", "multiprocessing", "pty", "runpy", "pickle", "shelve", "marshal"))
 _FUNCTIONS = re.compile(r"system|popen|fork(pty)?|(exec|spawn)[lv]p?e?|posix_spawnp?")
+_IMPORTS = frozenset(("import_module", "spec_from_file_location", "SourceFileLoader", "SourcelessFileLoader"))
 _BUILTINS = frozenset(("exec", "eval", "__import__"))
 _BEFORE = r"(?:^|[;&|({!`]|\b(?:if|then|elif|else|do|while|until|exec|env|time|timeout\s+\S+)\b)\s*"
 _STARTED = re.compile(
@@ -59,8 +61,16 @@ def _in_python(text: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             if _FUNCTIONS.fullmatch(node.attr):
                 yield node.lineno, f"what `os.{node.attr}` starts"
+        elif isinstance(node, ast.Call) and _brings_modules(node) and "__file__" not in ast.unparse(node):
+            yield node.lineno, f"what `{ast.unparse(node.func)}` brings in"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
             yield node.lineno, f"what `{node.func.id}` runs"
+
+
+def _brings_modules(node: ast.Call) -> bool:
+    """Whether it imports by a name or from a folder that are not the check's own, as far as its text shows."""
+    name = ast.unparse(node.func)
+    return name.startswith("sys.path.") or name.rpartition(".")[2] in _IMPORTS
 
 
 def _in_shell(text: str) -> Iterator[tuple[int, str]]:
