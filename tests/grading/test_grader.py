@@ -157,7 +157,7 @@ async def test_infrastructure_failures_are_tried_again_so_often(provider: Watche
 LEFT = """
 import os
 disk = os.statvfs('/tmp')
-print(disk.f_bavail * disk.f_frsize)
+print(disk.f_bavail * disk.f_frsize, int(os.stat('/tmp').st_dev == os.stat('.').st_dev))
 """
 
 
@@ -167,16 +167,17 @@ async def test_work_that_leaves_the_hidden_tests_no_room_scores_0(provider: Watc
         said = await sandbox.exec(Command(("python3", "-c", LEFT), timeout_s=60))
     finally:
         await sandbox.destroy()
-    # The work lies there twice while it is taken over.
-    third = int(said.stdout) // 3
+    left, shared = map(int, said.stdout.split())
+    third = left // 3  # the work lies there twice while it is taken over
     files = {"inline": {"test_hidden.py": HIDDEN, "data": "x" * (2 * third)}}
     large = the_task(tests={"expected": EXPECTED[:2], "files": files})
     assert (await grader(provider).grade(large, FIXED)).reward == 1.0
     grade = await grader(provider).grade(
         large, work({"mathx/__init__.py": FIX, "full": "x" * (third + (1 << 20))})
     )
-    assert grade.reward == 0.0, grade.detail
-    assert "leaves them no room" in grade.detail["tests"]["note"]
+    # Where the work folder has a disk of its own (a container's), the work takes the tests no room.
+    assert grade.reward == float(not shared), grade.detail
+    assert ("leaves them no room" in str(grade.detail["tests"])) == bool(shared)
 
 
 async def test_a_task_that_fails_is_not_tried_again(provider: Watched) -> None:
