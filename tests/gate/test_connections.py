@@ -130,6 +130,41 @@ async def test_a_head_that_never_ends_is_closed_however_it_drips(sent: bytes, st
         await empty(listener.connections)
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("length", [b"content-length: 38", b"transfer-encoding: chunked"])
+async def test_a_body_beside_an_upgrade_is_never_read_as_a_request(protocol: bytes, length: bytes) -> None:
+    """It was: behind a proxy that shares its connections, another client would have had the second response."""
+    head = (
+        b"POST / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: "
+        + protocol
+        + b"\r\n"
+        + length
+        + b"\r\n\r\n"
+    )
+    async with listening() as listener, await connected(listener, head) as connection:
+        await anyio.sleep(0.2)  # the body comes alone
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await connection.send(HEAD + b"\r\n")
+        said = await heard(connection)
+        assert said.startswith(b"HTTP/1.1 400 ")
+        assert b"send it without Upgrade" in said
+        assert said.count(b"HTTP/1.1 ") == 1
+        await empty(listener.connections)
+
+
+async def test_an_upgrade_without_a_body_is_ignored() -> None:
+    async with listening() as listener:
+        asked = HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n"
+        async with await connected(listener) as connection:
+            for _ in range(2):
+                await connection.send(asked)
+                said = b""
+                with anyio.fail_after(20):
+                    while not said.endswith(b"oo"):
+                        said += await connection.receive()
+                assert said.startswith(b"HTTP/1.1 200 OK")
+
+
 async def test_what_came_while_the_event_loop_stood_still_is_answered() -> None:
     async with listening() as listener:
         with socket.create_connection(listener._socket.getsockname()[:2], timeout=10) as client:

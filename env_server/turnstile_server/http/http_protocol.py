@@ -26,6 +26,9 @@ from turnstile_server.shortages import is_shortage
 
 _INVALID = refusal(400, "invalid_request", "this is no valid request of HTTP 1.1", retry=False)
 _SLOW = refusal(408, "request_timeout", "the head of this request did not arrive in time", retry=True)
+_UPGRADE = refusal(
+    400, "invalid_request", "a request with a body cannot ask for an upgrade: send it without Upgrade", retry=False
+)
 _NO_HANDSHAKE = refusal(
     400,
     "invalid_request",
@@ -101,7 +104,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._fresh = True
-        self._head_too_large = False
+        self._fault = _INVALID
         self._dropping = False
         self._served: RequestResponseCycle | None = None
         self._upgraded = False
@@ -161,7 +164,7 @@ class BoundedHttp(HttpToolsProtocol):
         if error is not None and error.__context__ is not None and is_shortage(error.__context__):
             self._refuse(_EXHAUSTED)
         else:
-            self._refuse(_TOO_LARGE if self._head_too_large else _INVALID)
+            self._refuse(self._fault)
 
     def timeout_keep_alive_handler(self) -> None:
         """Does nothing: the seat closes idle connections. uvicorn's timer would also cut one whose next request
@@ -215,17 +218,21 @@ class BoundedHttp(HttpToolsProtocol):
         self._count_head(len(name) + len(value))
         super().on_header(name, value)
         if len(self.headers) > self._seat.limits.max_headers:
-            self._head_too_large = True
+            self._fault = _TOO_LARGE
             raise ValueError("too many headers")
 
     def _count_head(self, size: int) -> None:
         self._headers_size += size
         if self._headers_size > self._seat.limits.max_head_bytes:
-            self._head_too_large = True
+            self._fault = _TOO_LARGE
             raise ValueError("the head is too large")
 
     def on_headers_complete(self) -> None:
         self._head_bytes, self._in_head, self._in_body, self._fresh = 0, False, True, False
+        if self.parser.should_upgrade() and self._announces_body():
+            # The parser takes such a body for what comes in the other protocol, and then for requests.
+            self._fault = _UPGRADE
+            raise ValueError("a body and another protocol")
         if len(self.pipeline) >= _AHEAD:
             self._dropping = True
             self.pipeline[0][0].keep_alive = False
@@ -239,6 +246,12 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self._served = self.cycle
             self._seat.request_began()
+
+    def _announces_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
