@@ -456,6 +456,23 @@ async def test_a_body_over_the_limit_is_413_by_its_declared_length(open_door: Op
             assert (await http.post("/episodes", content=json.dumps(TASK))).status_code == 201
 
 
+async def test_a_body_of_too_many_values_is_413_and_commas_in_a_text_are_none(open_door: OpenDoor) -> None:
+    """8 MB of small values kept the event loop for 0.8 s."""
+    with open_door(control={"max_body_values": 100}) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+            asked = TASK | {"metadata": {"numbers": [*range(200)]}}
+            for path in ("/episodes", "/reset", "/mcp"):
+                error = error_of(await http.post(path, content=json.dumps(asked)), 413, "body_too_large")
+                assert "control.max_body_values" in error["message"]
+            asked = TASK | {"metadata": {"text": "," * 200}}
+            assert (await http.post("/episodes", content=json.dumps(asked))).status_code == 201
+            completion = {"call_id": "c", "completion_ids": [7] * 200, "logprobs": [-1.0] * 200}
+            error = error_of(
+                await http.post("/episodes/none/completions", json=completion), 400, "invalid_request"
+            )
+            assert "--engine trainer" in error["message"]  # it was read
+
+
 async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks(open_door: OpenDoor) -> None:
     sent = 0
 

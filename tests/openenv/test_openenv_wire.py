@@ -200,6 +200,14 @@ async def test_a_binary_message_ends_the_socket(door: Door) -> None:
         assert closed.value.rcvd.code == 1003
 
 
+async def test_a_frame_of_too_many_values_is_refused(open_door: OpenDoor) -> None:
+    with open_door(control={"max_body_values": 100}) as door:
+        async with wired(door) as wire:
+            told = await wire.ask(step(type="generate", prompt="x", more=[*range(200)]))
+            assert told["data"]["code"] == "VALIDATION_ERROR"
+            assert "control.max_body_values" in told["data"]["message"]
+
+
 async def test_a_frame_over_the_limit_is_refused(open_door: OpenDoor) -> None:
     with open_door(control={"max_body_bytes": 1024}) as door:
         async with wired(door) as wire:

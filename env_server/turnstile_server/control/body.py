@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import orjson
 from fastapi import HTTPException
 from pydantic import BaseModel, ValidationError
@@ -24,9 +25,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.errors import InvalidRequest, TurnstileError
+from turnstile_server.errors import BodyTooLarge, InvalidRequest, TurnstileError
 from turnstile_server.http.exchange import header_count
 from turnstile_server.http.intake import BodyReader, Intake, too_large
+from turnstile_server.http.json_values import count_values, has_few_values
 from turnstile_server.settings import ControlSettings
 
 JSON = "application/json"
@@ -38,11 +40,18 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
 
-class BodyLimit:
-    """ASGI middleware: bodies are received within the settings' limits of size, time and rate.
+_COMPLETIONS = "/completions"
+_MORE_VALUES = 10
+"""Times as many values may come where the training loop sends a completion's token ids and logprobs: flat arrays
+of numbers, which are read in a tenth of the time."""
 
-    A body of more than ``control.max_body_bytes`` is 413, by its declared length or while it arrives; one that
-    finds no room beside the others (``control.max_body_bytes_total``) is 429, one that comes too slowly 408.
+
+class BodyLimit:
+    """ASGI middleware: bodies are received within the settings' limits of size, time, rate and JSON values.
+
+    A body of more than ``control.max_body_bytes`` is 413, by its declared length or while it arrives, and so is
+    one of more than ``control.max_body_values``; one that finds no room beside the others
+    (``control.max_body_bytes_total``) is 429, one that comes too slowly 408.
     """
 
     def __init__(self, app: ASGIApp, settings: ControlSettings) -> None:
@@ -60,6 +69,7 @@ class BodyLimit:
         with self._intake.reserving(f"request {id(scope)}", declared, "control") as reservation:
             reader: BodyReader | None = None
             whole = False
+            counted = _Values(self._settings.max_body_values, scope["path"])
 
             async def measured_receive() -> Message:
                 nonlocal reader, whole
@@ -69,6 +79,7 @@ class BodyLimit:
                     reader = BodyReader(receive, reservation, self._intake, self._settings, "control")
                 try:
                     message = await reader.next()
+                    await counted.add(message)
                 except TurnstileError as error:
                     # FastAPI's own parsing of bodies passes on this class only; ``errors`` answers with the cause.
                     raise HTTPException(error.status, error.message) from error
@@ -76,6 +87,29 @@ class BodyLimit:
                 return message
 
             await self._app(scope, measured_receive, send)
+
+
+class _Values:
+    """Counts the JSON values of one body: reading takes a microsecond of the event loop or more for each."""
+
+    def __init__(self, most: int, path: str) -> None:
+        self._most = most * _MORE_VALUES if path.endswith(_COMPLETIONS) else most
+        self._parts: list[bytes] = []
+
+    async def add(self, message: Message) -> None:
+        """Raises BodyTooLarge, with the last message of a body."""
+        self._parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            parts, self._parts = self._parts, []
+            body = b"".join(parts)
+            if has_few_values(body, self._most):
+                return
+            if await anyio.to_thread.run_sync(count_values, body, self._most) > self._most:
+                raise BodyTooLarge(too_many_values(self._most))
+
+
+def too_many_values(most: int) -> str:
+    return f"the body has more than {most} JSON values (control.max_body_values)"
 
 
 def parse_json(raw: str | bytes) -> Any:

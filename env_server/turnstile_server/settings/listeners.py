@@ -81,6 +81,12 @@ class ControlSettings(_Clients):
     max_body_bytes: int = Field(
         8 << 20, ge=1024, description="Largest body of a control request; a larger one is 413."
     )
+    max_body_values: int = Field(
+        100_000,
+        ge=100,
+        description="JSON values in the body of a control request, or in a message of a WebSocket; more are 413. "
+        "Ten times as many where token ids and logprobs come (`POST …/completions`).",
+    )
     max_body_bytes_total: int = Field(
         64 << 20, ge=1024, description="Bytes of the bodies of all control requests in flight; more are 429."
     )

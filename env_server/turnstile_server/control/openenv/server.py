@@ -97,7 +97,10 @@ class OpenEnvServer:
         self._rpc = JsonRpc(self._find)
         self._sockets = 0
         self._limits = SocketLimits(
-            parts.control.max_body_bytes, parts.settings.max_ahead, parts.control.send_timeout_s
+            parts.control.max_body_bytes,
+            parts.control.max_body_values,
+            parts.settings.max_ahead,
+            parts.control.send_timeout_s,
         )
 
     # HTTP

@@ -15,6 +15,9 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from turnstile_server.control.body import too_many_values
+from turnstile_server.http.json_values import count_values, has_few_values
+
 NORMAL, GOING_AWAY, UNSUPPORTED, POLICY = 1000, 1001, 1003, 1008
 """Close codes (RFC 6455, section 7.4.1)."""
 
@@ -24,17 +27,22 @@ MessageT = TypeVar("MessageT")
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    """``max_chars`` of one message, ``max_ahead`` unanswered messages, seconds to take an answer."""
+    """``max_chars`` and ``max_values`` of one message, ``max_ahead`` unanswered messages, seconds to take an
+    answer."""
 
     max_chars: int
+    max_values: int
     max_ahead: int
     send_timeout_s: float
 
     def refusal(self, text: str) -> str | None:
-        """Why a message is too long; None where it is not."""
-        if len(text) <= self.max_chars:
+        """Why a message is too long, or has too many values; None where neither is so."""
+        if len(text) > self.max_chars:
+            return f"the message is larger than {self.max_chars} characters (control.max_body_bytes)"
+        data = text.encode("utf-8", "surrogatepass")
+        if has_few_values(data, self.max_values) or count_values(data, self.max_values) <= self.max_values:
             return None
-        return f"the message is larger than {self.max_chars} characters (control.max_body_bytes)"
+        return too_many_values(self.max_values)
 
 
 class SocketProtocol(Protocol[MessageT]):
