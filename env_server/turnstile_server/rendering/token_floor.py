@@ -43,8 +43,15 @@ _COST = 1000.0
 """Of a string of the vocabulary. The library adds 10 for a character that is in no string."""
 _UNKNOWN_COST = _COST + 10.0
 
-# Characters that no normal form joins with the character before them, so that the text may be cut there.
-_STARTS = re.compile("[\x20-\x7e\n\u00c0-\u024f\u0391-\u03c9\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u3400-\u9fff]")
+
+def _joins(character: str) -> bool:
+    """Whether a normal form may join the character with the one before it."""
+    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
+
+
+_MARKS = "".join(filter(_joins, map(chr, range(0x300, 0x20000))))
+_STARTS = re.compile(f"[^{_MARKS}]")
+"""A character that no normal form joins with the one before it, so that the text may be cut there."""
 _KEEPING = ("Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 """What a ``Split`` may do with its matches; ``Removed`` drops them."""
 
@@ -152,13 +159,7 @@ def _joined_marks(ends: Iterable[str]) -> re.Pattern[str]:
     last = "".join(sorted(ends))
     if not last:
         return re.compile("(?!)")
-    marks = "".join(character for character in map(chr, range(0x300, 0x20000)) if _joins(character))
-    return re.compile(f"[{re.escape(last)}][{marks}]")
-
-
-def _joins(character: str) -> bool:
-    """Whether a normal form may join the character with the one before it."""
-    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
+    return re.compile(f"[{re.escape(last)}][{_MARKS}]")
 
 
 def _pieces(text: str) -> Iterator[str]:
