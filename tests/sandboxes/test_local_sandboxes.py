@@ -10,8 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import wsgiref
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,47 @@ async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
     if not package.is_relative_to("/tmp"):  # there the sandbox's own /tmp hides all of a checkout
         assert package.name in beside
     assert inside == "kept\n", result
+
+
+def test_of_a_python_in_somebodys_home_the_python_alone_is_mounted() -> None:
+    """As after ``./configure --prefix=$HOME``: all that the user has there would be readable inside."""
+    python = bubblewrap.HostPython("/home/me/bin/python3", "/home/me")
+    frame = bubblewrap.SandboxFrame("bwrap", python, privileged=True, agent_uid=1)
+    words = bubblewrap.wrap(frame, Path("/etc-made"), SPEC, (), ["true"])
+    mounted = {word for option, word in pairwise(words) if "bind" in option and word.startswith("/home")}
+    assert "/home/me/bin" in mounted
+    assert "/home/me/lib" in mounted
+    assert not {"/home", "/home/me", "/home/me/share"} & mounted
+
+
+@pytest.fixture
+def other_prefix() -> Iterator[bubblewrap.HostPython]:
+    """The same Python in a folder with something else beside it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as prefix:
+        for part in ("bin", "lib"):
+            Path(prefix, part).symlink_to(Path(sys.base_prefix, part))
+        Path(prefix, "secret").write_text("a secret")
+        Path(prefix).chmod(0o755)
+        yield bubblewrap.HostPython(f"{prefix}/bin/{Path(os.path.realpath(sys.executable)).name}", prefix)
+
+
+async def test_a_python_works_without_the_rest_of_its_prefix(
+    run_dir: Path,
+    sandbox_settings: SandboxSettings,
+    agents: AgentEndpoint,
+    tasks: BackgroundTasks,
+    other_prefix: bubblewrap.HostPython,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = LocalProvider(sandbox_settings, run_dir)
+    monkeypatch.setattr(provider, "_python", other_prefix)
+    await provider.start(agents, tasks)
+    sandbox = await provider.create(SPEC)
+    prefix = other_prefix.prefix
+    program = f"import os, sys; print(sys.prefix == {prefix!r}, *sorted(os.listdir({prefix!r})))"
+    said = await sandbox.exec(Command(("python3", "-c", program)))
+    await provider.close()
+    assert said.stdout.decode().split() == ["True", "bin", "lib", "share"], said
 
 
 async def test_without_isolation_it_works_and_says_so(

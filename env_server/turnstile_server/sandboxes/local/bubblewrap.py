@@ -47,6 +47,8 @@ _SYSTEM_FILES = (
     "/etc/ssl/certs",
     "/etc/terminfo",
 )
+_PYTHON_PARTS = ("bin", "lib", "lib64", "include", "ssl", "share/zoneinfo", "share/terminfo")
+"""Of a Python outside of /usr. Not the whole prefix: it may be somebody's home, or ``~/.local``."""
 _MAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -186,7 +188,8 @@ def _name_spaces(frame: SandboxFrame) -> list[str]:
 
 
 def _system(frame: SandboxFrame, etc: Path) -> list[str]:
-    words = [*_folders("/etc/ssl/certs", frame.python.prefix), "--ro-bind", "/usr", "/usr"]
+    parts = () if frame.python.in_system else [f"{frame.python.prefix}/{part}" for part in _PYTHON_PARTS]
+    words = [*_folders("/etc/ssl/certs", *parts), "--ro-bind", "/usr", "/usr"]
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
@@ -196,8 +199,8 @@ def _system(frame: SandboxFrame, etc: Path) -> list[str]:
         words += ["--ro-bind-try", file, file]
     for name in sorted(passwd({})):
         words += ["--ro-bind", str(etc / name), f"/etc/{name}"]
-    if not frame.python.in_system:
-        words += ["--ro-bind", frame.python.prefix, frame.python.prefix]
+    for part in parts:
+        words += ["--ro-bind-try", part, part]
     if frame.visible_proc:
         words += ["--dev-bind", "/proc", VISIBLE_PROC]
     return [*words, "--proc", "/proc", "--dev", "/dev"]
