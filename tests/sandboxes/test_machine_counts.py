@@ -5,6 +5,7 @@ In each test code in one sandbox takes all that it can get and keeps it; then an
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,35 @@ while taken < most:
         more()
     except OSError:
         break
+"""
+_SEND_AT_ONCE = """
+import array
+null = os.open("/dev/null", os.O_RDONLY)
+rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 253))]
+taken, receivers, groups, senders = 0, [], 11, 11
+def sender(name, blocking):
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.connect(name)
+    made.setblocking(blocking)
+    return made
+for group in range(groups):
+    name = f"\\0{group}"
+    receivers.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    receivers[-1].bind(name)
+    try:
+        while True:
+            sender(name, False).send(b"nothing else fits")
+    except BlockingIOError:
+        pass
+    for _ in range(senders):
+        if os.fork() == 0:
+            sender(name, True).sendmsg([b"x"], rights)
+            time.sleep(600)
+        taken += 1
+time.sleep(1)
+for receiver in receivers:
+    for _ in range(senders):
+        receiver.recv(20)
 """
 _WATCH = """
 taken = 0
@@ -130,6 +160,19 @@ async def test_descriptors_under_way_between_processes_stop_no_other_sandbox(
     script = 'print(launch.launch(["true"], stdio=(0, 1, 2)).wait()["exit_code"])'
     launched = await as_tests(other, script)
     assert launched.stdout == b"0\n", launched
+
+
+async def test_a_compartment_is_made_whatever_number_of_descriptors_is_under_way(
+    provider: SandboxProvider,
+) -> None:
+    """Senders that wait for room in a queue are past the kernel's look at their bound: more than a bound each."""
+    limits = replace(SPEC.limits, memory_bytes=512 << 20, pids=200)
+    attacker = await provider.create(replace(SPEC, limits=limits))
+    assert isinstance(attacker, HelperSandbox)
+    await take(attacker, _SEND_AT_ONCE)
+    other = await second(provider)
+    for user in User:
+        assert (await other.exec(Command(("echo", "well"), user=user, timeout_s=30))).stdout == b"well\n", user
 
 
 async def test_watches_of_files_stop_no_other_sandbox(provider: SandboxProvider, sandbox: HelperSandbox) -> None:

@@ -20,7 +20,6 @@ import signal
 import socket
 from typing import Mapping, NamedTuple  # noqa: UP035 - Python 3.8
 
-from . import descriptors
 from .disk import mount_terminals
 from .kernel import (
     BIND,
@@ -36,6 +35,7 @@ from .kernel import (
     REMOUNT,
     Kernel,
 )
+from .processes import hide_memory, show_memory
 
 APART = "--apart"
 """Argument of the helper: it is to keep users apart by compartments."""
@@ -58,6 +58,8 @@ _HIDDEN_FILES = ("keys", "key-users", "kcore", "timer_list")
 """Below /proc: what tells of the machine. A process that is root outside would see the names of root's keys."""
 _EMPTY = "size=64k,nr_inodes=64,mode=0755"
 _FEW = 4096
+_TAKEN = b"!"
+"""Says to a first process that its name spaces are open."""
 
 
 def become_first_process() -> None:
@@ -160,19 +162,24 @@ class Compartments:
         with ours, theirs:
             maker = os.fork()
             if maker == 0:
+                ours.close()  # so that the first process sees the end of a helper that could not take it
                 self._build(user, theirs)
             theirs.close()
-            words, fds, _ = descriptors.receive(ours, _FEW, len(_NAME_SPACES))
+            words = ours.recv(_FEW)
             os.waitpid(maker, 0)
-        if len(fds) != len(_NAME_SPACES):
-            for fd in fds:
-                os.close(fd)
-            raise OSError(
-                errno.EPERM,
-                f"no compartment for {user} can be made: {words.decode(errors='replace') or 'its maker ended'}",
-            )
-        kinds = [kind for _, kind in _NAME_SPACES]
-        self._made[user] = made = _Compartment(int(words), dict(zip(kinds, fds)))  # noqa: B905 - Python 3.8
+            if not words.isdigit():
+                said = words.decode(errors="replace") or "its maker ended"
+                raise OSError(errno.EPERM, f"no compartment for {user} can be made: {said}")
+            fds: dict[int, int] = {}
+            try:
+                for name, kind in _NAME_SPACES:
+                    fds[kind] = os.open(f"/proc/{int(words)}/ns/{name}", os.O_RDONLY)
+                ours.send(_TAKEN)
+            except OSError:
+                for fd in fds.values():
+                    os.close(fd)
+                raise
+        self._made[user] = made = _Compartment(int(words), fds)
         return made
 
     def _build(self, user: str, answer: socket.socket) -> None:
@@ -196,12 +203,19 @@ class Compartments:
             os._exit(0)
 
     def _first_process(self, answer: socket.socket, pid: bytes) -> None:
-        """Reaps until it is killed. Its pid is said by its maker, as the helper sees it."""
+        """Reaps until it is killed. ``pid``: its own, said by its maker, as the helper sees it.
+
+        The helper opens its name spaces. They are not sent: the kernel refuses to send a descriptor while other
+        sandboxes of the same user have too many under way. It may open them only while this process does not hide
+        its memory, and nobody else sees it yet."""
         try:
             self._mount_proc()
-            fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name, _ in _NAME_SPACES]
+            show_memory()
+            answer.send(pid)
+            if answer.recv(1) != _TAKEN:
+                os._exit(1)
+            hide_memory()
             self._kernel.drop_capabilities()
-            descriptors.send(answer, pid, fds)
             null = os.open(os.devnull, os.O_RDWR)
             for fd in range(3):
                 os.dup2(null, fd)

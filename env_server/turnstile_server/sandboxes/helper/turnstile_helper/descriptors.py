@@ -5,14 +5,9 @@ from __future__ import annotations
 import array
 import os
 import socket
-from typing import List, Sequence, Tuple  # noqa: UP035 - Python 3.8
+from typing import List, Tuple  # noqa: UP035 - Python 3.8
 
 _SIZE = array.array("i").itemsize
-
-
-def send(end: socket.socket, words: bytes, fds: Sequence[int]) -> None:
-    """Raises OSError."""
-    end.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
 
 
 def receive(end: socket.socket, most_bytes: int, most_fds: int) -> Tuple[bytes, List[int], bool]:  # noqa: UP006

@@ -27,9 +27,9 @@ NOT_FOUND = 127
 
 
 def take_descriptors() -> None:
-    """Raises the helper's bound to what it may have. What it has sent between processes of its own, and what a
-    command with a launcher sends, passes only while all descriptors under way of that uid of the machine are fewer
-    than the sender's bound; so it is above that of other commands."""
+    """Raises the helper's bound to what it may have. A command with a launcher has the same: what it sends to the
+    launcher passes only while all descriptors under way of that uid of the machine are fewer than its own bound;
+    so that is above the bound of other commands."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # more than the kernel allows by now
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
