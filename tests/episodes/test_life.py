@@ -435,3 +435,18 @@ async def test_samples_are_the_same_before_and_after_the_end_and_from_the_disk(
 
 async def _export(stage: Stage, episode: dict[str, Any]) -> tuple[Any, Any]:
     return await stage.get(episode, "/turns"), await stage.get(episode, "/samples")
+
+
+async def test_an_export_that_a_deletion_overtakes_is_404_and_not_empty(tiny_model: Path, tmp_path: Path) -> None:
+    """Retention deletes in the journal first; the listing learns of it afterwards."""
+    async with staged(tiny_model, tmp_path, episodes={"cached_trees": 1}) as stage:
+        made = [await stage.episode() for _ in range(2)]
+        for episode in made:
+            async with stage.agent(episode) as agent:
+                await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
+            await stage.post(episode, "finish")
+        await stage.journal.delete(made[0]["episode_id"])
+        for what in ("samples", "tree", "turns"):
+            answer = await stage.control.get(f"/episodes/{made[0]['episode_id']}/{what}")
+            assert answer.status_code == 404, answer.text
+        assert len((await stage.get(made[1], "/samples"))["samples"]) == 1

@@ -22,8 +22,16 @@ from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 from turnstile_server.episodes.listing import EpisodeListing
-from turnstile_server.episodes.store import DamagedRecord, Forest, Stored, rebuild, stored_of, unreadable_episode
-from turnstile_server.errors import JournalUnavailable
+from turnstile_server.episodes.store import (
+    RECORD_UNREADABLE,
+    DamagedRecord,
+    Forest,
+    Stored,
+    rebuild,
+    stored_of,
+    unreadable_episode,
+)
+from turnstile_server.errors import JournalUnavailable, NotFound
 from turnstile_server.journal.protocol import Journal, Record
 
 _LOG = logging.getLogger(__name__)
@@ -147,13 +155,24 @@ class Archive:
             return unreadable_episode(episode_id, json.loads(data), error)
 
     async def forest(self, episode_id: str, threads: anyio.CapacityLimiter) -> Forest:
-        """The forest of an ended episode, from memory, or from the journal: built in one of ``threads``."""
+        """The forest of an ended episode, from memory, or from the journal: built in one of ``threads``.
+
+        Raises NotFound where retention or a deletion came first: an empty export would say that nothing was
+        sampled.
+        """
         forest = self._forests.get(episode_id)
         if forest is None:
             records = await self._journal.read(episode_id)
+            if not records and not self._unreadable(episode_id):
+                raise NotFound(f"the records of episode {episode_id} are gone: it was deleted, or they were lost")
             forest = await anyio.to_thread.run_sync(rebuild, records, limiter=threads)
         self._keep(episode_id, forest)
         return forest
+
+    def _unreadable(self, episode_id: str) -> bool:
+        """Whether the episode is shown as one whose records cannot be read."""
+        episode = self.get(episode_id)
+        return episode is not None and episode.error is not None and episode.error.type == RECORD_UNREADABLE
 
     def _keep(self, episode_id: str, forest: Forest) -> None:
         self._forests[episode_id] = forest

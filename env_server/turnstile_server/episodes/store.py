@@ -23,6 +23,8 @@ from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
 
 _LOG = logging.getLogger(__name__)
+RECORD_UNREADABLE = "record_unreadable"
+"""The type of the error of an episode whose record cannot be read."""
 PARENT_LOST = "parent_lost"
 """Why tokens of a whole turn are discarded: the disk has damaged a turn that it continues."""
 _MAX_DEPTH = 190
@@ -77,7 +79,7 @@ def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Except
     fixed: dict[str, Any] = {
         "episode_id": episode_id,
         "status": EpisodeStatus.FAILED,
-        "error": ErrorInfo(type="record_unreadable", message=message),
+        "error": ErrorInfo(type=RECORD_UNREADABLE, message=message),
         "reward": None,
     }
     blank: dict[str, Any] = {
