@@ -167,6 +167,9 @@ def _split(url: str) -> SplitResult | None:
         _ = parts.port  # raises for a port that is none
     except ValueError:
         return None
+    behind = parts.netloc.rpartition("]")[2] if "]" in parts.netloc else ""
+    if behind and not behind.startswith(":"):  # [::1]evil.com, which Python reads as ::1
+        return None
     return parts
 
 
