@@ -10,27 +10,24 @@ bodies) and ``srt/managers/tokenizer_manager.py`` (``meta_info``, cumulative and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
+from turnstile_server.engines.sglang_values import (
+    MESSAGE_CHARS,
+    entry_id,
+    entry_logprob,
+    finite,
+    refuse,
+    version_name,
+)
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
-
-MESSAGE_CHARS: Final = 2000
-"""Most characters of the engine's text that an error message repeats."""
-
-INT32_MAX: Final = int(np.iinfo(np.int32).max)
-
-ROUNDING: Final = 1e-3
-"""A logprob of a certain token may be so much above 0 by rounding; above it is none."""
-
-FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
 def generate_body(
@@ -165,13 +162,13 @@ class ReplyReader:
         status of 400, else EngineUnavailable.
         """
         if self.finished:
-            _bad("it continued after its finish reason")
+            refuse("it continued after its finish reason")
         if isinstance(payload, dict) and "error" in payload:
             raise _reported_error(payload["error"])
         meta = meta_of(payload, self._rid)
         reason = meta.get("finish_reason")
         if reason is not None and (not isinstance(reason, dict) or "type" not in reason):
-            _bad(f"finish_reason is {reason!r}")
+            refuse(f"finish_reason is {reason!r}")
         if reason is not None and reason["type"] == "abort":
             _raise_abort_with_status(reason)
         ids, logprobs = self._new_tokens(payload, meta, reason)
@@ -182,7 +179,7 @@ class ReplyReader:
         self.finished = finish is not None
         if not ids and finish is None:
             return None
-        return EngineChunk(np.array(ids, np.int32), _finite(logprobs), finish, version)
+        return EngineChunk(np.array(ids, np.int32), finite(logprobs), finish, version)
 
     def _version_of(self, meta: Mapping[str, Any], count: int) -> str | None:
         """The weights of the ``count`` tokens that follow those seen so far, None where they are not certain."""
@@ -195,7 +192,7 @@ class ReplyReader:
             }
             return named.pop() if len(named) == 1 else None
         stated = meta.get("weight_version")
-        version = None if stated is None else _version_name(stated)
+        version = None if stated is None else version_name(stated)
         certain = version if version == self._version else None
         self._version = version
         return certain
@@ -212,29 +209,29 @@ class ReplyReader:
             # meta_info, which need not count the tokens of the chunks before.
             entries, total = [], seen
         if total is None:
-            _bad("a reply has no completion_tokens")
+            refuse("a reply has no completion_tokens")
         if not isinstance(total, int) or isinstance(total, bool) or total < seen:
-            _bad(f"completion_tokens is {total!r} after {seen} tokens")
+            refuse(f"completion_tokens is {total!r} after {seen} tokens")
         if not isinstance(entries, list):
-            _bad("a reply has no output_token_logprobs")
+            refuse("a reply has no output_token_logprobs")
         count = len(entries)
         if count == total:
             new = entries[seen:]
-            if seen and _entry_id(entries[seen - 1]) != self._ids[-1]:
-                _bad("a cumulative chunk repeats other tokens than were sent before")
+            if seen and entry_id(entries[seen - 1]) != self._ids[-1]:
+                refuse("a cumulative chunk repeats other tokens than were sent before")
         elif seen + count == total:
             new = entries
         else:
-            _bad(f"{count} logprobs do not fit completion_tokens {total} after {seen} tokens")
-        ids = [_entry_id(entry) for entry in new]
+            refuse(f"{count} logprobs do not fit completion_tokens {total} after {seen} tokens")
+        ids = [entry_id(entry) for entry in new]
         self._check_output_ids(payload.get("output_ids"), ids, total, aborted)
-        return ids, [_entry_logprob(entry) for entry in new]
+        return ids, [entry_logprob(entry) for entry in new]
 
     def _check_output_ids(self, output_ids: Any, new: list[int], total: int, aborted: bool) -> None:
         if output_ids is None:
             return
         if not isinstance(output_ids, list):
-            _bad("output_ids is not a list")
+            refuse("output_ids is not a list")
         everything = [*self._ids, *new] if len(output_ids) == total else new
         # An abort out of the waiting queue repeats the last id only (tokenizer_manager._handle_abort_req).
         expected = everything[-1:] if aborted and len(output_ids) <= 1 < len(everything) else everything
@@ -243,12 +240,12 @@ class ReplyReader:
         if aborted and not expected and output_ids == self._ids[-1:]:
             return
         if output_ids != expected:
-            _bad(f"output_ids ({len(output_ids)}) and the ids of output_token_logprobs ({len(expected)}) differ")
+            refuse(f"output_ids ({len(output_ids)}) and the ids of output_token_logprobs ({len(expected)}) differ")
 
     def _finish(self, meta: Mapping[str, Any], reason: Mapping[str, Any]) -> EngineFinish:
         kind = reason["type"]
         if kind not in ("stop", "length", "abort"):
-            _bad(f"it has the unknown finish reason {kind!r}")
+            refuse(f"it has the unknown finish reason {kind!r}")
         matched = reason.get("matched")
         if isinstance(matched, bool) or not isinstance(matched, int | str):
             matched = None
@@ -278,10 +275,10 @@ class ReplyReader:
         if listed is None:
             version = meta.get("weight_version")
             if version is None:
-                _bad("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
-            return (WeightSpan(start=0, end=count, version=_version_name(version)),)
+                refuse("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
+            return (WeightSpan(start=0, end=count, version=version_name(version)),)
         if covered != count:
-            _bad(f"weight_versions cover {covered} of {count} tokens")
+            refuse(f"weight_versions cover {covered} of {count} tokens")
         return spans
 
 
@@ -295,38 +292,32 @@ _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
 def _listed_spans(listed: Any) -> tuple[WeightSpan, ...]:
     """``weight_versions``: spans without a gap from position 0."""
     if not isinstance(listed, list):
-        _bad("weight_versions is not a list")
+        refuse("weight_versions is not a list")
     result: list[WeightSpan] = []
     position = 0
     for span in listed:
         if not isinstance(span, dict) or not {"version", "start", "end"} <= span.keys():
-            _bad(f"a weight span is {span!r}")
+            refuse(f"a weight span is {span!r}")
         start, end = span["start"], span["end"]
         if not isinstance(start, int) or not isinstance(end, int) or start != position or end < start:
-            _bad(f"weight span [{start!r}, {end!r}) does not continue at {position}")
+            refuse(f"weight span [{start!r}, {end!r}) does not continue at {position}")
         if end > start:
-            result.append(WeightSpan(start=start, end=end, version=_version_name(span["version"])))
+            result.append(WeightSpan(start=start, end=end, version=version_name(span["version"])))
         position = end
     return tuple(result)
-
-
-def _version_name(version: Any) -> str:
-    if isinstance(version, bool) or not isinstance(version, str | int):
-        _bad(f"a weight version is {str(version)[:MESSAGE_CHARS]!r}, not a name")
-    return str(version)
 
 
 def meta_of(payload: Any, rid: str) -> Mapping[str, Any]:
     """``meta_info`` of a reply to the call ``rid``. On a connection whose requests and replies are out of step (a
     proxy sent one of them twice) the next reply is that of another call, whole and right for it."""
     if not isinstance(payload, dict):
-        _bad(f"a reply is {type(payload).__name__}, not an object")
+        refuse(f"a reply is {type(payload).__name__}, not an object")
     meta = payload.get("meta_info")
     if not isinstance(meta, dict):
-        _bad("a reply has no meta_info")
+        refuse("a reply has no meta_info")
     answered = meta.get("id", rid)
     if answered != rid:
-        _bad(f"it answers the call {str(answered)[:MESSAGE_CHARS]!r}, not {rid!r}")
+        refuse(f"it answers the call {str(answered)[:MESSAGE_CHARS]!r}, not {rid!r}")
     return meta
 
 
@@ -339,53 +330,24 @@ def input_logprobs(meta: Mapping[str, Any], input_ids: Int32Array, start: int, v
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or len(entries) != len(input_ids) - start + 1:
         count = len(entries) if isinstance(entries, list) else None
-        _bad(f"it gave {count} input logprobs for {len(input_ids) - start + 1} positions")
+        refuse(f"it gave {count} input logprobs for {len(input_ids) - start + 1} positions")
     scored = entries[1:]
     sent = input_ids[start:].tolist()
-    named = [_entry_id(entry) for entry in scored]
+    named = [entry_id(entry) for entry in scored]
     clipped = vocab_size - 1
     if any(name != one and (name, one) != (0, clipped) for name, one in zip(named, sent, strict=True)):
-        _bad("input_token_logprobs are of other ids than were sent")
-    return _finite([_entry_logprob(entry) for entry in scored])
+        refuse("input_token_logprobs are of other ids than were sent")
+    return finite([entry_logprob(entry) for entry in scored])
 
 
 def chosen_logprob(meta: Mapping[str, Any], token: int) -> float:
     """The logprob of ``token`` at the first output position, from ``output_token_ids_logprobs``."""
     rows = meta.get("output_token_ids_logprobs")
     if not isinstance(rows, list) or len(rows) != 1 or not isinstance(rows[0], list) or len(rows[0]) != 1:
-        _bad("a reply has no output_token_ids_logprobs")
-    if _entry_id(rows[0][0]) != token:
-        _bad("output_token_ids_logprobs are of another id than was asked")
-    return _entry_logprob(rows[0][0])
-
-
-def _entry_id(entry: Any) -> int:
-    if (
-        not isinstance(entry, list)
-        or len(entry) < 2
-        or not isinstance(entry[1], int)
-        or isinstance(entry[1], bool)
-    ):
-        _bad(f"a logprob entry is {entry!r}")
-    if not 0 <= entry[1] <= INT32_MAX:
-        _bad(f"a sampled id is {entry[1]}")
-    token: int = entry[1]
-    return token
-
-
-def _entry_logprob(entry: list[Any]) -> float:
-    value = entry[0]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        _bad(f"a logprob is {value!r}")
-    if value > ROUNDING:
-        _bad(f"a logprob is {value!r}, a probability above 1")
-    return float(value)
-
-
-def _finite(values: list[float]) -> Float32Array:
-    if not all(-FLOAT32_MAX <= value <= FLOAT32_MAX for value in values):  # NaN compares as False
-        _bad("a logprob does not fit float32")
-    return np.array(values, np.float32)
+        refuse("a reply has no output_token_ids_logprobs")
+    if entry_id(rows[0][0]) != token:
+        refuse("output_token_ids_logprobs are of another id than was asked")
+    return entry_logprob(rows[0][0])
 
 
 def _raise_abort_with_status(reason: Mapping[str, Any]) -> None:
@@ -402,7 +364,3 @@ def _reported_error(error: Any) -> TurnstileError:
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 400
     return error_for_status(status, orjson.dumps({"error": error}))
-
-
-def _bad(what: str) -> NoReturn:
-    raise EngineProtocolError(f"The engine's answer cannot be recorded: {what}.")
