@@ -18,6 +18,7 @@ from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec, EndRule
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.errors import SandboxDeath, SandboxFailed
+from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
@@ -196,6 +197,6 @@ def fake_backends(folder: Path, **settings: Any) -> FakeBackends:
     made = build_backends(Settings(**{"data_dir": folder, **settings}))
     provider, grader = FakeProvider(), FakeGrader()
     agents = AgentRegistry({spec.name: spec for spec in (FAKE_AGENT, EAGER, TALKER)})
-    installer = Installer(AgentSettings(install_dir=folder))
+    installer = Installer(AgentSettings(install_dir=folder), LAUNCH_CLIENT)
     work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
     return FakeBackends(provider, grader, work)

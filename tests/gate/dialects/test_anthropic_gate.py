@@ -262,10 +262,10 @@ async def test_counting_is_true_and_no_turn(stage: Stage) -> None:
     shared: Any = {"model": "m", "system": "s", "tools": [TOOL]}
     async with client(episode) as agent:
         count = await agent.messages.count_tokens(messages=GO, **shared)  # type: ignore[arg-type]
-        reply = await agent.messages.create(messages=GO, max_tokens=9, **shared)  # type: ignore[arg-type]
+        reply = await agent.messages.create(messages=GO, max_tokens=99, **shared)  # type: ignore[arg-type]
         then: Any = [*GO, reply.to_param(), *GO]
         more = await agent.messages.count_tokens(messages=then, **shared)
-        await agent.messages.create(messages=then, max_tokens=9, **shared)
+        await agent.messages.create(messages=then, max_tokens=99, **shared)
     assert [count.input_tokens, more.input_tokens] == [len(call.input_ids) for call in stage.engine.calls]
     assert len(await turns(stage, episode)) == 2
 
