@@ -197,6 +197,17 @@ class EngineTimeout(TurnstileError):
     fault = Fault.INFRASTRUCTURE
 
 
+class FormatTimeout(TurnstileError):
+    """The engine ran out of its time limit with a format of the answer that the agent chose (``response_format``).
+
+    No fault of the infrastructure: by a schema that no engine can compile an agent could have an episode that goes
+    badly end without a reward.
+    """
+
+    status = 504
+    type = "format_timeout"
+
+
 class EngineProtocolError(TurnstileError):
     """The engine's reply lacks tokens or logprobs that can be recorded."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,13 @@ from conversation import GO, Held, body, raw, reply_ids, turns, url
 from gate_support import Answer, Prompted, Said, Stage, fails, says, staged
 from refusals import counted, refused, still_works
 
-from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
+from turnstile_server.errors import (
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    FormatTimeout,
+)
 from turnstile_server.errors import JournalUnavailable as Full
 from turnstile_server.gate.turn_builder import Prompter
 from turnstile_server.journal.files import RealFiles
@@ -109,6 +116,23 @@ async def test_an_engine_that_does_not_stop_is_cut_off_and_nothing_beyond_the_li
     stats = (await stage.get(episode))["stats"]
     assert stats["trained_tokens"] == 0
     assert stats["discarded"] == {"engine_protocol_error": 1 if stream else 5}
+
+
+async def test_an_engine_that_takes_too_long_for_an_agents_own_format_is_no_failure_of_the_engine(
+    stage: Stage,
+) -> None:
+    """Else any agent could end an episode that goes badly without a reward."""
+    stage.engine.capabilities = replace(stage.engine.capabilities, constrained=True)
+    stage.engine.answers = [fails(EngineTimeout("Slow."), [5, 6])]
+    episode = await stage.episode()
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"pattern": "(a{999}){999}"}}}
+    async with raw(episode) as client:
+        answer = await client.post(url(episode), json=body(response_format=schema))
+    said = refused(answer, 504, "format_timeout", retry=False)
+    assert "response_format" in said
+    assert FormatTimeout.fault is None
+    assert (await stage.get(episode))["stats"]["discarded"] == {"engine_timeout": 2}
+    await still_works(stage, episode)
 
 
 async def test_the_sdk_asks_again_after_failures_that_may_pass(stage: Stage) -> None:

@@ -27,7 +27,9 @@ from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
 from turnstile_server.errors import (
     EngineProtocolError,
+    EngineTimeout,
     EngineUnavailable,
+    FormatTimeout,
     Gone,
     InvalidRequest,
     JournalUnavailable,
@@ -314,6 +316,11 @@ class CallPipeline:
             node = await self._commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
             await self._account_for(error, session, call, builder)
+            if isinstance(error, EngineTimeout) and sampling.json_schema is not None:
+                raise FormatTimeout(
+                    f"{error.message} The answer was to have a format (response_format): leave that out, or make "
+                    "it simpler."
+                ) from error
             raise
         return CommittedTurn(node, finish.cached_tokens or 0)
 
