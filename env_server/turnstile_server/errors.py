@@ -198,7 +198,7 @@ class EngineTimeout(TurnstileError):
 
 
 class FormatTimeout(TurnstileError):
-    """The engine ran out of its time limit with a format of the answer that the agent chose (``response_format``).
+    """The engine gave no token in time to a call with a format of the answer that the agent chose.
 
     No fault of the infrastructure: by a schema that no engine can compile an agent could have an episode that goes
     badly end without a reward.
@@ -206,6 +206,7 @@ class FormatTimeout(TurnstileError):
 
     status = 504
     type = "format_timeout"
+    retryable = True
 
 
 class EngineProtocolError(TurnstileError):

@@ -14,6 +14,8 @@ import pytest
 
 from turnstile_server.agents.specs.mini_swe_agent import command_runner
 
+UNIQUE = f"1000.{os.getpid()}"
+"""Seconds that no other test's process sleeps."""
 COMMANDS = {
     "output and exit code": "echo out; echo err >&2; exit 3",
     "nothing": "true",
@@ -22,7 +24,7 @@ COMMANDS = {
     "bytes that are no text": r"printf 'a\377b'",
     "an end by a signal": "kill -9 $$",
     "its own environment": "echo $EXTRA $PAGER",
-    "a process in the background": "sleep 1000 > /dev/null 2>&1 & echo started",
+    "a process in the background": f"sleep {UNIQUE} > /dev/null 2>&1 & echo started",
     "standard input": "cat; echo end",
 }
 _STOCK = """
@@ -38,7 +40,7 @@ for command in json.loads(sys.argv[2]):
 def background() -> Any:
     """Ends what a command left running in the background: of these tests alone, by its argument."""
     yield None
-    subprocess.run(["pkill", "-f", "^sleep 1000$"], check=False)
+    subprocess.run(["pkill", "-f", f"^sleep {UNIQUE}$"], check=False)
 
 
 def run(command: str, cwd: Path, timeout_s: float = 5) -> dict[str, Any]:

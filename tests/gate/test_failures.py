@@ -123,14 +123,15 @@ async def test_an_engine_that_takes_too_long_for_an_agents_own_format_is_no_fail
 ) -> None:
     """Else any agent could end an episode that goes badly without a reward."""
     stage.engine.capabilities = replace(stage.engine.capabilities, constrained=True)
-    stage.engine.answers = [fails(EngineTimeout("Slow."), [5, 6])]
+    stage.engine.answers = [fails(EngineTimeout("Slow.")), fails(EngineTimeout("Slow."), [5, 6])]
     episode = await stage.episode()
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"pattern": "(a{999}){999}"}}}
     async with raw(episode) as client:
         answer = await client.post(url(episode), json=body(response_format=schema))
-    said = refused(answer, 504, "format_timeout", retry=False)
-    assert "response_format" in said
+        stalled = await client.post(url(episode), json=body(response_format=schema))
+    assert "response_format" in refused(answer, 504, "format_timeout", retry=True)
     assert FormatTimeout.fault is None
+    refused(stalled, 504, "engine_timeout", retry=True)  # it had compiled the format
     assert (await stage.get(episode))["stats"]["discarded"] == {"engine_timeout": 2}
     await still_works(stage, episode)
 

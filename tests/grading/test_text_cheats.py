@@ -30,6 +30,7 @@ WRITTEN = f"""
 with open("/dev/shm/later.py", "w") as file: file.write({PASS!r})
 def double(n): return 3
 """
+TIMED = f"TEXT = {PASS!r}\ndef double(n): return 3\n"
 LATER = WRITTEN.replace("/dev/shm", "mathx")
 COMPILED = f"""
 import marshal, importlib.util
@@ -65,6 +66,7 @@ RUN = {
         "import importlib.machinery as m; m.SourceFileLoader('x', 'mathx/later.py').load_module()",
         LATER,
     ),
+    "a text that is timed": ("import timeit; timeit.timeit(mathx.TEXT, number=1)", TIMED),
     "a configuration": (
         "parser = configparser.RawConfigParser(); parser.read_dict(mathx.CONFIG)\n        logging.config.fileConfig(parser)",
         LOGGED,
@@ -93,9 +95,12 @@ async def test_no_text_of_the_work_runs_in_the_process_that_judges(
 
 HONEST = """
 from __future__ import annotations
-import collections, dataclasses, inspect, typing, unittest
+import collections, dataclasses, functools, inspect, timeit, typing, unittest
 from unittest import mock
+import mathx
 from mathx import double
+
+NAMES = [name for name in mathx.__all__]
 
 @dataclasses.dataclass
 class Own:
@@ -103,6 +108,8 @@ class Own:
 
 class Hidden(unittest.TestCase):
     def test_it(self):
+        self.assertIn("double", NAMES)
+        self.assertLess(timeit.timeit(functools.partial(double, 2), number=1), 60)
         self.assertEqual(typing.get_type_hints(Own), {"size": int})
         self.assertEqual(list(inspect.get_annotations(Own, eval_str=True)), ["size"])
         Pair = collections.namedtuple("Pair", "one other")

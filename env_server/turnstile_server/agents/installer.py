@@ -42,7 +42,7 @@ from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.settings import AgentSettings
 
 _LOG = logging.getLogger(__name__)
-LAUNCH_CLIENT = "files/turnstile_launch.py"
+_CLIENT = "files/turnstile_launch.py"
 """In the install folder of an agent that starts its model's commands by the launcher."""
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -144,7 +144,7 @@ class Installer:
                 lambda: shutil.copytree(tree, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
             )
         if spec.launches is not None:
-            client = partial / LAUNCH_CLIENT
+            client = partial / _CLIENT
             await anyio.to_thread.run_sync(lambda: client.parent.mkdir(exist_ok=True))
             await anyio.to_thread.run_sync(shutil.copy, self._launch_client, client)
 

@@ -156,7 +156,9 @@ class EngineHttp:
                 return await self._send(request, deadline)
             except aiohttp.ServerTimeoutError as error:
                 limit = self._settings.connect_timeout_s
-                raise EngineTimeout(f"No connection to the engine at {self.url} within {limit:g} s.") from error
+                raise EngineUnavailable(
+                    f"No connection to the engine at {self.url} within {limit:g} s."
+                ) from error
             except aiohttp.ClientConnectorError as error:
                 # Nothing was sent: the one failure that is safe to repeat.
                 if attempt == attempts:

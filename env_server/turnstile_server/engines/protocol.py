@@ -20,6 +20,9 @@ from turnstile_server.settings import EngineSettings
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
+ABOVE_ZERO = 1e-6
+"""Rounding may put the logprob of a certain token this far above 0; above it is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSampling:

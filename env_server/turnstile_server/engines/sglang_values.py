@@ -11,15 +11,13 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from turnstile.models import Float32Array
+from turnstile_server.engines.protocol import ABOVE_ZERO
 from turnstile_server.errors import EngineProtocolError
 
 MESSAGE_CHARS: Final = 2000
 """Most characters of the engine's text that an error message repeats."""
 
 INT32_MAX: Final = int(np.iinfo(np.int32).max)
-
-ROUNDING: Final = 1e-3
-"""A logprob of a certain token may be so much above 0 by rounding; above it is none."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
@@ -48,7 +46,7 @@ def entry_logprob(entry: list[Any]) -> float:
     value = entry[0]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         refuse(f"a logprob is {value!r}")
-    if value > ROUNDING:
+    if value > ABOVE_ZERO:
         refuse(f"a logprob is {value!r}, a probability above 1")
     return float(value)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.engines.protocol import (
+    ABOVE_ZERO,
     Accepted,
     Completion,
     EngineChunk,
@@ -23,9 +24,6 @@ from turnstile_server.engines.protocol import (
     ParkedCall,
 )
 from turnstile_server.errors import Conflict, Gone, NotFound, TooManyCalls, TurnstileError, Unprocessable
-
-ABOVE_ZERO = 1e-6
-"""A certain token's logprob may be this far above log 1, by rounding; the audit allows as much."""
 
 BUSY_S = 1.0
 

@@ -18,11 +18,8 @@ import numpy as np
 
 from turnstile.models import AuditReport, InvariantCheck, SampleSet, Turn, TurnAudit
 from turnstile_server.capture import EpisodeFacts, Node, Turns, export_samples
-from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.protocol import ABOVE_ZERO, Engine
 from turnstile_server.errors import EngineUnavailable
-
-ABOVE_ZERO = 1e-6
-"""Rounding may put the logprob of a certain token this far above 0."""
 
 
 class Auditor:

@@ -316,7 +316,7 @@ class CallPipeline:
             node = await self._commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
             await self._account_for(error, session, call, builder)
-            if isinstance(error, EngineTimeout) and sampling.json_schema is not None:
+            if isinstance(error, EngineTimeout) and sampling.json_schema is not None and builder.count == 0:
                 raise FormatTimeout(
                     f"{error.message} The answer was to have a format (response_format): leave that out, or make "
                     "it simpler."

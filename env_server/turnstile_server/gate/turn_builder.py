@@ -8,6 +8,7 @@ token without a finite logprob (invariant 4).
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -181,8 +182,11 @@ class Prompter:
     def _tool_chars(self, tool: Tool) -> int:
         try:
             return len(orjson.dumps(tool.spec))
-        except orjson.JSONEncodeError:  # nested deeper than this library writes: of any size
-            return self._settings.huge_prompt_chars + 1
+        except orjson.JSONEncodeError:  # nested deeper, or a number longer, than this library writes
+            try:
+                return len(json.dumps(tool.spec))
+            except RecursionError:  # of any size
+                return self._settings.huge_prompt_chars + 1
 
 
 def _chars(message: Message) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping
 
 from turnstile_server.tasks.model import HiddenTests
@@ -16,6 +17,9 @@ from turnstile_server.tasks.model import HiddenTests
 _MODULES = frozenset(("subprocess", "multiprocessing", "pty", "runpy", "pickle", "shelve", "marshal"))
 _FUNCTIONS = re.compile(r"system|popen|fork(pty)?|(exec|spawn)[lv]p?e?|posix_spawnp?")
 _IMPORTS = frozenset(("import_module", "spec_from_file_location", "SourceFileLoader", "SourcelessFileLoader"))
+_PATH = "sys.path"
+_ADDED = frozenset((f"{_PATH}.insert", f"{_PATH}.append", f"{_PATH}.extend"))
+_BRINGING = (ast.Call, ast.Assign, ast.AugAssign)
 _BUILTINS = frozenset(("exec", "eval", "__import__"))
 _BEFORE = r"(?:^|[;&|({!`]|\b(?:if|then|elif|else|do|while|until|exec|env|time|timeout\s+\S+)\b)\s*"
 _STARTED = re.compile(
@@ -52,6 +56,7 @@ def _in_python(text: str) -> Iterator[tuple[int, str]]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return  # the run itself tells of this
+    own = _own_places(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -61,16 +66,41 @@ def _in_python(text: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             if _FUNCTIONS.fullmatch(node.attr):
                 yield node.lineno, f"what `os.{node.attr}` starts"
-        elif isinstance(node, ast.Call) and _brings_modules(node) and "__file__" not in ast.unparse(node):
-            yield node.lineno, f"what `{ast.unparse(node.func)}` brings in"
+        elif isinstance(node, _BRINGING) and (what := _brought_in(node)) is not None:
+            if not _names(node) & own and not _is_standard(node):
+                yield node.lineno, f"what `{what}` brings in"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
             yield node.lineno, f"what `{node.func.id}` runs"
 
 
-def _brings_modules(node: ast.Call) -> bool:
-    """Whether it imports by a name or from a folder that are not the check's own, as far as its text shows."""
-    name = ast.unparse(node.func)
-    return name.startswith("sys.path.") or name.rpartition(".")[2] in _IMPORTS
+def _own_places(tree: ast.AST) -> set[str]:
+    """``__file__``, and the names that are given what is made of it: ``HERE = Path(__file__).parent``."""
+    own = {"__file__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _names(node.value) & own:
+            own |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return own
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _brought_in(node: ast.Call | ast.Assign | ast.AugAssign) -> str | None:
+    """What imports by a name, or adds a folder to import from, in the node; None where nothing does."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        return name if name in _ADDED or name.rpartition(".")[2] in _IMPORTS else None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return next((_PATH for each in targets if ast.unparse(each).split("[")[0] == _PATH), None)
+
+
+def _is_standard(node: ast.AST) -> bool:
+    """A call that names a module of the standard library in its text."""
+    first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+        return False
+    return first.value.split(".")[0] in sys.stdlib_module_names
 
 
 def _in_shell(text: str) -> Iterator[tuple[int, str]]:

@@ -85,7 +85,8 @@ class ControlSettings(_Clients):
         100_000,
         ge=100,
         description="JSON values in the body of a control request, or in a message of a WebSocket; more are 413. "
-        "Ten times as many where token ids and logprobs come (`POST …/completions`).",
+        "Ten times as many at `POST …/completions`, for token ids and logprobs; a completion of more than 50,000 "
+        "tokens by OpenEnv's `generate` needs a higher bound.",
     )
     max_body_bytes_total: int = Field(
         64 << 20, ge=1024, description="Bytes of the bodies of all control requests in flight; more are 429."

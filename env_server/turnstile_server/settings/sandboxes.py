@@ -85,7 +85,8 @@ class SandboxSettings(Section):
         1024,
         ge=64,
         description="Descriptors of a command's process: its hard limit (`ulimit -Hn`). Never more than half of "
-        "what the server's own process may have.",
+        "what the sandbox's helper may have: `local` as the server's own process, `docker` as the engine's "
+        "containers.",
     )
     terminals: int = Field(
         16,

@@ -8,6 +8,7 @@ one command, and the next one gets a new process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from minisweagent.environments.local import LocalEnvironment
 _RUNNER = Path(__file__).with_name("command_runner.py")
 _PRIVATE = re.compile(r"HOME|OPENAI_API_KEY|TURNSTILE_LAUNCHER|(MSWEA|LITELLM)_.*")
 """Variables of this process that are not for commands. Their HOME is that of their own user."""
-_MAX_RESULT = 128 << 20
+_MAX_RESULT = 8 << 20
 """Bytes of one result's line: six for each byte of an output, as JSON may need, and the rest."""
 
 
@@ -41,6 +42,10 @@ class _Runner:
         try:
             argv = [sys.executable, "-IB", str(_RUNNER)]
             self._launched = turnstile_launch.launch(argv, stdio=(their_in, their_out, 2))
+        except turnstile_launch.CannotLaunch:
+            os.close(our_in)
+            os.close(our_out)
+            raise
         finally:
             os.close(their_in)
             os.close(their_out)
@@ -65,7 +70,8 @@ class _Runner:
         self._launched.kill()
         self._requests.close()
         self._results.close()
-        self._launched.wait()
+        with contextlib.suppress(turnstile_launch.CannotLaunch):  # no process could be made: so none is left
+            self._launched.wait()
 
 
 class ApartEnvironment(LocalEnvironment):  # type: ignore[misc]  # mini-swe-agent is not installed here
@@ -94,9 +100,9 @@ class ApartEnvironment(LocalEnvironment):  # type: ignore[misc]  # mini-swe-agen
                 self._runner = _Runner()
             return self._runner.ask(request)
         except (RunnerDied, turnstile_launch.CannotLaunch) as error:
-            if self._runner is not None:
-                self._runner.close()
-                self._runner = None
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                runner.close()
             return {"output": "", "returncode": -1, "error": str(error), "error_type": type(error).__name__}
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any
 
-MAX_OUTPUT = 16 << 20
+MAX_OUTPUT = 1 << 20
 """Bytes of one command's output, one half from its beginning and one from its end. The model is shown ten thousand
 characters."""
 

@@ -13,6 +13,7 @@ Python 3.9 or later, standard library only.
 from __future__ import annotations
 
 import collections.abc
+import dis
 import sys
 import types
 from collections.abc import Callable, Generator
@@ -27,6 +28,10 @@ _MEMORY = ("__array", "__cuda_array", "__dlpack", "__dataframe", "__buffer")
 class BoundaryError(BaseException):
     """The boundary refuses, or is broken. Not an ``Exception``: no ``assertRaises(Exception)`` may take it for
     something that the work raised."""
+
+
+_STAR = 2
+"""``INTRINSIC_IMPORT_STAR`` of CPython's bytecode, from 3.12 on."""
 
 
 class Operators(Protocol):
@@ -126,9 +131,10 @@ class ModuleProxy(type(sys)):  # type: ignore[misc] # types.ModuleType
 
 
 def _refuse_all_names(module: str, frame: types.FrameType) -> None:
-    """Refuses ``from module import *``, which alone looks for the names at a module's own level. The other side
-    would choose what names mean here: ``zip``, ``all``, ``pytest``."""
-    if frame.f_locals is frame.f_globals:
+    """Refuses ``from module import *``: the other side would choose what names mean here, such as ``zip`` and
+    ``all``. ``frame`` is at that instruction, which is a call of the interpreter's own from Python 3.12 on."""
+    at = next((each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti), None)
+    if at is not None and (at.opname == "IMPORT_STAR" or (at.opname == "CALL_INTRINSIC_1" and at.arg == _STAR)):
         raise BoundaryError(
             f"`from {module} import *` lets the other process say what names mean in the hidden tests, those of "
             "builtins, too; import the names that you test, or mark the task `trust: in_process`"

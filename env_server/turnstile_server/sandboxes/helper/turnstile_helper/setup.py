@@ -38,6 +38,7 @@ from .spawn import Spawner
 _PROBE = "agent"
 _PROBE_DISK = {"size": 1 << 20, "files": 256}
 _PROBE_TERMINALS = 1
+_PROBE_INOTIFY = (1, 1)
 _FULL_BY_NOBODY = ("tests",)
 """Whose home no other user can fill: what judges writes there."""
 
@@ -111,6 +112,7 @@ def try_compartments(homes: Mapping[str, str], workdir: str) -> None:
     mount_disk(Kernel(), _PROBE_DISK, workdir, ())
     for home in homes.values():
         os.makedirs(home, exist_ok=True)
+    bound_watches(*_PROBE_INOTIFY)
     compartments = Compartments(Kernel(), homes, workdir, _PROBE_TERMINALS)
     spawner = Spawner({}, {}, NO_RIGHTS_TAKEN, compartments)
     if not _works(spawner, _PROBE):
