@@ -46,7 +46,6 @@ DONE_IN_GVISOR = {
     "the helper's mappings",
     "a lower place in the queue of victims",
     "a higher priority",
-    "POSIX message queues",
 }
 """What the kernel of Debian's runsc does not refuse; docs/sandboxes.md says what follows from each."""
 DONE = "done: see below"
