@@ -101,7 +101,8 @@ class SandboxFrame:
 def shown_of(paths: Sequence[Path], python: HostPython) -> tuple[Path, ...]:
     """Those of ``paths`` that sandboxes would show, by where they are inside: they exist below a folder that is
     mounted from the host. A server that is installed for its whole Python, or below it, has its tasks there."""
-    mounted = ["/usr", *(folder for folder in _SYSTEM_FOLDERS if not os.path.islink(folder)), python.prefix]
+    of_python = (f"{python.prefix}/{part}" for part in _PYTHON_PARTS)
+    mounted = ["/usr", *(folder for folder in _SYSTEM_FOLDERS if not os.path.islink(folder)), *of_python]
     real = {path.resolve() for path in paths if path.exists()}
     found = {
         Path(folder) / path.relative_to(above)
