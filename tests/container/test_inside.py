@@ -46,11 +46,15 @@ GROUPS = {
         "tests/sandboxes/test_sandbox_disk.py",
         "tests/sandboxes/test_sandbox_deaths.py",
     ),
-    # Frames, objects, the parent's memory, everything killed, hidden tests: on the shipped tasks.
+    # Frames, objects, the parent's memory, everything killed, hidden tests, on the shipped tasks: the third of
+    # these cheats that falls to this kind of sandbox (tests/grading/conftest.py).
     "cheats": (*PLAYED, "tests/grading/test_shipped_cheats.py", "-k", "that_cheats or hidden"),
     # Reward 0, and why.
     "faults": (*QUICK, "tests/episodes/test_agent_faults.py"),
 }
+
+LEAST = {"users": 14, "sandboxes": 14, "cheats": 7, "faults": 14}
+"""Tests of each group that must have passed: fewer would mean that a selection has gone wrong."""
 
 
 @pytest.mark.skipif(sys.version_info[:2] != IMAGE_PYTHON, reason="this Python's packages are not the image's")
@@ -73,4 +77,4 @@ def test_in_the_hardened_image_the_tests_of_sandboxes_and_of_grading_pass(
         run("docker", "rm", "--force", "--volumes", name, ok=False)
     counted = re.search(r"(\d+) passed", said)
     assert counted is not None, said
-    assert int(counted[1]) >= 14, said
+    assert int(counted[1]) >= LEAST[group], said
