@@ -109,4 +109,6 @@ async def test_it_submits_through_the_tool_door_and_does_nothing_that_the_work_f
     assert "/workspace" in prompt
     assert "cannot access '/tmp/started'" in prompt or "/tmp/started: No such file" in prompt
     assert "cannot access '/tmp/hooked'" in prompt or "/tmp/hooked: No such file" in prompt
-    assert [one for one in told.refused if " /mcp " in one and not one.endswith(" 405")] == []
+    # 409: a client that opens its stream for messages anew, before the end of the old one was seen here.
+    harmless = (" 405", "GET /mcp 409")
+    assert [one for one in told.refused if " /mcp " in one and not one.endswith(harmless)] == []
