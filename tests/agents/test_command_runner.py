@@ -100,8 +100,9 @@ def test_a_folder_that_is_gone_is_an_error_of_the_command(tmp_path: Path) -> Non
 
 
 def test_it_takes_a_request_a_line_and_ends_with_its_input(tmp_path: Path) -> None:
-    request = {"command": "echo hi; read x; echo $x", "cwd": str(tmp_path), "env": {}, "timeout_s": 5}
+    request = {"id": 7, "command": "echo hi; read x; echo $x", "cwd": str(tmp_path), "env": {}, "timeout_s": 5}
     lines = json.dumps(request) + "\n"
     program = [sys.executable, "-I", command_runner.__file__]
     done = subprocess.run(program, input=lines * 2, capture_output=True, text=True, check=True)
-    assert [json.loads(line)["output"] for line in done.stdout.splitlines()] == ["hi\n\n"] * 2
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(result["id"], result["output"]) for result in results] == [(7, "hi\n\n")] * 2

@@ -2,8 +2,8 @@
 
 ``ApartEnvironment`` is ``LocalEnvironment`` but for the process that runs the commands. It is launched as the
 sandbox's user ``agent`` (``turnstile_launch``, by the launcher that this process inherited) and is sent one
-command at a time (``command_runner``). The commands may kill it, or speak in its place: that is an error of that
-one command, and the next one gets a new process.
+command at a time (``command_runner``). The commands may kill it, or speak in its place: that spoils the
+results of those commands alone, and the next one gets a new process.
 """
 
 from __future__ import annotations
@@ -49,20 +49,23 @@ class _Runner:
         finally:
             os.close(their_in)
             os.close(their_out)
+        self._asked = 0
         self._requests: BinaryIO = os.fdopen(our_in, "wb", buffering=0)
         self._results: BinaryIO = os.fdopen(our_out, "rb")
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises RunnerDied, also where a command spoke in the runner's place."""
+        """Raises RunnerDied, also where a command spoke in the runner's place: a line too many would put every
+        later result out of step."""
+        self._asked += 1
         try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.write(json.dumps({"id": self._asked, **request}).encode() + b"\n")
             line = self._results.readline(_MAX_RESULT)
             result = json.loads(line)
         except (OSError, ValueError, RecursionError) as error:
             raise RunnerDied from error
         if not (isinstance(result, dict) and isinstance(result.get("output"), str)):
             raise RunnerDied
-        if not isinstance(result.get("returncode"), int):
+        if not isinstance(result.get("returncode"), int) or result.get("id") != self._asked:
             raise RunnerDied
         return result
 

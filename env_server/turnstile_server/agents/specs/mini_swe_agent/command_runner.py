@@ -1,7 +1,8 @@
 """Runs shell commands for a program of another user, one after the other.
 
-Standard input has one request a line, ``{"command", "cwd", "env", "timeout_s"}``; standard output gets one result
-a line, ``{"output", "returncode"}``, with ``error`` and ``error_type`` where the command did not run to its end.
+Standard input has one request a line, ``{"id", "command", "cwd", "env", "timeout_s"}``; standard output gets one
+result a line, ``{"id", "output", "returncode"}``, with ``error`` and ``error_type`` where the command did not run
+to its end.
 A command gets what mini-swe-agent's own ``LocalEnvironment`` gives it: ``/bin/sh``, a process group of its own
 that is killed when the time is over, and standard error joined into standard output, whose end is awaited. What it
 leaves in the background runs on. Of an output only ``MAX_OUTPUT`` is kept.
@@ -103,7 +104,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         result = run(asked["command"], asked["cwd"], asked["env"], asked["timeout_s"])
-        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.write(json.dumps({"id": asked["id"], **result}) + "\n")
         sys.stdout.flush()
 
 
