@@ -112,8 +112,26 @@ async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
     with pytest.raises((TimeoutError, asyncio.CancelledError)):
         await making
     assert not undone.is_set()
-    go_on.set()
-    assert await asyncio.to_thread(undone.wait, 20)
+    waiting = asyncio.create_task(calls.undone())
+    if how == "timed out":
+        assert not await waiting  # for as long as calls may take
+        go_on.set()
+        assert await asyncio.to_thread(undone.wait, 20)
+    else:
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        go_on.set()
+        assert await waiting
+        assert undone.is_set()
+
+
+async def test_nothing_is_waited_for_where_no_call_was_given_up() -> None:
+    calls = BlockingCalls(1, 20)
+    assert await calls.undone()
+    await calls.run(lambda: 7, undo=print)
+    with pytest.raises(ZeroDivisionError):
+        await calls.run(lambda: 1 // 0, undo=print)
+    assert await calls.undone()
 
 
 async def test_a_call_gives_its_result_or_its_error_and_undoes_neither() -> None:

@@ -240,6 +240,35 @@ async def test_a_creation_cancelled_at_any_moment_leaves_no_container(
         assert folders(run_dir) == []
 
 
+async def test_a_provider_that_closes_while_it_creates_leaves_no_container(
+    sandbox_settings: SandboxSettings, run_dir: Path
+) -> None:
+    """The engine may make a container after the one who asked for it has gone."""
+    for step in range(8):
+        async with started(sandbox_settings, run_dir) as provider:
+            creating = [asyncio.create_task(provider.create(SPEC)) for _ in range(3)]
+            await asyncio.sleep(0.04 * step)
+            for each in creating:
+                each.cancel()
+        assert containers_of(run_dir.name) == []
+        await asyncio.gather(*creating, return_exceptions=True)
+
+
+async def test_a_removal_returns_when_the_container_is_gone_whoever_removes_it(
+    sandbox_settings: SandboxSettings, run_dir: Path
+) -> None:
+    async with started(sandbox_settings, run_dir) as provider:
+        for _ in range(3):
+            await provider.create(SPEC)
+            (made,) = containers_of(run_dir.name)
+
+            async def remove(container: str) -> list[str]:
+                await provider._engine.remove(container)
+                return containers_of(run_dir.name)
+
+            assert await asyncio.gather(*[remove(made) for _ in range(6)]) == [[]] * 6
+
+
 @pytest.mark.parametrize("refusals", [1, 1000])
 async def test_a_removal_that_the_engine_refuses_is_tried_again_and_left_to_the_sweep(
     sandbox_settings: SandboxSettings, run_dir: Path, monkeypatch: pytest.MonkeyPatch, refusals: int

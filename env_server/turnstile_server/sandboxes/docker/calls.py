@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -29,6 +29,7 @@ class BlockingCalls:
     def __init__(self, parallel: int, timeout_s: float) -> None:
         self._limiter = anyio.CapacityLimiter(parallel)
         self._timeout_s = timeout_s
+        self._abandoned: set[BlockingCall[Any]] = set()
 
     async def run(
         self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None, timeout_s: float | None = None
@@ -41,7 +42,20 @@ class BlockingCalls:
         call = BlockingCall(work, undo)
         with anyio.fail_after(self._timeout_s if timeout_s is None else timeout_s):
             await self._limiter.acquire_on_behalf_of(call)
-            return await call.result(partial(self._limiter.release_on_behalf_of, call))
+            try:
+                return await call.result(partial(self._limiter.release_on_behalf_of, call))
+            finally:
+                if undo is not None:
+                    self._abandoned = {each for each in (*self._abandoned, call) if not each.over.is_set()}
+
+    async def undone(self) -> bool:
+        """Waits, for as long as calls may take, until no result of an abandoned call is left to be undone; whether
+        that is so."""
+        with anyio.move_on_after(self._timeout_s):
+            for call in tuple(self._abandoned):
+                await call.over.wait()
+        self._abandoned = {each for each in self._abandoned if not each.over.is_set()}
+        return not self._abandoned
 
 
 class BlockingCall(Generic[T]):
@@ -50,6 +64,8 @@ class BlockingCall(Generic[T]):
     def __init__(self, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
         self._work = work
         self._undo = undo
+        self.over = anyio.Event()
+        """Its caller has the result, or it was undone."""
         self._ended = anyio.Event()
         self._abandoned = False
         self._results: list[T] = []
@@ -58,17 +74,21 @@ class BlockingCall(Generic[T]):
 
     async def result(self, release: Callable[[], None]) -> T:
         """``release`` is called when the work has ended, also after the caller has gone."""
+        token = current_token()
         try:
-            _daemon(partial(self._run, current_token(), release))
+            _daemon(partial(self._run, token, release))
         except BaseException:
             release()
+            self.over.set()
             raise
         try:
             await self._ended.wait()
         except BaseException:
             self._abandoned = True
-            self._take_back()  # where it ended while the caller was being cancelled
+            if self._ended.is_set():  # it ended while the caller was being cancelled
+                self._take_back(token)
             raise
+        self.over.set()
         if self._error is not None:
             raise self._error
         return self._results[0]
@@ -85,8 +105,8 @@ class BlockingCall(Generic[T]):
         except RuntimeError:
             log.debug("a call ended after its event loop")
             return
-        if not received and results and self._undo is not None:
-            _undone(self._undo, results[0])
+        if not received:
+            self._undo_in_thread(token, results)
 
     def _settle(self, results: list[T], failure: BaseException | None, release: Callable[[], None]) -> bool:
         """False: the caller has gone, so the result must be undone."""
@@ -96,21 +116,28 @@ class BlockingCall(Generic[T]):
             self._results, self._error = results, failure
         return not self._abandoned
 
-    def _take_back(self) -> None:
+    def _take_back(self, token: anyio.lowlevel.EventLoopToken) -> None:
         """Undoes a result that came while its caller was being cancelled."""
         results, self._results = self._results, []
-        if results and self._undo is not None:
-            try:
-                _daemon(partial(_undone, self._undo, results[0]))
-            except RuntimeError as error:  # no thread can be made
-                log.warning("the result of an abandoned call was not undone: %s", error)
+        if not results or self._undo is None:
+            self.over.set()
+            return
+        try:
+            _daemon(partial(self._undo_in_thread, token, results))
+        except RuntimeError as error:  # no thread can be made
+            self.over.set()
+            log.warning("the result of an abandoned call was not undone: %s", error)
 
-
-def _undone(undo: Callable[[T], object], result: T) -> None:
-    try:
-        undo(result)
-    except Exception as error:  # noqa: BLE001 - no caller is left; the sweep at the next start removes the rest
-        log.warning("the result of an abandoned call could not be undone: %s", error)
+    def _undo_in_thread(self, token: anyio.lowlevel.EventLoopToken, results: list[T]) -> None:
+        try:
+            if results and self._undo is not None:
+                self._undo(results[0])
+        except Exception as error:  # noqa: BLE001 - no caller is left; the sweep at the next start removes the rest
+            log.warning("the result of an abandoned call could not be undone: %s", error)
+        try:
+            anyio.from_thread.run_sync(self.over.set, token=token)
+        except RuntimeError:
+            log.debug("an abandoned call was undone after its event loop")
 
 
 def _daemon(work: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,6 +95,8 @@ class DockerEngine:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
+        self._timeout_s = max(1, round(settings.docker_timeout_s))
+        """Of the SDK, which takes whole seconds."""
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
         self._address: EngineAddress | None = None
@@ -113,7 +115,7 @@ class DockerEngine:
             try:
                 api = _Client(
                     version="auto",
-                    timeout=max(1, round(self._settings.docker_timeout_s)),
+                    timeout=self._timeout_s,
                     max_pool_size=self._settings.docker_parallel + _EXTRA_CONNECTIONS,
                     **address.client_options(),
                 )
@@ -137,6 +139,10 @@ class DockerEngine:
         if self._api is not None:
             self._api.close()
             self._api = None
+
+    async def undone(self) -> bool:
+        """Waits until what abandoned calls made is taken back; False where that took longer than calls may."""
+        return await self._calls.undone()
 
     async def image(self, name: str) -> Image | None:
         """None where the engine does not have it; images are never fetched."""
@@ -236,8 +242,7 @@ class DockerEngine:
 
     async def wait(self, container: str) -> int:
         """The exit code of a container that ends by itself soon."""
-        wait_s = max(1, round(self._settings.docker_timeout_s))
-        return await self.call(lambda api: int(api.wait(container, timeout=wait_s)["StatusCode"]), "wait")
+        return await self.call(lambda api: int(api.wait(container, timeout=self._timeout_s)["StatusCode"]), "wait")
 
     async def state(self, container: str) -> ContainerState | None:
         def inspect(api: docker.APIClient) -> ContainerState | None:
@@ -314,9 +319,11 @@ class DockerEngine:
         except NotFound:
             return
         except APIError as error:
-            # 409: another call is already removing it.
             if error.status_code != 409:
                 raise
+            # Another call is already removing it, and returns when it is gone; so must this one.
+            with suppress(NotFound):
+                api.wait(container, timeout=self._timeout_s, condition="removed")
 
     def _found_address(self) -> EngineAddress:
         if self._address is None:

@@ -194,6 +194,7 @@ class DockerProvider:
             for undoing in list(self._undoing):
                 ending.start_soon(undoing.ended.wait)
             ending.start_soon(self._volumes.ended)
+            ending.start_soon(self._undone)
         try:
             if started:
                 await self._sweep()
@@ -201,6 +202,10 @@ class DockerProvider:
             log.warning("containers may be left for the next start to remove: %s", error.message)
         self._engine.close()
         self._folder.give_back()
+
+    async def _undone(self) -> None:
+        if not await self._engine.undone():
+            log.warning("calls that were given up go on in the engine: the next start removes what they make")
 
     # Making.
 
