@@ -318,6 +318,35 @@ def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("undo_s", [0.3, 60.0])
+def test_an_interrupt_waits_for_what_a_call_undoes_and_no_longer_than_cancel_s(
+    stub: StubServer, undo_s: float
+) -> None:
+    script = f"""
+    import asyncio
+    undone = []
+    async def stubborn(_):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep({undo_s})
+            undone.append(True)
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    client = Client(url, settings=ClientSettings(cancel_s=2.0))
+    client.health()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    began = time.monotonic()
+    try:
+        client._loop().call(stubborn)
+    except KeyboardInterrupt:
+        print(bool(undone), time.monotonic() - began < 30)
+    """
+    assert run(stub, script) == [f"{undo_s < 2.0} True"]
+
+
+@pytest.mark.slow
 def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: StubServer) -> None:
     script = """
     handled = []
