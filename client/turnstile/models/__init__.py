@@ -1,15 +1,16 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode`` (with ``lease``), ``messages``, ``turn``. ``sample`` and ``forest`` are what a trainer gets,
-``wire`` is their binary form. ``engine`` and ``audit`` are the answers about the engine and about recorded
-episodes.
+made of: ``episode`` (with ``lease`` and ``staleness``), ``messages``, ``turn``. ``sample`` and ``forest`` are what
+a trainer gets, ``wire`` is their binary form. ``engine`` and ``audit`` are the answers about the engine and about
+recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
-from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit
+from turnstile.models.audit import AuditReport, InvariantCheck, TurnAudit, VersionAudit
 from turnstile.models.base import CLIENT_ID_PATTERN, SCHEMA_VERSION, new_id
 from turnstile.models.engine import (
+    AdapterRequest,
     CompletionAccepted,
     CompletionRequest,
     EngineInfo,
@@ -17,7 +18,15 @@ from turnstile.models.engine import (
     PauseRequest,
     PendingCall,
     PendingCalls,
+    TensorFormat,
+    UpdateWay,
+    WeightBucketRequest,
+    WeightGroupRequest,
     WeightsRequest,
+    WeightUpdateBegin,
+    WorkerInfo,
+    WorkerRequest,
+    WorkerStatus,
 )
 from turnstile.models.episode import (
     AgentInfo,
@@ -38,10 +47,12 @@ from turnstile.models.episode import (
     TaskPage,
     TaskRef,
 )
+from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
+from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
 from turnstile.models.turn import (
     Break,
     BreakAt,
@@ -60,6 +71,7 @@ from turnstile.models.turn import (
 __all__ = [
     "CLIENT_ID_PATTERN",
     "SCHEMA_VERSION",
+    "AdapterRequest",
     "AgentInfo",
     "AgentList",
     "AuditReport",
@@ -80,6 +92,7 @@ __all__ = [
     "EpisodeStatus",
     "EpisodeTimings",
     "ErrorInfo",
+    "ExpertArray",
     "Fault",
     "FinishReason",
     "Float32Array",
@@ -104,9 +117,14 @@ __all__ = [
     "Sampling",
     "SamplingUsed",
     "SandboxInfo",
+    "Staleness",
+    "StalenessBound",
+    "StalenessPolicy",
+    "StalenessScope",
     "TaskInfo",
     "TaskPage",
     "TaskRef",
+    "TensorFormat",
     "Thread",
     "TokenForest",
     "Tool",
@@ -117,7 +135,17 @@ __all__ = [
     "TurnTimings",
     "UInt8Array",
     "Untrained",
+    "UpdateWay",
+    "VersionAudit",
+    "WeightBucketRequest",
+    "WeightGroupRequest",
     "WeightSpan",
+    "WeightUpdateBegin",
     "WeightsRequest",
+    "WorkerInfo",
+    "WorkerRequest",
+    "WorkerStatus",
+    "expert_array",
+    "join_experts",
     "new_id",
 ]

@@ -8,20 +8,52 @@ from turnstile.models.base import SCHEMA_VERSION, Model
 
 
 class TurnAudit(Model):
-    """One turn: re-scored on the engine at the turn's temperature, or skipped for a stated reason."""
+    """One turn: re-scored on the engine at the turn's temperature, or skipped for a stated reason.
+
+    Every sampled token is compared, compared apart (``stale``) or not compared (``unscored``): a turn that was
+    sampled by several weight versions is compared where the engine's current version sampled it.
+    """
 
     turn_id: str
     tokens: int = Field(ge=1)
     """Sampled tokens of the turn."""
     unscored: int = Field(0, ge=0)
-    """Those of them that the engine did not score: all of a turn that was skipped, else the last ones of a turn
-    that fills the context to within what the engine takes as one input (SGLang: 7 tokens)."""
+    """Those of them that were not compared: all of a turn that was skipped, those of ``other_weights``, and the
+    last ones of a turn that fills the context to within what the engine takes as one input (SGLang: 7 tokens)."""
+    other_weights: int = Field(0, ge=0)
+    """Those of ``unscored`` that other weights sampled than those the engine serves now."""
     max_abs_delta: FiniteFloat | None = None
-    """max |recorded logprob − engine's score| over the tokens that were scored, in nats; None when the turn was
-    skipped."""
+    """max |recorded logprob − engine's score| over the tokens that were compared, ``stale`` ones apart, in nats;
+    None when there are none."""
+    stale: int = Field(0, ge=0)
+    """Tokens that were sampled on an attention cache of older weights (``stale_kv``), compared apart."""
+    stale_max_abs_delta: FiniteFloat | None = None
+    """Their largest distance; None when ``stale`` is 0."""
     skipped: str | None = None
-    """Why the turn could not be re-scored: ``constrained``, ``other_weights``, ``given``,
-    ``engine_cannot_score``, ``too_long_to_score``."""
+    """Why nothing of the turn was re-scored: ``constrained``, ``other_weights``, ``adapter``, ``given``,
+    ``engine_cannot_score``, ``too_long_to_score``, ``weights_changed`` (the engine got other weights
+    meanwhile)."""
+
+
+class VersionAudit(Model):
+    """What one weight version sampled in the episode, and how far it is from the engine's scores, in nats.
+
+    A version that the engine does not serve now has no distances: its tokens can be compared only while it is
+    served.
+    """
+
+    version: str
+    tokens: int = Field(ge=0)
+    """Tokens that it sampled."""
+    compared: int = Field(0, ge=0)
+    """Those of them that were compared, ``stale_tokens`` apart."""
+    max_abs_delta: FiniteFloat | None = None
+    mean_abs_delta: FiniteFloat | None = None
+    p99_abs_delta: FiniteFloat | None = None
+    """99 of 100 compared tokens are at most so far apart."""
+    stale_tokens: int = Field(0, ge=0)
+    """Those that were compared apart: sampled on an attention cache of older weights."""
+    stale_max_abs_delta: FiniteFloat | None = None
 
 
 class InvariantCheck(Model):
@@ -38,15 +70,21 @@ class InvariantCheck(Model):
 class AuditReport(Model):
     """Answer to ``POST /episodes/{id}/audit``.
 
-    ``passed``: every invariant holds and no distance exceeds ``tolerance`` (nats). Skipped turns do not fail an
-    audit; they are listed, because they were not checked.
+    ``passed``: every invariant holds and no distance exceeds ``tolerance`` (nats). Skipped turns and stale tokens
+    do not fail an audit; they are listed, because they were not checked.
     """
 
     schema_version: int = SCHEMA_VERSION
     episode_id: str
     turns: tuple[TurnAudit, ...]
+    versions: tuple[VersionAudit, ...] = ()
+    """By weight version, in the order in which they came."""
     invariants: tuple[InvariantCheck, ...]
     max_abs_delta: FiniteFloat | None
-    """The largest distance of all turns; None when no turn was scored."""
+    """The largest distance of all turns, stale tokens apart; None when no token was compared."""
     tolerance: float = Field(gt=0)
     passed: bool
+    engine: dict[str, str] = Field(default_factory=dict)
+    """The engine's settings that explain its numbers, by name, as far as it says them."""
+    explanations: tuple[str, ...] = ()
+    """Where a distance is above ``tolerance``: what may explain it, in sentences."""

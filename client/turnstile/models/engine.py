@@ -11,21 +11,69 @@ from turnstile.models.base import Model
 from turnstile.models.episode import EpisodeStatus, Sampling
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""What a pause does with calls in flight: end them with what they have, queue them again, or hold them."""
+"""What a pause does with calls in flight: cut them (they are continued afterwards, or end with what they have, as
+the server's ``workers.on_abort`` says), queue them again, or hold them."""
+
+
+UpdateWay = Literal["tensors", "distributed", "ipc"]
+"""How new weights come in pieces: serialized in the request, broadcast in a process group, or by CUDA handles."""
+
+TensorFormat = Literal["flattened_bucket", "safetensors"]
+"""How an engine takes tensors in a request: SGLang's pickle of one flat tensor with its metadata, or the bytes
+of a safetensors file."""
+
+WorkerStatus = Literal["joining", "serving", "draining", "fenced", "asleep", "down"]
+"""``fenced``: it answers, and missed a weight update; it gets no calls until it has caught up."""
+
+
+class WorkerInfo(Model):
+    """One engine of those that a server spreads its calls over."""
+
+    worker_id: str
+    url: str | None = None
+    """None for an engine that the server started itself and reaches by no URL."""
+    status: WorkerStatus
+    weight_version: str | None = None
+    running: int = 0
+    """Calls of this server that it has."""
+    limit: int | None = None
+    """Most calls that it is given at once, by its own load."""
+    kv_used: float | None = None
+    """Share of its attention cache that is in use, 0 to 1."""
+    detail: str = ""
+    """Why it does not serve, where it does not."""
 
 
 class EngineInfo(Model):
-    """Answer to ``GET /engine``, and to pause, resume and weights."""
+    """Answer to ``GET /engine``, and to pause, resume, weights, sleep, wake and workers."""
 
     ok: bool
     """The engine answers."""
     weight_version: str | None
     paused: bool | None
     detail: str = ""
+    paused_s: float | None = None
+    """Seconds since the engine was paused; None where it is not."""
+    asleep: bool = False
+    running_calls: int = 0
+    """Model calls on the engine."""
+    waiting_calls: int = 0
+    """Model calls that wait for a place, for the end of a pause, or for a worker."""
+    versions: int = 0
+    """Number of weight versions served since the start; the current one is the last."""
+    workers: tuple[WorkerInfo, ...] = ()
     model_name: str
     context_length: int
     """In tokens: the longest prompt plus completion."""
     vocab_size: int
+    updates: tuple[str, ...] = ()
+    """The ways in which it takes new weights: ``disk``, ``tensors``, ``distributed``, ``ipc``."""
+    tensor_format: TensorFormat | None = None
+    """How the pieces of an update by ``tensors`` are written; None where it takes none."""
+    tensor_copies: int = 1
+    """Copies of such a piece in one request: one for each tensor-parallel rank of an SGLang."""
+    sleeps: bool = False
+    """``POST /engine/sleep`` frees its memory."""
 
 
 class PauseRequest(Model):
@@ -39,6 +87,66 @@ class WeightsRequest(Model):
 
     path: str = Field(min_length=1)
     version: str = Field(min_length=1, max_length=256)
+    mode: PauseMode = "retract"
+    """What happens to calls in flight. ``in_place`` marks what they sample afterwards as ``stale_kv``."""
+
+
+class WeightUpdateBegin(Model):
+    """Body of ``POST /engine/weights/begin``: weights that come in pieces, until ``/end`` or ``/cancel``."""
+
+    version: str = Field(min_length=1, max_length=256)
+    way: UpdateWay
+    mode: PauseMode = "retract"
+
+
+class WeightBucketRequest(Model):
+    """Body of ``POST /engine/weights/bucket``: one piece, in the way that ``begin`` named.
+
+    ``tensors``: ``serialized`` and its ``load_format``, as ``EngineInfo`` says. For SGLang base64 of its
+    ``MultiprocessingSerializer``, for each tensor-parallel rank (``flattened_bucket``; None: a list of named
+    tensors); for vLLM base64 of the bytes of a safetensors file (``safetensors``). ``distributed``: ``names``,
+    ``dtypes`` and ``shapes`` of the tensors that are broadcast in ``group`` while this request runs. ``ipc``:
+    ``handles``, for each device the ZMQ socket that gives them.
+    """
+
+    serialized: tuple[str, ...] = ()
+    load_format: str | None = None
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    group: str | None = None
+    handles: dict[str, str] = Field(default_factory=dict)
+
+
+class WeightGroupRequest(Model):
+    """Body of ``POST /engine/groups``: a process group (``torch.distributed``) that the workers join.
+
+    The trainer's ranks come first; the first worker has ``rank_offset``, each next one follows with as many ranks
+    as ``ranks_per_worker`` (its tensor-parallel size). ``ranks``: those of this server's workers, where other
+    servers have the rest; unless given all from ``rank_offset`` on.
+    """
+
+    name: str = Field(min_length=1, max_length=128)
+    address: str = Field(min_length=1)
+    port: int = Field(ge=1, le=65535)
+    world_size: int = Field(ge=2)
+    rank_offset: int = Field(default=1, ge=1)
+    ranks_per_worker: int = Field(default=1, ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    backend: Literal["nccl", "gloo"] = "nccl"
+
+
+class AdapterRequest(Model):
+    """Body of ``POST /engine/adapters``: a LoRA adapter that episodes may name. A name stands for one adapter."""
+
+    name: str = Field(min_length=1, max_length=128)
+    path: str = Field(min_length=1)
+
+
+class WorkerRequest(Model):
+    """Body of ``POST /engine/workers``: an engine of the same kind and model joins."""
+
+    url: str = Field(min_length=1)
 
 
 class PendingCall(Model):

@@ -24,6 +24,9 @@ from turnstile.models.base import (
     check_json,
 )
 from turnstile.models.lease import Lease
+from turnstile.models.staleness import Staleness, StalenessBound
+
+MAX_PRIORITY = 1000
 
 
 class EpisodeStatus(StrEnum):
@@ -140,6 +143,12 @@ class EpisodeRequest(Model):
     seed: Seed | None = None
     """At most 128 bits. Recorded for the agent's side; sampling on the engine is not seeded."""
     sampling: Sampling | None = None
+    adapter: str | None = Field(default=None, min_length=1, max_length=128)
+    """A LoRA adapter that was loaded (``POST /engine/adapters``), which samples all its calls; None: the base."""
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Higher ones get places and the engine first: evaluation before training."""
+    staleness: StalenessBound | None = None
+    """How stale its tokens may get; None: as the server's settings say."""
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the environment of a launched agent; in no record."""
@@ -231,6 +240,10 @@ class Episode(Model):
     """The end of its output, bounded by ``agents.max_output_bytes``."""
     error: ErrorInfo | None = None
     sampling: Sampling
+    adapter: str | None = None
+    priority: int = 0
+    staleness: Staleness | None = None
+    """None where it has no bound and nothing was sampled yet."""
     limits: Limits
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings

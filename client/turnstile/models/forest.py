@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from turnstile.models.arrays import Floats, Indices, Int32Array, Mask, TokenIds
 from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.episode import EpisodeStats
+from turnstile.models.experts import ExpertArray, Experts, join_experts
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.turn import FinishReason
 
@@ -56,6 +57,11 @@ class TokenForest(Model):
     """int32[n]: where each node's completion starts, among all N tokens."""
     trained_in: Indices
     """int32[n]: the row that trains the node's completion, −1 for none."""
+    routed_experts: Experts = None
+    """uint8 or uint16 [R, layers, top_k]: the rows of each node in order (``Turn.routed_experts``); None where no
+    turn has any."""
+    routed_offsets: Indices | None = None
+    """int32[n + 1]: where each node's rows start, and R; None with ``routed_experts``."""
     turn_ids: tuple[str, ...]
     weight_version_names: tuple[str, ...]
     rows: tuple[ForestRow, ...]
@@ -77,6 +83,7 @@ class TokenForest(Model):
             nodes
         }:
             raise ValueError("the arrays of nodes differ in length")
+        _check_rows(self.routed_experts, self.routed_offsets, nodes)
         if self.offsets[0] != 0 or self.offsets[-1] != tokens:
             raise ValueError(f"the offsets do not run from 0 to {tokens}")
         starts, ends = self.offsets[:-1], self.offsets[1:]
@@ -173,6 +180,7 @@ class TokenForest(Model):
             logprobs=np.where(mine, self._along(self.logprobs, path), np.float32(0.0)),
             weight_version=versions,
             weight_version_names=names,
+            routed_experts=self._experts(path),
             turn_spans=tuple(spans),
             kind=row.kind,
             caused_by=row.caused_by,
@@ -189,6 +197,17 @@ class TokenForest(Model):
     def _along(self, array: npt.NDArray[Any], path: list[int]) -> npt.NDArray[Any]:
         return np.concatenate([array[self.offsets[node] : self.offsets[node + 1]] for node in path])
 
+    def _experts(self, path: list[int]) -> ExpertArray | None:
+        if self.routed_experts is None or self.routed_offsets is None:
+            return None
+        parts: list[tuple[int, ExpertArray | None]] = []
+        end = 0
+        for node in path:
+            end += int(self.offsets[node + 1] - self.offsets[node])
+            rows = self.routed_experts[self.routed_offsets[node] : self.routed_offsets[node + 1]]
+            parts.append((end, rows if len(rows) else None))
+        return join_experts(parts)
+
     def _renamed(self, versions: Int32Array) -> tuple[Int32Array, tuple[str, ...]]:
         """A row names its own versions only, in the order they come in it."""
         used, first = np.unique(versions[versions >= 0], return_index=True)
@@ -196,6 +215,15 @@ class TokenForest(Model):
         renamed = np.full(len(self.weight_version_names) + 1, -1, np.int32)  # the last entry answers −1
         renamed[order] = np.arange(len(order), dtype=np.int32)
         return renamed[versions], tuple(self.weight_version_names[index] for index in order.tolist())
+
+
+def _check_rows(rows: ExpertArray | None, offsets: Int32Array | None, nodes: int) -> None:
+    if (rows is None) != (offsets is None):
+        raise ValueError("routed_experts and routed_offsets come together")
+    if rows is None or offsets is None:
+        return
+    if len(offsets) != nodes + 1 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+        raise ValueError(f"the offsets of the routed experts do not bound the rows of {nodes} nodes")
 
 
 def _on_paths(parents: list[int], nodes: npt.NDArray[Any], ends: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

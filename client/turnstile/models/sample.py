@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from turnstile.models.arrays import Floats, Indices, Mask, TokenIds
 from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.episode import EpisodeStats
+from turnstile.models.experts import Experts
 from turnstile.models.turn import FinishReason
 
 SampleKind = Literal["main", "subagent", "compaction", "retry", "auxiliary"]
@@ -56,6 +57,9 @@ class Sample(Model):
     logprobs: Floats
     weight_version: Indices
     weight_version_names: tuple[str, ...]
+    routed_experts: Experts = None
+    """uint8 or uint16 [T - 1, layers, top_k]: the experts that each token went through but the last, which no call
+    fed. None where they were not recorded for every token."""
     turn_spans: tuple[TurnSpan, ...]
     kind: SampleKind
     caused_by: Cause | None = None
@@ -74,6 +78,10 @@ class Sample(Model):
         lengths = {len(self.input_ids), len(self.loss_mask), len(self.logprobs), len(self.weight_version)}
         if len(lengths) != 1:
             raise ValueError(f"arrays of a sample differ in length: {sorted(lengths)}")
+        if self.routed_experts is not None and len(self.routed_experts) != len(self.input_ids) - 1:
+            raise ValueError(
+                f"{len(self.routed_experts)} rows of experts for {len(self.input_ids)} tokens: one less is right"
+            )
         return self
 
 

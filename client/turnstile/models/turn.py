@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from turnstile.models.arrays import Floats, TokenIds
 from turnstile.models.base import SCHEMA_VERSION, Model
+from turnstile.models.experts import Experts
 from turnstile.models.messages import Message
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -90,6 +91,8 @@ class SamplingUsed(Model):
     stop: tuple[str, ...] = ()
     constrained: bool = False
     given: bool = False
+    adapter: str | None = None
+    """The LoRA adapter that sampled, on the weights of ``weight_spans``; None: those alone."""
 
 
 class TurnTimings(Model):
@@ -133,6 +136,10 @@ class Turn(Model):
     completion_ids: TokenIds
     logprobs: Floats
     weight_spans: tuple[WeightSpan, ...]
+    routed_experts: Experts = None
+    """uint8 or uint16 [r, layers, top_k] of a mixture of experts, if ``engine.routed_experts``: the experts of the
+    last r tokens that the call fed, up to the one before its last sampled token. They go back to the last token
+    whose experts no earlier turn of the path has, usually the parent's last one."""
     finish_reason: FinishReason
     stop_string: str | None = None
     """The agent's stop string that ended the completion; None if something else ended it."""
@@ -173,6 +180,9 @@ class Turn(Model):
             position = span.end
         if position != count:
             raise ValueError(f"weight spans cover {position} of {count} sampled tokens")
+        if self.routed_experts is not None and len(self.routed_experts) < count:
+            rows = len(self.routed_experts)
+            raise ValueError(f"{rows} rows of experts for at least {count} tokens that were fed")
         return self
 
 

@@ -1,10 +1,12 @@
 """Samples on the wire: one safetensors file with concatenated arrays, and JSON metadata for the rest.
 
-Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N]
-and ``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. The file's metadata entry
-``turnstile`` is the JSON of the sample set without its arrays. A token forest has a file of the same kind, with
-the arrays of ``TokenForest``. The layout of the file is that of
-https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
+Tensors: ``input_ids`` int32[N], ``loss_mask`` uint8[N], ``logprobs`` float32[N], ``weight_version`` int32[N] and
+``offsets`` int64[n + 1]: sample i owns ``[offsets[i], offsets[i + 1])`` of each. Where the experts of a mixture
+were recorded, there are also ``routed_experts`` (uint8 or uint16 [R, layers, top_k]) and ``routed_offsets``
+int64[n + 1]; a sample without rows has none. The file's metadata entry ``turnstile`` is the JSON of the sample set
+without its arrays. A token forest has a file of the same kind, with the arrays of ``TokenForest``. The layout of
+the file is that of https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header,
+data).
 
 Decoding returns exactly the bits that were encoded. A file that is damaged or inconsistent is refused, never
 repaired.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,7 @@ MEDIA_TYPE = "application/x-safetensors"
 METADATA_KEY = "turnstile"
 PART_BYTES = 1 << 20
 
-_NAMES = {"<i8": "I64", "<i4": "I32", "<f4": "F32", "|u1": "U8"}
+_NAMES = {"<i8": "I64", "<i4": "I32", "<f4": "F32", "<u2": "U16", "|u1": "U8"}
 """Of array types (``numpy.dtype.str``) in the file."""
 
 _OFFSETS = "offsets"
@@ -40,6 +43,7 @@ _ARRAYS: dict[str, npt.DTypeLike] = {
     "logprobs": np.float32,
     "weight_version": np.int32,
 }
+_EXPERTS, _EXPERT_OFFSETS = "routed_experts", "routed_offsets"
 _DTYPES: dict[str, npt.DTypeLike] = {**_ARRAYS, _OFFSETS: np.int64}
 _FOREST_ARRAYS: dict[str, npt.DTypeLike] = {
     **_ARRAYS,
@@ -70,7 +74,12 @@ def sample_parts(samples: SampleSet) -> Iterator[bytes]:
     }
     lengths = [len(sample.input_ids) for sample in samples.samples]
     tensors[_OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-    rest = samples.model_dump(mode="json", exclude={"samples": {"__all__": set(_ARRAYS)}})
+    rows = [sample.routed_experts for sample in samples.samples]
+    if (known := [part for part in rows if part is not None]) and len({part.shape[1:] for part in known}) == 1:
+        tensors[_EXPERTS] = np.concatenate(known)
+        counts = [0 if part is None else len(part) for part in rows]
+        tensors[_EXPERT_OFFSETS] = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+    rest = samples.model_dump(mode="json", exclude={"samples": {"__all__": {*_ARRAYS, _EXPERTS}}})
     return _file_parts(tensors, rest)
 
 
@@ -94,6 +103,8 @@ def decode_samples(data: bytes) -> SampleSet:
     bounds = offsets.tolist()
     for row, start, end in zip(rows, bounds, bounds[1:], strict=False):
         row.update({name: array[start:end] for name, array in tensors.items()})
+    for row, experts in zip(rows, _expert_rows(data, len(rows)), strict=True):
+        row[_EXPERTS] = experts
     try:
         return SampleSet.model_validate(rest)
     except ValidationError as error:
@@ -108,7 +119,9 @@ def encode_forest(forest: TokenForest) -> bytes:
 def forest_parts(forest: TokenForest) -> Iterator[bytes]:
     """The parts of that file, as ``sample_parts`` has them."""
     tensors = {name: np.ascontiguousarray(getattr(forest, name)) for name in _FOREST_ARRAYS}
-    rest = forest.model_dump(mode="json", exclude=set(_FOREST_ARRAYS))
+    if forest.routed_experts is not None and forest.routed_offsets is not None:
+        tensors |= {_EXPERTS: forest.routed_experts, _EXPERT_OFFSETS: forest.routed_offsets.astype(np.int64)}
+    rest = forest.model_dump(mode="json", exclude={*_FOREST_ARRAYS, _EXPERTS, _EXPERT_OFFSETS})
     return _file_parts(tensors, rest)
 
 
@@ -125,7 +138,7 @@ def _file_parts(tensors: dict[str, npt.NDArray[Any]], rest: dict[str, Any]) -> I
     yield len(written).to_bytes(8, "little")
     yield written
     for _, array in arrays:
-        data = np.ascontiguousarray(array).view(np.uint8)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for start in range(0, len(data), PART_BYTES):
             yield data[start : start + PART_BYTES].tobytes()
 
@@ -133,10 +146,42 @@ def _file_parts(tensors: dict[str, npt.NDArray[Any]], rest: dict[str, Any]) -> I
 def decode_forest(data: bytes) -> TokenForest:
     """The forest in ``data``. Raises WireError as ``decode_samples`` does."""
     rest = _metadata(data)
+    tensors = _tensors(data, _FOREST_ARRAYS)
+    if (found := _experts(data)) is not None:
+        tensors |= {_EXPERTS: found[0], _EXPERT_OFFSETS: found[1]}
     try:
-        return TokenForest.model_validate({**rest, **_tensors(data, _FOREST_ARRAYS)})
+        return TokenForest.model_validate({**rest, **tensors})
     except ValidationError as error:
         raise WireError(f"the file is not that of a token forest: {error}") from error
+
+
+def _experts(data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """The rows of experts in a file and their offsets, read-only; None where it has none."""
+    found = safetensors.numpy.load(data)
+    if _EXPERTS not in found:
+        return None
+    rows = found[_EXPERTS]
+    offsets = found.get(_EXPERT_OFFSETS)
+    if offsets is None or offsets.dtype != np.int64 or offsets.ndim != 1:
+        raise WireError(f"{_EXPERTS} has no {_EXPERT_OFFSETS} of int64")
+    if rows.dtype not in (np.uint8, np.uint16) or rows.ndim != 3:
+        raise WireError(f"{_EXPERTS} is {rows.dtype}{list(rows.shape)}, not uint8 or uint16 of three dimensions")
+    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+        raise WireError(f"{_EXPERT_OFFSETS} do not bound {len(rows)} rows of experts")
+    rows.flags.writeable = False
+    return rows, offsets
+
+
+def _expert_rows(data: bytes, count: int) -> list[npt.NDArray[Any] | None]:
+    """Of each of ``count`` samples; None where it has none."""
+    found = _experts(data)
+    if found is None:
+        return [None] * count
+    rows, offsets = found
+    if len(offsets) != count + 1:
+        raise WireError(f"{len(offsets)} {_EXPERT_OFFSETS} do not bound {count} samples")
+    bounds = offsets.tolist()
+    return [rows[start:end] if end > start else None for start, end in pairwise(bounds)]
 
 
 def sample_as_json(sample: Sample) -> dict[str, Any]:
