@@ -4,16 +4,19 @@ A command-line flag wins over an environment variable (``TURNSTILE_GATE__MAX_BOD
 given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is generated from the descriptions.
 
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
-openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``sandboxes`` (sandboxes, tools) and
-``engine`` (engine, rendering, journal). ``section`` is the base class of all sections.
+openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``sandboxes`` (sandboxes, tools),
+``engine`` (engine, rendering, journal), ``workers`` (several engines) and ``launch`` (an engine that the server
+starts). ``section`` is the base class of all sections.
 """
 
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
+from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "GateSettings",
     "GradingSettings",
     "JournalSettings",
+    "LaunchSettings",
     "OpenEnvSettings",
     "RenderingSettings",
     "SandboxSettings",
@@ -31,6 +35,7 @@ __all__ = [
     "Settings",
     "TaskSettings",
     "ToolSettings",
+    "WorkerSettings",
     "WorldSettings",
     "load_settings",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from turnstile_server.settings.section import Section
 
@@ -14,10 +14,17 @@ class EngineSettings(Section):
 
     kind: str = Field(
         "embedded",
-        description="Which engine samples: `embedded`, `sglang` or `trainer` (the training loop does). `none`: no "
-        "model; `/health` answers, everything else is 503.",
+        description="Which engine samples: `embedded`, `sglang`, `vllm` or `trainer` (the training loop does). "
+        "`none`: no model; `/health` answers, everything else is 503.",
     )
-    url: str | None = Field(None, description="`sglang`: base URL of the running server.")
+    url: str | None = Field(None, description="`sglang`, `vllm`: base URL of the running server.")
+    api_key: SecretStr | None = Field(
+        None, description="`sglang`, `vllm`: the key that the server was started with (its `--api-key`)."
+    )
+    urls: tuple[str, ...] = Field(
+        (),
+        description="Base URLs of several running engines of one kind and model: the workers. Instead of `url`.",
+    )
     connect_timeout_s: float = Field(5.0, gt=0, description="Time to open a connection to the engine.")
     start_timeout_s: float = Field(
         600.0,
@@ -31,6 +38,22 @@ class EngineSettings(Section):
     chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
     weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
+    group_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time for a process group of the trainer to form, when an engine joins it; then 504.",
+    )
+    group_relay_host: str | None = Field(
+        None,
+        description="`sglang`: an address of this server that its engines reach. They join process groups through "
+        "it, so that a group that never forms can be given up; none: only engines at a loopback address do.",
+    )
+    check_weights: bool = Field(
+        True,
+        description="`sglang`: names and shapes of new weights are compared with the model's before they are "
+        "sent, where its folder can be read from here. SGLang ends, or mixes old and new weights, when they do "
+        "not fit.",
+    )
     stop_grace_s: float = Field(5.0, ge=0, description="`embedded`: time for its process to end before SIGKILL.")
     connect_attempts: int = Field(
         3, ge=1, description="Attempts to open a connection. A request that was sent is never repeated."
@@ -38,6 +61,11 @@ class EngineSettings(Section):
     max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; further ones wait.")
     max_reply_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Largest answer of the engine, or largest chunk of a streamed one."
+    )
+    routed_experts: bool = Field(
+        False,
+        description="`sglang`: record which experts of a mixture each token went through, for routing replay. The "
+        "engine needs `--enable-return-routed-experts`.",
     )
     max_batch: int = Field(16, ge=1, description="`embedded`: calls decoded together; further ones wait.")
     context_length: int | None = Field(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from turnstile.models import StalenessPolicy, StalenessScope
 from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
 
 
@@ -18,6 +19,27 @@ class EpisodeSettings(Section):
         16,
         ge=1,
         description="Episodes with a sandbox that are prepared, run or graded at once; further ones are queued.",
+    )
+    oldest_every: int = Field(
+        8,
+        ge=1,
+        description="Of so many places that come free while episodes wait, one goes to the episode that waits "
+        "longest, whatever its priority and its group; 1: first come, first served.",
+    )
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="Default of `staleness.max_versions`: weight versions that may be served after an episode's "
+        "first sampled token. None: no bound.",
+    )
+    staleness_scope: StalenessScope = Field("episode", description="Scope of the default bound: episode or group.")
+    staleness_policy: StalenessPolicy = Field(
+        "cancel", description="What the default bound does: cancel, finish or stop_admitting."
+    )
+    remembered_groups: int = Field(
+        10_000,
+        ge=1,
+        description="Groups without an open episode whose age and staleness are remembered, the latest ones.",
     )
     max_turns: CountCeiling = Field(1000, description="Ceiling of `limits.max_turns`.")
     max_completion_tokens: CountCeiling = Field(32_768, description="Ceiling of `limits.max_completion_tokens`.")

@@ -81,6 +81,12 @@ class ControlSettings(_Clients):
     max_body_bytes: int = Field(
         8 << 20, ge=1024, description="Largest body of a control request; a larger one is 413."
     )
+    max_piece_bytes: int = Field(
+        1 << 30,
+        ge=1024,
+        description="Largest body of `POST /engine/weights/bucket`, a piece of new weights: as large as the "
+        "largest tensor at least (in base64); also of all that come at once.",
+    )
     max_body_values: int = Field(
         100_000,
         ge=100,

@@ -19,8 +19,10 @@ from turnstile.models import Sampling
 from turnstile_server.demo import model_folder
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
+from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
 
@@ -84,6 +86,8 @@ class Settings(BaseSettings):
     gate: GateSettings = GateSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     engine: EngineSettings = EngineSettings()
+    workers: WorkerSettings = WorkerSettings()
+    launch: LaunchSettings = LaunchSettings()
     rendering: RenderingSettings = RenderingSettings()
     journal: JournalSettings = JournalSettings()
     sandboxes: SandboxSettings = SandboxSettings()
