@@ -1,10 +1,14 @@
 """Engines sample: token ids in, token ids and logprobs out.
 
 Read ``protocol`` first (what an engine does), then ``registry`` (every engine by name, and how one is created).
-``sglang`` attaches to a running SGLang server, with ``sglang_wire`` (the format of ``/generate``),
-``sglang_values`` (its ids, logprobs and names of weights, checked),
-``sglang_start`` (the checks at start) and ``http_client``. ``embedded/`` is a child process on CPU that speaks the
-same interface. In ``trainer`` the training loop samples; ``trainer_calls`` keeps its waiting calls.
-``weight_spans`` records which weights sampled which tokens, ``tokenizer_probe`` compares an engine's tokenizer
-with ours.
+``sglang/`` and ``vllm/`` attach to a running server each; ``embedded/`` is a child process on CPU that speaks
+SGLang's interface; in ``trainer`` the training loop samples (``trainer_calls``: its waiting calls). ``fleet/``
+makes many engines one, and ``launch/`` starts a server like SGLang and keeps it running (``child_log`` reads what
+such processes write).
+
+What they share: ``http_client``, ``replies`` and ``server_replies`` (the way to a server and back),
+``call_checks`` and ``server_scores`` (calls and scores), ``server_start``, ``model_config`` and
+``tokenizer_probe`` (is it the model and the tokenizer that we have?), ``weights`` with ``serialized_tensors``,
+``tensor_shapes`` and ``group_relay`` (how new weights come), ``versions`` and ``weight_spans`` (which weights
+sampled which tokens).
 """

@@ -113,6 +113,8 @@ class EngineHttp:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
         headers = {"Content-Type": "application/json"}
+        if self._settings.api_key is not None:
+            headers["Authorization"] = f"Bearer {self._settings.api_key.get_secret_value()}"
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers, cookie_jar=aiohttp.DummyCookieJar()
         )
@@ -141,13 +143,24 @@ class EngineHttp:
     @asynccontextmanager
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineReply]:
         """One generation: waits for a free slot, sends, and yields the reply as soon as its head has come."""
+        async with self.place(), self.send(path, body, headers) as reply:
+            yield reply
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Waits for a free slot, and holds it."""
         async with self._slots:
-            deadline = Deadline(anyio.current_time(), self._settings.first_chunk_timeout_s, self.hold)
-            response = await self._respond(_EngineRequest("POST", path, body, headers), deadline)
-            try:
-                yield EngineReply(self, response, deadline, self._settings.chunk_timeout_s)
-            finally:
-                _give_back(response)
+            yield
+
+    @asynccontextmanager
+    async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineReply]:
+        """Sends one generation, with a slot held, and yields the reply as soon as its head has come."""
+        deadline = Deadline(anyio.current_time(), self._settings.first_chunk_timeout_s, self.hold)
+        response = await self._respond(_EngineRequest("POST", path, body, headers), deadline)
+        try:
+            yield EngineReply(self, response, deadline, self._settings.chunk_timeout_s)
+        finally:
+            _give_back(response)
 
     async def _respond(self, request: _EngineRequest, deadline: Deadline) -> aiohttp.ClientResponse:
         attempts = self._settings.connect_attempts

@@ -8,20 +8,42 @@ call on the engine. A new engine is one module with a class like ``Engine`` and 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
-from turnstile.models import Float32Array, Int32Array, WeightSpan
+from turnstile.models import (
+    ExpertArray,
+    Float32Array,
+    Int32Array,
+    PauseMode,
+    TensorFormat,
+    WeightSpan,
+    WorkerInfo,
+)
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.engines.weights import UpdateWay, WeightBucket, WeightGroup
 from turnstile_server.errors import EngineRefused, StartupError
 from turnstile_server.settings import EngineSettings
 
-PauseMode = Literal["abort", "retract", "in_place"]
-
 ABOVE_ZERO = 1e-6
 """Rounding may put the logprob of a certain token this far above 0; above it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Whose call it is. The calls of one ``episode_id`` belong on one worker, for its prefix cache.
+
+    ``group``: calls of different groups share a full engine fairly; None: the episode is a group of its own.
+    ``group_since``: when the group's first episode came (monotonic seconds); older groups go first. ``priority``:
+    a higher one goes before all lower ones.
+    """
+
+    episode_id: str
+    group: str | None = None
+    priority: int = 0
+    group_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,11 @@ class EngineSampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     json_schema: str | None = None
+    adapter: str | None = None
+    """Name of a LoRA adapter that was loaded (``load_adapter``); None: the base model."""
+    experts_from: int | None = None
+    """Position in the call from which the experts of the tokens are asked for, at most the length of the prompt;
+    None: not asked for (always where ``capabilities.experts`` is None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +79,18 @@ class EngineFinish:
     cached_tokens: int | None = None
     given: bool = False
     """The tokens were written, not sampled: their logprobs are 0.0 and say nothing."""
+    kept: bool = False
+    """With ``abort``: nobody here asked for the abort, and the completion ends with what it has."""
+    routed_experts: ExpertArray | None = None
+    """[prompt + completion tokens - 1 - ``experts_from``, layers, top_k]: the experts of the tokens that were fed,
+    from that position on. None where they were not asked for, and where a call was aborted before they were
+    collected."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChunk:
     """New tokens since the last chunk: ``ids`` int32[k], ``logprobs`` float32[k] in nats (k may be 0 only with a
-    finish). Exactly one chunk, the last, has ``finish``."""
+    finish, or with ``given_up``). Exactly one chunk, the last, has ``finish``."""
 
     ids: Int32Array
     logprobs: Float32Array
@@ -65,6 +98,10 @@ class EngineChunk:
     weight_version: str | None = None
     """The weights that sampled ``ids``. None where the engine did not say, or where it changed weights
     meanwhile. A call that ends without a finish takes its weight spans from here."""
+    stale_kv: bool = False
+    """``ids`` were sampled on an attention cache of older weights."""
+    given_up: int = 0
+    """Tokens that were sampled since the last chunk, and are in no chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +166,15 @@ class ParkedCalls(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A mixture of experts: ``layers`` of the model, ``top_k`` experts of a token, ``experts`` of each layer."""
+
+    layers: int
+    top_k: int
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCapabilities:
     """What an engine can do; read once at start.
 
@@ -146,6 +192,26 @@ class EngineCapabilities:
     """Most ids that ``score`` takes; None: as many as the context has."""
     parked_calls: ParkedCalls | None = None
     """Set by an engine that samples nothing itself: its calls wait here for the training loop."""
+    exact_truncation: bool = True
+    """Logprobs are those of the whole distribution also under top_p, top_k and min_p. False: those are refused."""
+    updates: frozenset[UpdateWay] = frozenset({"disk"})
+    """The ways in which new weights can come."""
+    tensor_format: TensorFormat | None = None
+    """How the pieces of an update by ``tensors`` are written; None where it takes none."""
+    tensor_copies: int = 1
+    """Copies of such a piece that a request has: one for each tensor-parallel rank of an SGLang."""
+    adapters: bool = False
+    """LoRA adapters can be loaded, and named by a call."""
+    cache_tokens: int | None = None
+    """Tokens that the attention cache holds, all calls and kept prefixes together; None: not known."""
+    keeps_prefixes: bool = True
+    """Prompts of ended calls stay in the attention cache for later ones."""
+    sleeps: bool = False
+    """``sleep`` frees its memory."""
+    experts: ExpertShape | None = None
+    """Calls return which experts their tokens went through; None: not, or ``engine.routed_experts`` is off."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """The engine's settings that explain its numbers (dtype, speculative decoding, prefix cache, …), by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +222,31 @@ class EngineState:
     weight_version: str | None
     paused: bool | None
     detail: str = ""
+    gone: bool = False
+    """It will never answer again."""
+    paused_s: float | None = None
+    """Seconds since it was paused."""
+    asleep: bool = False
+    running_calls: int = 0
+    waiting_calls: int = 0
+    versions: int = 0
+    """Weight versions served since the start."""
+    workers: tuple[WorkerInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is. ``kv_used``: share of its attention cache that is in use, 0 to 1.
+
+    ``retracted``: calls put back into the queue for want of cache, since the engine started. ``age_s``: how long
+    ago its scheduler said so, where another process tells it. None: not known.
+    """
+
+    running: int
+    waiting: int
+    kv_used: float | None = None
+    retracted: int | None = None
+    age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +271,11 @@ class Engine(Protocol):
     """The service that samples.
 
     A class that derives from this one needs only ``capabilities``, ``generate``, ``abort`` and ``state``; it then
-    refuses to score, to pause and to load weights.
+    refuses to score, to pause, to sleep and to load weights.
     """
+
+    pooled: ClassVar[bool] = True
+    """Its calls are queued, spread over workers and resumed by a fleet (``engines/fleet``)."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -190,6 +284,10 @@ class Engine(Protocol):
 
     async def start(self) -> None:
         """Connects, and launches what the engine owns. Raises StartupError, which says what to do."""
+
+    async def watch(self) -> None:
+        """Runs while the engine is used, from ``start`` to ``close``: whatever it does by itself."""
+        return
 
     async def close(self) -> None:
         """Releases sockets and processes. Safe to call twice and after a failed start."""
@@ -201,7 +299,7 @@ class Engine(Protocol):
         sampling: EngineSampling,
         *,
         rid: str,
-        routing_key: str,
+        origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk, None]:
         """Samples a completion of ``input_ids`` int32[n]; with ``stream`` False in one chunk.
@@ -217,6 +315,10 @@ class Engine(Protocol):
     async def abort(self, rid: str) -> None:
         """Ends the call ``rid``; may wait until it has ended. Unknown rids are ignored."""
         ...
+
+    def forget(self, episode_id: str) -> None:
+        """The episode has ended: no further call of it comes."""
+        return
 
     async def score(self, input_ids: Int32Array, start: int, temperature: float) -> Float32Array:
         """float32[len - start]: log p(input_ids[i] | input_ids[:i]) for i in [start, len), under
@@ -238,7 +340,54 @@ class Engine(Protocol):
         """Undoes any number of pauses."""
         raise EngineRefused("This engine cannot be paused.")
 
-    async def update_weights(self, path: str, version: str) -> None:
-        """Loads the weights in folder ``path``; later tokens carry ``version``. Raises EngineRefused and keeps
-        the old weights when the folder cannot be loaded."""
+    async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
+        """Loads the weights in folder ``path``; later tokens carry ``version``. ``mode``: as of ``pause``, what
+        happens to running calls; with ``in_place`` what they sample afterwards is ``stale_kv`` where the engine
+        keeps their cache. Raises EngineRefused and keeps the old weights when the folder cannot be loaded."""
         raise EngineRefused("This engine cannot load other weights.")
+
+    async def load(self) -> EngineLoad | None:
+        """How busy the engine is; None where it does not say. Raises the errors of a request to it."""
+        return None
+
+    # New weights that come in pieces: begin_update, load_bucket for each piece, end_update. The engine is paused
+    # (``pause``) by the caller before, and resumed after.
+
+    async def begin_update(self, way: UpdateWay) -> None:
+        """Makes ready to take the pieces of new weights. Raises EngineRefused for a way not in
+        ``capabilities.updates``."""
+        raise EngineRefused(f"This engine cannot take weights by {way}.")
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        """Loads one piece. EngineRefused and Conflict: this piece changed nothing. When anything else is raised
+        the engine's weights are a mixture until a whole update succeeds."""
+        raise EngineRefused("This engine cannot take weights in pieces.")
+
+    async def end_update(self, version: str) -> None:
+        """All pieces are there: later tokens carry ``version``. The prefix cache of the old weights is dropped."""
+        raise EngineRefused("This engine cannot take weights in pieces.")
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Joins the trainer's process group; returns when the group is complete. Raises EngineTimeout when it does
+        not form in time."""
+        raise EngineRefused("This engine cannot join a process group.")
+
+    async def leave_group(self, name: str) -> None:
+        """Leaves the group; one that was never joined is ignored."""
+        raise EngineRefused("This engine cannot join a process group.")
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads the LoRA adapter in folder ``path`` under ``name``. Raises EngineRefused when it does not fit."""
+        raise EngineRefused("This engine cannot load LoRA adapters.")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; one that was never loaded is ignored."""
+        raise EngineRefused("This engine cannot load LoRA adapters.")
+
+    async def sleep(self) -> None:
+        """Frees the engine's memory (weights, cache), with no call running. It serves nothing until ``wake``."""
+        raise EngineRefused("This engine cannot sleep.")
+
+    async def wake(self) -> None:
+        """Takes the memory back. Its weights are to be loaded again before it serves."""
+        raise EngineRefused("This engine cannot sleep.")

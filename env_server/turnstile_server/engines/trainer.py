@@ -20,11 +20,13 @@ import anyio
 import numpy as np
 import orjson
 
-from turnstile.models import Float32Array, Int32Array
+from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.http_client import Deadline, HoldClock
 from turnstile_server.engines.protocol import (
     Accepted,
+    CallOrigin,
     Completion,
+    Engine,
     EngineCapabilities,
     EngineChunk,
     EngineContext,
@@ -32,7 +34,6 @@ from turnstile_server.engines.protocol import (
     EngineSampling,
     EngineState,
     ParkedCall,
-    PauseMode,
 )
 from turnstile_server.engines.trainer_calls import ParkedCallTable, WaitingCall
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
@@ -45,9 +46,11 @@ ABORTED: Final = "the call was aborted"
 CLOSED: Final = "the server is stopping"
 
 
-class TrainerEngine:
+class TrainerEngine(Engine):
     """An ``Engine`` and its ``ParkedCalls``. Raises StartupError if the folder does not state its vocabulary size
     or its context length."""
+
+    pooled = False
 
     def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
         self._settings = settings
@@ -78,7 +81,7 @@ class TrainerEngine:
         sampling: EngineSampling,
         *,
         rid: str,
-        routing_key: str,
+        origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk]:
         """One chunk, streamed or not: the training loop answers with the whole completion."""
@@ -87,7 +90,7 @@ class TrainerEngine:
         self._check_input(input_ids)
         if sampling.json_schema is not None:
             raise EngineRefused("The training loop is not asked for constrained decoding.")
-        waiting = self._table.park(ParkedCall(rid, routing_key, input_ids, sampling))
+        waiting = self._table.park(ParkedCall(rid, origin.episode_id, input_ids, sampling))
         try:
             await self._settled(waiting)
             if waiting.answer is not None:
@@ -135,7 +138,7 @@ class TrainerEngine:
         if self._hold.held:
             self._hold.release()
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
         self._version = version
 
     def pending(self, episode_id: str) -> tuple[ParkedCall, ...]:

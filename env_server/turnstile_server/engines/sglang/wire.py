@@ -16,18 +16,22 @@ from typing import Any, Final, Literal
 import numpy as np
 import orjson
 
-from turnstile.models import Float32Array, Int32Array, WeightSpan
+from turnstile.models import Int32Array, WeightSpan
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
-from turnstile_server.engines.sglang_values import (
+from turnstile_server.engines.replies import (
     MESSAGE_CHARS,
     entry_id,
     entry_logprob,
+    error_for_status,
     finite,
     refuse,
     version_name,
 )
+from turnstile_server.engines.sglang.calls import LiveCall
+from turnstile_server.engines.sglang.experts import ExpertRequest
 from turnstile_server.engines.weight_spans import WeightSpans
-from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
+from turnstile_server.engines.weights import adapter_version
+from turnstile_server.errors import EngineRefused, EngineUnavailable, TurnstileError
 
 
 def generate_body(
@@ -36,11 +40,13 @@ def generate_body(
     *,
     rid: str,
     stream: bool,
+    prefix_key: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The JSON body of one call. ``input_ids`` is written directly from the array.
 
-    ``extra``: more top-level fields (``logprob_start_len`` and the like).
+    ``prefix_key``: calls share a cached prefix only under equal ones. ``extra``: more top-level fields
+    (``logprob_start_len`` and the like).
     """
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -56,7 +62,7 @@ def generate_body(
     }
     if sampling.json_schema is not None:
         parameters["json_schema"] = sampling.json_schema
-    body = {
+    body: dict[str, Any] = {
         "rid": rid,
         "input_ids": np.ascontiguousarray(input_ids),
         "sampling_params": parameters,
@@ -64,76 +70,11 @@ def generate_body(
         "stream": stream,
         **(extra or {}),
     }
+    if prefix_key is not None:
+        body["extra_key"] = prefix_key
+    if sampling.adapter is not None:
+        body["lora_path"] = sampling.adapter  # the name under which it was loaded
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def error_for_status(status: int, body: bytes) -> TurnstileError:
-    """The typed error for an answer that is not 200."""
-    message = _error_message(body)
-    if status in (400, 413, 422):
-        return EngineRefused(f"The engine refused the request: {message}", detail={"engine_status": status})
-    if status in (401, 403):
-        return EngineUnavailable(f"The engine did not accept our credentials ({status}): {message}")
-    if status == 429 or status >= 500:
-        return EngineUnavailable(f"The engine answered {status}: {message}", detail={"engine_status": status})
-    return EngineProtocolError(
-        f"The engine answered {status}, which its interface does not define: {message}",
-        detail={"engine_status": status},
-    )
-
-
-def _error_message(body: bytes) -> str:
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body[:MESSAGE_CHARS].decode("utf-8", "replace").strip() or "(empty body)"
-    if isinstance(value, dict):
-        inner = value.get("error", value)
-        if isinstance(inner, dict):
-            inner = inner.get("message", inner.get("detail", inner))
-        return str(inner)[:MESSAGE_CHARS]
-    return str(value)[:MESSAGE_CHARS]
-
-
-def parse_json(body: bytes, what: str) -> Any:
-    """Raises EngineProtocolError when ``body`` is not JSON."""
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        start = body[:120].decode("utf-8", "replace")
-        raise EngineProtocolError(f"{what} is not JSON ({error}); it begins with {start!r}.") from error
-
-
-class SseSplitter:
-    """Splits the bytes of an SSE stream into the payloads of its ``data:`` lines.
-
-    SGLang sends one JSON object per ``data:`` line and ends with ``data: [DONE]``. Other SSE fields and
-    comments are ignored. ``limit``: most bytes of one unfinished line.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._buffer = bytearray()
-        self._scanned = 0
-        self._limit = limit
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The payloads completed by ``data``. Raises EngineProtocolError for a line above the limit."""
-        self._buffer += data
-        payloads: list[bytes] = []
-        start = 0
-        while (end := self._buffer.find(b"\n", max(start, self._scanned))) >= 0:
-            line = bytes(self._buffer[start:end]).rstrip(b"\r")
-            start = end + 1
-            if line.startswith(b"data:"):
-                payloads.append(line[5:].strip())
-            elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-                text = line[:120].decode("utf-8", "replace")
-                raise EngineProtocolError(f"The engine's stream is not an event stream; it has {text!r}.")
-        del self._buffer[:start]
-        self._scanned = len(self._buffer)
-        if self._scanned > self._limit:
-            raise EngineProtocolError(f"One chunk of the engine's stream is larger than {self._limit} bytes.")
-        return payloads
 
 
 class ReplyReader:
@@ -144,15 +85,32 @@ class ReplyReader:
     hold only where they mean the same.
 
     ``version`` names the weights that the server was known to have when the call was sent, None where that is
-    not known. A chunk says which weights the server had when it sent the chunk. Its tokens may be older, so they
-    have that version only if the chunk before it (for the first chunk: ``version``) named the same.
+    not known. A chunk says which weights the server had when it sent the chunk. Its tokens may be older, by as
+    many as waited in the server's queues, so they have that version only if it is ``version`` and no chunk before
+    named another one. Of the others only the end says which weights sampled them.
+
+    ``call``: knows which tokens are ``stale_kv``; None: none are. ``adapter``: part of the name of the weights.
+    ``experts``: the routing that was asked for.
     """
 
-    def __init__(self, rid: str, version: str | None) -> None:
+    def __init__(
+        self,
+        rid: str,
+        version: str | None,
+        *,
+        call: LiveCall | None = None,
+        adapter: str | None = None,
+        experts: ExpertRequest | None = None,
+    ) -> None:
         self.finished = False
+        self._experts = experts
         self._rid = rid
+        self._call = call
+        self._adapter = adapter
+        self._cached_tokens: int | None = None
         self._ids: list[int] = []
         self._version = version
+        """The weights that the server had when the call was sent, while no chunk names others."""
         self._weights = WeightSpans()
 
     def read(self, payload: Any) -> EngineChunk | None:
@@ -172,14 +130,30 @@ class ReplyReader:
         if reason is not None and reason["type"] == "abort":
             _raise_abort_with_status(reason)
         ids, logprobs = self._new_tokens(payload, meta, reason)
+        cached = meta.get("cached_tokens")
+        self._cached_tokens = cached if isinstance(cached, int) else self._cached_tokens
         version = self._version_of(meta, len(ids))
+        stale_kv = self._stale_kv(version, len(self._ids))
         self._ids.extend(ids)
-        self._weights.add(len(ids), version)
+        named = None if version is None else adapter_version(version, self._adapter)
+        self._weights.add(len(ids), named, stale_kv)
         finish = None if reason is None else self._finish(meta, reason)
         self.finished = finish is not None
         if not ids and finish is None:
             return None
-        return EngineChunk(np.array(ids, np.int32), finite(logprobs), finish, version)
+        return EngineChunk(np.array(ids, np.int32), finite(logprobs), finish, named, stale_kv)
+
+    def _stale_kv(self, version: str | None, start: int) -> bool:
+        return self._call is not None and self._call.stale_kv(version, start, self._cached_tokens or 0)
+
+    def _marked(self, span: WeightSpan) -> WeightSpan:
+        """A span of the engine's weights as it is recorded: with the adapter, and whether its cache was older."""
+        return WeightSpan(
+            start=span.start,
+            end=span.end,
+            version=adapter_version(span.version, self._adapter),
+            stale_kv=self._stale_kv(span.version, span.start),
+        )
 
     def _version_of(self, meta: Mapping[str, Any], count: int) -> str | None:
         """The weights of the ``count`` tokens that follow those seen so far, None where they are not certain."""
@@ -193,9 +167,9 @@ class ReplyReader:
             return named.pop() if len(named) == 1 else None
         stated = meta.get("weight_version")
         version = None if stated is None else version_name(stated)
-        certain = version if version == self._version else None
-        self._version = version
-        return certain
+        if version != self._version:
+            self._version = None
+        return self._version
 
     def _new_tokens(
         self, payload: Mapping[str, Any], meta: Mapping[str, Any], reason: Mapping[str, Any] | None
@@ -249,12 +223,13 @@ class ReplyReader:
         matched = reason.get("matched")
         if isinstance(matched, bool) or not isinstance(matched, int | str):
             matched = None
-        cached = meta.get("cached_tokens")
+        aborted, asked = kind == "abort", self._experts
         return EngineFinish(
             reason=_FINISH[kind],
             matched=matched,
-            weight_spans=self._all_spans(meta, aborted=kind == "abort"),
-            cached_tokens=cached if isinstance(cached, int) else None,
+            weight_spans=self._all_spans(meta, aborted=aborted),
+            cached_tokens=self._cached_tokens,
+            routed_experts=None if asked is None else asked.read(meta, len(self._ids), aborted=aborted),
         )
 
     def _all_spans(self, meta: Mapping[str, Any], *, aborted: bool) -> tuple[WeightSpan, ...]:
@@ -276,10 +251,10 @@ class ReplyReader:
             version = meta.get("weight_version")
             if version is None:
                 refuse("a reply has neither weight_versions nor weight_version (SGLang 0.5 or newer is needed)")
-            return (WeightSpan(start=0, end=count, version=version_name(version)),)
+            return (self._marked(WeightSpan(start=0, end=count, version=version_name(version))),)
         if covered != count:
             refuse(f"weight_versions cover {covered} of {count} tokens")
-        return spans
+        return tuple(map(self._marked, spans))
 
 
 _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
@@ -319,35 +294,6 @@ def meta_of(payload: Any, rid: str) -> Mapping[str, Any]:
     if answered != rid:
         refuse(f"it answers the call {str(answered)[:MESSAGE_CHARS]!r}, not {rid!r}")
     return meta
-
-
-def input_logprobs(meta: Mapping[str, Any], input_ids: Int32Array, start: int, vocab_size: int) -> Float32Array:
-    """float32[len - start] from a reply to ``logprob_start_len = start - 1`` (whose first entry has none).
-
-    SGLang (0.5.23, logprob_result_processor.py) names the last id of the vocabulary 0 in these entries, where it
-    clips what stands for images; the logprob itself is that of the id sent.
-    """
-    entries = meta.get("input_token_logprobs")
-    if not isinstance(entries, list) or len(entries) != len(input_ids) - start + 1:
-        count = len(entries) if isinstance(entries, list) else None
-        refuse(f"it gave {count} input logprobs for {len(input_ids) - start + 1} positions")
-    scored = entries[1:]
-    sent = input_ids[start:].tolist()
-    named = [entry_id(entry) for entry in scored]
-    clipped = vocab_size - 1
-    if any(name != one and (name, one) != (0, clipped) for name, one in zip(named, sent, strict=True)):
-        refuse("input_token_logprobs are of other ids than were sent")
-    return finite([entry_logprob(entry) for entry in scored])
-
-
-def chosen_logprob(meta: Mapping[str, Any], token: int) -> float:
-    """The logprob of ``token`` at the first output position, from ``output_token_ids_logprobs``."""
-    rows = meta.get("output_token_ids_logprobs")
-    if not isinstance(rows, list) or len(rows) != 1 or not isinstance(rows[0], list) or len(rows[0]) != 1:
-        refuse("a reply has no output_token_ids_logprobs")
-    if entry_id(rows[0][0]) != token:
-        refuse("output_token_ids_logprobs are of another id than was asked")
-    return entry_logprob(rows[0][0])
 
 
 def _raise_abort_with_status(reason: Mapping[str, Any]) -> None:
