@@ -2,5 +2,5 @@
 
 In the server: ``engine`` (the engine) and ``process`` (the child). In the child: ``worker`` (its main), ``app``
 (its HTTP interface), ``scheduler`` (which calls are computed next), ``model``, ``kv_rows`` (the attention cache),
-``sampling`` and ``stopping``.
+``sampling``, ``stopping`` and ``heap`` (memory given back).
 """

@@ -1,6 +1,6 @@
 """The child's HTTP interface: the subset of SGLang's that Turnstile uses, in the same shapes.
 
-Source of the shapes: sglang 0.5.23 (see ``sglang_wire``). Deliberate differences: input logprobs follow the call's
+Source of the shapes: sglang 0.5.23 (see ``sglang/wire``). Deliberate differences: input logprobs follow the call's
 temperature (``/server_info`` says so), new weights recompute running calls (retract) whatever the pause, chunks
 say which weights sampled which tokens, and replies have no ``text``. Owns the calls in flight; the scheduler owns
 everything else.
@@ -19,9 +19,9 @@ from aiohttp import web
 
 from turnstile_server.engines.embedded.model import ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters
-from turnstile_server.engines.embedded.scheduler import EngineCall, NewTokens, Scheduler
+from turnstile_server.engines.embedded.scheduler import ASLEEP, EngineCall, NewTokens, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
-from turnstile_server.engines.sglang_start import SCALED_INPUT_LOGPROBS
+from turnstile_server.engines.sglang.facts import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.threads import LoopCaller, result_of
 
@@ -81,7 +81,10 @@ class WorkerApp:
             web.post("/pause_generation", self.pause),
             web.post("/continue_generation", self.resume),
             web.post("/update_weights_from_disk", self.update_weights),
+            web.post("/update_weight_version", self.name_weights),
             web.post("/flush_cache", self.flush),
+            web.post("/release_memory_occupation", self.sleep),
+            web.post("/resume_memory_occupation", self.wake),
         ]
 
     async def health(self, request: web.Request) -> web.Response:
@@ -95,6 +98,8 @@ class WorkerApp:
         return _json(
             {
                 "context_length": self._window,
+                "dtype": "float32",
+                "disable_radix_cache": False,
                 "grammar_backend": "none",
                 "skip_tokenizer_init": False,
                 "incremental_streaming_output": self._incremental,
@@ -117,6 +122,8 @@ class WorkerApp:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
+        if self.scheduler.asleep:
+            return _error(ASLEEP)
         inbox = _Inbox()
         try:
             call = self._read_call(body, inbox.put)
@@ -216,6 +223,25 @@ class WorkerApp:
         except ModelError as error:
             return _json({"success": False, "message": f"{folder}: {error}", "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Weights updated.", "num_paused_requests": 0})
+
+    async def name_weights(self, request: web.Request) -> web.Response:
+        version = (await _body(request)).get("new_version")
+        if not isinstance(version, str):
+            return _error("new_version is missing")
+        await result_of(self.scheduler.name_weights(version))
+        return _json({"success": True, "message": "Weight version updated.", "new_version": version})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        if not await result_of(self.scheduler.sleep()):
+            return _error("Memory is not released while calls run or wait.")
+        return web.Response()
+
+    async def wake(self, request: web.Request) -> web.Response:
+        try:
+            await result_of(self.scheduler.wake())
+        except ModelError as error:
+            return _error(f"{self.scheduler.folder}: {error}")
+        return web.Response()
 
     async def flush(self, request: web.Request) -> web.Response:
         flushed = await result_of(self.scheduler.flush())

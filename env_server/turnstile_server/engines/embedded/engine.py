@@ -11,23 +11,24 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
-from turnstile.models import Float32Array, Int32Array
+from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.embedded.process import WorkerProcess
 from turnstile_server.engines.protocol import (
+    CallOrigin,
+    Engine,
     EngineCapabilities,
     EngineChunk,
     EngineContext,
     EngineSampling,
     EngineState,
-    PauseMode,
 )
-from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import EngineSettings
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     """An ``Engine``. ``incremental``: a chunk has only new output (SGLang's ``--incremental-streaming-output``);
     False repeats all output in each chunk, as SGLang does by default."""
 
@@ -98,10 +99,10 @@ class EmbeddedEngine:
         sampling: EngineSampling,
         *,
         rid: str,
-        routing_key: str,
+        origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk]:
-        chunks = self._running.generate(input_ids, sampling, rid=rid, routing_key=routing_key, stream=stream)
+        chunks = self._running.generate(input_ids, sampling, rid=rid, origin=origin, stream=stream)
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
@@ -116,7 +117,7 @@ class EmbeddedEngine:
         try:
             client = self._running
         except EngineUnavailable as error:
-            return EngineState(ok=False, weight_version=None, paused=None, detail=error.message)
+            return EngineState(False, None, None, error.message, gone=self._worker.exit_code is not None)
         return await client.state()
 
     async def pause(self, mode: PauseMode) -> None:
@@ -125,8 +126,15 @@ class EmbeddedEngine:
     async def resume(self) -> None:
         await self._running.resume()
 
-    async def update_weights(self, path: str, version: str) -> None:
-        await self._running.update_weights(path, version)
+    async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
+        await self._running.update_weights(path, version, mode)
+
+    async def sleep(self) -> None:
+        await self._running.sleep()
+
+    async def wake(self) -> None:
+        """Raises EngineRefused, still asleep, where the folder of the weights it had cannot be loaded any more."""
+        await self._running.wake()
 
 
 def create(context: EngineContext) -> EmbeddedEngine:

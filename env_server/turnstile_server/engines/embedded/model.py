@@ -33,16 +33,22 @@ def weights_name(folder: Path) -> str:
 
 
 class LoadedModel:
-    """One set of weights. ``version`` names it; ``window`` is the model's context length."""
+    """One set of weights. ``version`` names it; ``window`` is the model's context length. After ``release`` only
+    these facts are left."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder = folder
         self.version = version
+        self._model: Any
         self._model, config = _load(folder)
         self.vocab_size: int = config["vocab_size"]
         self.window: int = config["max_position_embeddings"]
         generation = self._model.generation_config.eos_token_id if self._model.generation_config else None
         self.eos_ids = frozenset(_as_list(config.get("eos_token_id")) + _as_list(generation))
+
+    def release(self) -> None:
+        """Forgets the network. No forward may follow."""
+        self._model = None
 
     @torch.inference_mode()
     def prefill(self, cache: KvRows, row: int, ids: list[int], *, all_logits: bool) -> Tensor:
@@ -109,23 +115,39 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    if not folder.is_dir():
+        raise ModelError("it is a file, not a folder" if folder.exists() else "there is no such folder")
     if not (folder / "config.json").is_file():
         raise ModelError("it is no model folder (no config.json)")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         _check_attention(config.to_dict())
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+            folder,
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name: the library's error points to its log
         )
     except ModelError:
         raise
     except Exception as error:  # loaders of many formats raise anything, and the old weights must serve on
         raise ModelError(f"{type(error).__name__}: {error}") from error
     model, report = loaded
-    lacking = [*report["missing_keys"], *report["mismatched_keys"]]
+    lacking = sorted(report["missing_keys"])
     if lacking:
-        raise ModelError(f"{len(lacking)} weights are missing or have another shape, the first is {lacking[0]}")
+        raise ModelError(f"{len(lacking)} weights are missing, the first is {lacking[0]}")
+    misshapen = sorted(report["mismatched_keys"])
+    if misshapen:
+        name, found, wanted = misshapen[0]
+        raise ModelError(
+            f"{len(misshapen)} weights have another shape than its config.json says, the first is {name}: "
+            f"{list(found)}, not {list(wanted)}"
+        )
     model.eval()
+    # The loader maps the file. Weights of our own stay as they are when the file is written again or removed.
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
     values = config.to_dict()
     for name in ("vocab_size", "max_position_embeddings"):
         if not isinstance(values.get(name), int):

@@ -7,38 +7,30 @@ StartupError with the child's own words. It never speaks HTTP to the child.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import threading
-from collections import deque
 from pathlib import Path
 from subprocess import PIPE
 from typing import Final
 
 import anyio
-import anyio.to_thread
 import orjson
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.child_processes import send_signal, start_process
+from turnstile_server.engines.child_log import ChildLog
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
-
-log = logging.getLogger(__name__)
 
 SOCKET_PATH_BYTES: Final = 107
 """sockaddr_un.sun_path on Linux, without its closing zero."""
 
 KEPT_LINES: Final = 40
 """Last lines of the child's stderr that an error repeats."""
-
-LINE_BYTES: Final = 1 << 16
-"""A longer line of stderr is cut in pieces."""
 
 STATUS_BYTES: Final = 1 << 16
 """Longest line with which the child says that it is ready."""
@@ -63,8 +55,7 @@ class WorkerProcess:
         self._incremental = incremental
         self._folder: Path | None = None
         self._process: Process | None = None
-        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
-        self._stderr: threading.Thread | None = None
+        self._log = ChildLog("engine", KEPT_LINES)
 
     @property
     def socket(self) -> Path:
@@ -85,7 +76,7 @@ class WorkerProcess:
     @property
     def last_lines(self) -> list[str]:
         """The end of what the child wrote to stderr."""
-        return list(self._tail)
+        return self._log.last_lines
 
     async def start(self) -> None:
         """Returns when the child serves. Raises StartupError; ``close`` is needed then too."""
@@ -103,17 +94,10 @@ class WorkerProcess:
             command += ["--seed", str(self._seed)]
         if self._incremental:
             command.append("--incremental-streaming-output")
-        reading, writing = os.pipe()
-        try:
-            self._stderr = threading.Thread(
-                target=self._read_stderr, args=(reading,), name="engine-stderr", daemon=True
-            )
-            self._stderr.start()
+        with self._log.writing() as writing:
             self._process = await start_process(
                 command, env=_environment(settings), stdin=PIPE, stdout=PIPE, stderr=writing
             )
-        finally:
-            os.close(writing)
         await self._wait_ready()
 
     async def _wait_ready(self) -> None:
@@ -141,20 +125,8 @@ class WorkerProcess:
             raise StartupError(str(message["error"]))
 
     async def _last_words(self) -> str:
-        await self._join_stderr()
-        return "".join(f"\n{line}" for line in self._tail)
-
-    def _read_stderr(self, descriptor: int) -> None:
-        """Runs in a thread, which ends when the child has closed its stderr."""
-        with os.fdopen(descriptor, "rb") as stderr:
-            while line := stderr.readline(LINE_BYTES):
-                text = line.decode("utf-8", "replace").rstrip()
-                self._tail.append(text)
-                log.info("engine: %s", text)
-
-    async def _join_stderr(self) -> None:
-        if self._stderr is not None:
-            await anyio.to_thread.run_sync(self._stderr.join)
+        await self._log.ended()
+        return self._log.tail()
 
     async def close(self) -> None:
         """Ends the child and removes its folder. May be called twice and after a failed start."""
@@ -163,7 +135,7 @@ class WorkerProcess:
             if process is not None:
                 await _stop(process, self._settings.stop_grace_s)
                 await process.aclose()
-            await self._join_stderr()
+            await self._log.ended()
         finally:
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)

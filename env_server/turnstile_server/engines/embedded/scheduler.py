@@ -6,6 +6,7 @@ which run between two steps, and gets new tokens from it. What must hold:
 - running calls are rows ``[0, len(running))``; all but the last are decoding, the last may still be prefilling;
 - a call's row holds a prefix of ``prompt + output``; it decodes when only the last id is not in the cache;
 - after new weights nothing computed with the old ones is used again; running calls are computed anew;
+- while it is asleep there are no weights and no cache, and nothing is computed;
 - every submitted call gets exactly one ``NewTokens`` with a finish reason.
 """
 
@@ -20,10 +21,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 
+from turnstile_server.engines.embedded.heap import give_back
 from turnstile_server.engines.embedded.kv_rows import KvRows
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters, sample, scaled_logprobs
@@ -32,6 +34,8 @@ from turnstile_server.engines.embedded.stopping import StopRule
 T = TypeVar("T")
 
 PauseMode = Literal["abort", "retract", "in_place"]
+
+ASLEEP: Final = "the engine is asleep: wake it first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Scheduler:
         self._running: list[EngineCall] = []
         self._prefilling = False
         self._paused = False
+        self._asleep = False
         self._stopped = False
         self._events: list[tuple[EngineCall, NewTokens]] = []
         self._thread = threading.Thread(target=self._run, name="torch", daemon=True)
@@ -116,6 +121,11 @@ class Scheduler:
     @property
     def folder(self) -> Path:
         return self._model.folder
+
+    @property
+    def asleep(self) -> bool:
+        """A plain read, safe from any thread."""
+        return self._asleep
 
     def start(self) -> None:
         self._thread.start()
@@ -143,8 +153,21 @@ class Scheduler:
         return self._ask(self._flush)
 
     def update_weights(self, folder: Path, version: str) -> Future[None]:
-        """Fails with ModelError and keeps the old weights when ``folder`` cannot be served."""
+        """Fails with ModelError and keeps the old weights when ``folder`` cannot be served, and while asleep."""
         return self._ask(lambda: self._update(folder, version))
+
+    def name_weights(self, version: str) -> Future[None]:
+        """Tokens are sampled under ``version`` from now on."""
+        return self._ask(lambda: self._name(version))
+
+    def sleep(self) -> Future[bool]:
+        """Frees weights and cache. Does nothing and gives False while calls run or wait."""
+        return self._ask(self._sleep)
+
+    def wake(self) -> Future[None]:
+        """Loads the weights again from their folder. Fails with ModelError, still asleep, when that cannot be
+        served, and when it is not asleep."""
+        return self._ask(self._wake)
 
     def _ask(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -176,7 +199,7 @@ class Scheduler:
 
     @property
     def _busy(self) -> bool:
-        return not self._paused and bool(self._running or self._waiting)
+        return not self._paused and not self._asleep and bool(self._running or self._waiting)
 
     def _run_commands(self) -> None:
         while not self._stopped:
@@ -310,6 +333,29 @@ class Scheduler:
         return True
 
     def _update(self, folder: Path, version: str) -> None:
+        if self._asleep:
+            raise ModelError(ASLEEP)
+        self._load(folder, version)
+
+    def _name(self, version: str) -> None:
+        self._model.version = version
+
+    def _sleep(self) -> bool:
+        if self._running or self._waiting:
+            return False
+        self._asleep = True
+        self._model.release()
+        self._cache = KvRows(self._limits.max_batch, self._limits.window)
+        give_back()
+        return True
+
+    def _wake(self) -> None:
+        if not self._asleep:
+            raise ModelError("the engine is not asleep")
+        self._load(self._model.folder, self._model.version)
+        self._asleep = False
+
+    def _load(self, folder: Path, version: str) -> None:
         fresh = LoadedModel(folder, version)
         if (fresh.vocab_size, fresh.window) != (self._model.vocab_size, self._model.window):
             raise ModelError("its vocabulary or context length is not that of the model served")
