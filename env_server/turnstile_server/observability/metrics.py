@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from turnstile.models import EpisodeStatus, Turn
+from turnstile.models import EpisodeStatus, StalenessPolicy, Turn
 from turnstile_server.journal.stats import JournalStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -54,6 +54,9 @@ class Metrics:
         self._cosmetic = self._counter("cosmetic_edits", "Tolerated changes of our replies, by kind.", "kind")
         self._low_share = self._counter(
             "low_trained_share_episodes", "Episodes that ended below episodes.trained_share_alert."
+        )
+        self._stale = self._counter(
+            "stale_episodes", "Episodes that exceeded their bound of staleness, by its policy.", "policy"
         )
         self._episodes = self._gauge("episodes", "Episodes that have not ended, by status.", "status")
         self._ended = self._counter("episodes_ended", "Episodes that ended, by final status.", "status")
@@ -112,6 +115,10 @@ class Metrics:
 
     def low_trained_share(self) -> None:
         self._low_share.inc()
+
+    def stale_episode(self, policy: StalenessPolicy) -> None:
+        """An episode ended beyond its bound of staleness."""
+        self._stale.labels(policy).inc()
 
     # The control API
 
