@@ -32,6 +32,9 @@ class StartProgress:
 
     waits_for: str = "its code"
 
+    def wait_for(self, what: str) -> None:
+        self.waits_for = what
+
 
 class StartingApp:
     """An ASGI application that passes requests to another one as soon as that is attached.
