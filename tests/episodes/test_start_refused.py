@@ -48,6 +48,14 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
     assert str(absent) in refusal("--model", absent, "--data-dir", tmp_path / "data")
 
 
+def test_experts_of_an_engine_that_returns_none(tiny_model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text("[engine]\nrouted_experts = true\n")
+    line = refusal("--model", tiny_model, "--data-dir", tmp_path / "data", "--config", config)
+    assert "engine.routed_experts" in line
+    assert "embedded" in line
+
+
 def test_a_tokenizer_without_a_chat_template(tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)

@@ -18,7 +18,10 @@ import openai
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.app import Apps, Parts, assemble
 from turnstile_server.backends import Backends
+from turnstile_server.engines.fleet.build import lone
 from turnstile_server.engines.protocol import (
+    CallOrigin,
+    Engine,
     EngineCapabilities,
     EngineChunk,
     EngineFinish,
@@ -45,7 +48,7 @@ class Prompted:
     input_ids: Int32Array
     sampling: EngineSampling
     rid: str
-    routing_key: str
+    origin: CallOrigin
     stream: bool
     aborted: anyio.Event = field(default_factory=anyio.Event)
 
@@ -63,23 +66,27 @@ class Said:
     matched: str | None = None
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers each call by the next of ``answers`` (the last one serves all further calls)."""
 
     def __init__(self, vocab_size: int, context_length: int = CONTEXT) -> None:
-        self.capabilities = EngineCapabilities(context_length, vocab_size, "scripted")
+        self.can = EngineCapabilities(context_length, vocab_size, "scripted")
         self.calls: list[Prompted] = []
         self.answers: list[Answer] = []
         self.version: str | None = "v1"
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self.can
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def generate(
-        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, routing_key: str, stream: bool
+        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, origin: CallOrigin, stream: bool
     ) -> AsyncGenerator[EngineChunk, None]:
-        call = Prompted(input_ids, sampling, rid, routing_key, stream)
+        call = Prompted(input_ids, sampling, rid, origin, stream)
         self.calls.append(call)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         count = 0
@@ -117,7 +124,7 @@ class ScriptedEngine:
 
     async def resume(self) -> None: ...
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str, mode: str = "retract") -> None:
         self.version = version
 
 
@@ -199,20 +206,27 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    model: Path, data_dir: Path, *, context_length: int = CONTEXT, work: Backends | None = None, **settings: Any
+    model: Path,
+    data_dir: Path,
+    *,
+    context_length: int = CONTEXT,
+    work: Backends | None = None,
+    engine: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A server on ``data_dir``, with the given settings (nested like the settings file); ``work`` None: what they
-    say of tasks, agents and sandboxes."""
+    say of tasks, agents and sandboxes. ``engine``: one that was started; None: a scripted one."""
     wanted = Settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
     vocabulary = _vocabulary(model)
     async with AsyncExitStack() as stack:
         control_socket, agent_socket = _bound(stack, "control"), _bound(stack, "agent")
         journal = await FileJournal.open(data_dir / "journal", wanted.journal)
         stack.push_async_callback(journal.close)
-        engine = ScriptedEngine(vocabulary.size, context_length)
-        engine.answers = [says([1, 2, 3])]
+        if engine is None:
+            engine = ScriptedEngine(vocabulary.size, context_length)
+            engine.answers = [says([1, 2, 3])]
         renderer = _renderer(model, wanted.rendering.model_dump_json())
-        parts = Parts(wanted, journal, renderer, engine, EpisodeKeys(b"s" * 32), Metrics(), work)
+        parts = Parts(wanted, journal, renderer, lone(engine), EpisodeKeys(b"s" * 32), Metrics(), work)
         apps = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [

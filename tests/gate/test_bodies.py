@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from turnstile_server.capture.match import CallMatch
 from turnstile_server.errors import MAX_MESSAGE_CHARS, InvalidRequest
+from turnstile_server.gate.call import IncomingCall
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.dialects.json import MAX_OPTION_BYTES, MAX_STOP_CHARS, read_object
-from turnstile_server.gate.pipeline import CallPipeline, IncomingCall
+from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.turn_builder import Prompter
 from turnstile_server.http import json_values
 from turnstile_server.http.json_values import count_values

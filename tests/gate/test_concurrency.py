@@ -113,7 +113,7 @@ async def test_sixty_four_episodes_at_once_are_accounted_for_each_on_its_own(sta
             tasks.start_soon(converse, stage, http, episode, "agent", 3, random.Random(index))
     sampled = [await accounted(stage, episode, 1, 3) for episode in episodes]
     assert sum(sampled) == sum(len(ids) for ids in parrot.said.values())
-    told = {call.routing_key for call in stage.engine.calls}
+    told = {call.origin.episode_id for call in stage.engine.calls}
     assert told == {episode["episode_id"] for episode in episodes}
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from turnstile_server.episodes.staleness import StaleGroup, StaleWeights
 from turnstile_server.errors import StartupError, TurnstileError
 
 DOC = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -23,6 +24,7 @@ def classes(base: type[TurnstileError] = TurnstileError) -> Iterator[type[Turnst
 def test_the_table_has_each_error_with_its_status_and_whether_it_is_retried() -> None:
     told = [(int(status), name, retried == "yes") for status, name, _, retried in ROW.findall(DOC.read_text())]
     wanted = {(error.status, error.type, error.retryable) for error in classes() if error is not StartupError}
+    assert {StaleGroup.type, StaleWeights.type} <= {name for _, name, _ in wanted}, "those beside errors.py too"
     assert sorted(told) == sorted(wanted)
 
 

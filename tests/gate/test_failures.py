@@ -122,7 +122,7 @@ async def test_an_engine_that_takes_too_long_for_an_agents_own_format_is_no_fail
     stage: Stage,
 ) -> None:
     """Else any agent could end an episode that goes badly without a reward."""
-    stage.engine.capabilities = replace(stage.engine.capabilities, constrained=True)
+    stage.engine.can = replace(stage.engine.can, constrained=True)
     stage.engine.answers = [fails(EngineTimeout("Slow.")), fails(EngineTimeout("Slow."), [5, 6])]
     episode = await stage.episode()
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"pattern": "(a{999}){999}"}}}

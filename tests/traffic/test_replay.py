@@ -50,7 +50,9 @@ def test_every_expectation_has_its_recording() -> None:
 def _engine_was_fed_the_tree(stage: Stage, episode: dict[str, Any], turns: list[dict[str, Any]]) -> None:
     """prompt = tokens(parent) + context, for every turn."""
     tokens: dict[str | None, list[int]] = {None: []}
-    prompts = {tuple(call.input_ids) for call in stage.engine.calls if call.routing_key == episode["episode_id"]}
+    prompts = {
+        tuple(call.input_ids) for call in stage.engine.calls if call.origin.episode_id == episode["episode_id"]
+    }
     for turn in turns:
         prompt = tokens[turn["parent_id"]] + turn["context_ids"]
         assert tuple(prompt) in prompts

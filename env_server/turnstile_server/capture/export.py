@@ -15,17 +15,18 @@ import numpy as np
 
 from turnstile.models import (
     EpisodeStatus,
+    ExpertArray,
     ForestRow,
+    Int32Array,
     Sample,
     SampleSet,
     SampleStatus,
     TokenForest,
-    Turn,
     TurnSpan,
     Untrained,
-    WeightSpan,
+    join_experts,
 )
-from turnstile_server.capture.node import Node
+from turnstile_server.capture.node import Node, sampled_spans
 from turnstile_server.capture.provenance import Origin, origins
 from turnstile_server.capture.statistics import SUPERSEDED, statistics, untrained_reasons
 from turnstile_server.capture.tree import Turns
@@ -116,11 +117,6 @@ def _owners(tree: Turns, reasons: dict[str, str]) -> dict[str, str]:
     return owner
 
 
-def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
-    """The weight versions that sampled a completion; none where its text was given."""
-    return () if turn.sampling.given else turn.weight_spans
-
-
 def sample_id(leaf: Node) -> str:
     """The id of the row that ends with this turn."""
     return f"smp_{leaf.turn.turn_id.removeprefix('turn_')}"
@@ -153,6 +149,7 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         logprobs=logprobs,
         weight_version=versions,
         weight_version_names=tuple(names),
+        routed_experts=join_experts((node.token_count, node.turn.routed_experts) for node in leaf.path()),
         turn_spans=tuple(spans),
         kind=chosen.origins[leaf.turn.turn_id].kind,
         caused_by=chosen.origins[leaf.turn.turn_id].cause,
@@ -210,11 +207,14 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
             trained_in[index] = row_of[owner]
             loss_mask[first:end] = 1
             logprobs[first:end] = turn.logprobs
+    rows, row_offsets = _experts(nodes)
     return TokenForest(
         input_ids=input_ids,
         loss_mask=loss_mask,
         logprobs=logprobs,
         weight_version=versions,
+        routed_experts=rows,
+        routed_offsets=row_offsets,
         parents=np.array([place[n.parent.turn.turn_id] if n.parent is not None else -1 for n in nodes], np.int32),
         offsets=offsets,
         completion_starts=offsets[:-1] + contexts,
@@ -241,3 +241,13 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
         untrained=chosen.untrained,
         stats=statistics(tree, chosen.untrained, facts.discarded),
     )
+
+
+def _experts(nodes: list[Node]) -> tuple[ExpertArray | None, Int32Array | None]:
+    """The nodes' rows of experts in order, and where each node's start; None where no node has any."""
+    rows = [node.turn.routed_experts for node in nodes]
+    known = [part for part in rows if part is not None]
+    if len({part.shape[1:] for part in known}) != 1:
+        return None, None
+    counts = [0 if part is None else len(part) for part in rows]
+    return np.concatenate(known), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -12,10 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from turnstile.models import Int32Array, Turn
+from turnstile.models import Int32Array, Turn, WeightSpan
 from turnstile_server.capture.keys import MessageGroup, PathKeys
 
 DeliveryState = Literal["pending", "written", "lost"]
+
+
+def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
+    """The weight versions that sampled a completion; none where its text was given."""
+    return () if turn.sampling.given else turn.weight_spans
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,8 @@ In reading order:
 - ``plan``: what a request needs (task, agent, sandbox, limits), and the record and session it begins with.
 - ``run``: ``EpisodeRun``, the owner task of an episode: prepare → run → drain → grade → store.
 - ``lifecycle``: the decisions of that task as a pure state machine: transitions, stop requests, limits of time.
+- ``places``: the queue of the episodes that wait for a place.
+- ``groups``, ``staleness``: since when a group is there; episodes whose first tokens are too many versions old.
 - ``sandbox``: the episode's sandbox, and the agent's process in it.
 - ``own_tools``: the tools of its own that an episode has, opened and released.
 - ``world``: the world of an episode whose task is a Python class.

@@ -1,24 +1,39 @@
 """The audit of one episode: the engine re-scores the recorded tokens, and every invariant is checked again.
 
-Distances are in nats, at the turn's own temperature. A turn is skipped, with a reason, if a comparison would say
-nothing: other weights sampled it than those that the engine serves now, a grammar constrained it, or it was not
-sampled at all (``given``). If the engine cannot score, every turn is skipped: such an audit checks the records
-only, and its ``max_abs_delta`` is None. A completion may go on to the end of the context, and an engine may take
-fewer ids than that in one call: the last tokens of such a turn are ``unscored``.
+Distances are in nats, at the turn's own temperature. A token is compared if the weights that the engine serves now
+sampled it: what other versions sampled is counted (``other_weights``). Tokens that were sampled on an attention
+cache of older weights (``stale_kv``) are compared apart, because no forward pass of one version gives their
+logprobs; they never decide whether an audit passes. A turn is skipped whole, with a reason, where a comparison
+would say nothing: a grammar constrained it, an adapter sampled it, or it was not sampled at all (``given``). If
+the engine cannot score, every turn is skipped: such an audit checks the records only, and its ``max_abs_delta`` is
+None. A completion may go on to the end of the context, and an engine may take fewer ids than that in one call: the
+last tokens of such a turn are ``unscored``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.to_thread
 import numpy as np
 
-from turnstile.models import AuditReport, InvariantCheck, SampleSet, Turn, TurnAudit
+from turnstile.models import (
+    AuditReport,
+    Float32Array,
+    InvariantCheck,
+    SampleSet,
+    Turn,
+    TurnAudit,
+    VersionAudit,
+    WeightSpan,
+)
 from turnstile_server.capture import EpisodeFacts, Node, Turns, export_samples
+from turnstile_server.capture.node import sampled_spans
 from turnstile_server.engines.protocol import ABOVE_ZERO, Engine
+from turnstile_server.episodes.audit_explanations import explain
 from turnstile_server.errors import EngineUnavailable
 
 
@@ -30,51 +45,151 @@ class Auditor:
     async def audit(self, tree: Turns, facts: EpisodeFacts, threads: anyio.CapacityLimiter) -> AuditReport:
         """Audit one episode, whose turns do not change meanwhile. Raises the engine's errors: an engine that fails
         must not look like a passed audit."""
-        state = await self._engine.state()
-        if not state.ok:
-            raise EngineUnavailable(f"the engine does not answer, so nothing can be re-scored: {state.detail}")
-        turns = [await self._turn(node, state.weight_version, threads) for node in tree]
+        serving = await self._serving()
+        by_version: dict[str, _VersionDeltas] = {}
+        turns: list[TurnAudit] = []
+        for node in tree:
+            for span in sampled_spans(node.turn):
+                by_version.setdefault(span.version, _VersionDeltas()).tokens += span.end - span.start
+            scored = await self._turn(node, serving, threads)
+            if scored.skipped is None:  # an update may have come while the engine scored
+                after = await self._serving()
+                if after != serving:
+                    scored, serving = _skipped(node.turn, "weights_changed"), after
+            if scored.version is not None:
+                by_version[scored.version].add(scored)
+            turns.append(scored.report)
         checks = await anyio.to_thread.run_sync(self._checked, tree, facts, limiter=threads)
-        distances = [turn.max_abs_delta for turn in turns if turn.max_abs_delta is not None]
-        largest = max(distances, default=None)
+        versions = tuple(deltas.report(name) for name, deltas in by_version.items())
+        largest = _largest(turn.max_abs_delta for turn in turns)
+        details = dict(self._engine.capabilities.details)
         return AuditReport(
             episode_id=facts.episode_id,
             turns=tuple(turns),
+            versions=versions,
             invariants=checks,
             max_abs_delta=largest,
             tolerance=self._tolerance,
             passed=all(check.passed for check in checks) and (largest is None or largest <= self._tolerance),
+            engine=details,
+            explanations=explain(versions, details, self._tolerance),
         )
+
+    async def _serving(self) -> str | None:
+        """The weight version that the engine serves."""
+        state = await self._engine.state()
+        if not state.ok:
+            raise EngineUnavailable(f"the engine does not answer, so nothing can be re-scored: {state.detail}")
+        return state.weight_version
 
     def _checked(self, tree: Turns, facts: EpisodeFacts) -> tuple[InvariantCheck, ...]:
         exported = export_samples(tree, facts, include_untrained=True)
         return check_invariants([node.turn for node in tree], exported, self._engine.capabilities.vocab_size)
 
-    async def _turn(self, node: Node, serving: str | None, threads: anyio.CapacityLimiter) -> TurnAudit:
-        turn, sampled = node.turn, len(node.turn.completion_ids)
-        skipped = _skip(node, serving, scores=self._engine.capabilities.scores)
+    async def _turn(self, node: Node, serving: str | None, threads: anyio.CapacityLimiter) -> _Scored:
+        turn = node.turn
+        skipped = _skip(turn, scores=self._engine.capabilities.scores)
         if skipped is not None:
-            return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped=skipped)
+            return _skipped(turn, skipped)
+        served = [span for span in turn.weight_spans if span.version == serving]
+        if serving is None or not served:
+            return _skipped(turn, "other_weights", len(turn.completion_ids))
+        first = node.prompt_count + served[0].start
         path = await anyio.to_thread.run_sync(node.tokens, limiter=threads)
-        tokens = path[: self._engine.capabilities.longest_scored]
-        if len(tokens) <= node.prompt_count:
-            return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=sampled, skipped="too_long_to_score")
-        scores = await self._engine.score(tokens, node.prompt_count, turn.sampling.temperature)
-        distance = float(np.max(np.abs(scores - turn.logprobs[: len(scores)])))
-        unscored = sampled - len(scores)
-        return TurnAudit(turn_id=turn.turn_id, tokens=sampled, unscored=unscored, max_abs_delta=distance)
+        tokens = path[: node.prompt_count + served[-1].end][: self._engine.capabilities.longest_scored]
+        others = len(turn.completion_ids) - sum(span.end - span.start for span in served)
+        if len(tokens) <= first:
+            return _skipped(turn, "too_long_to_score", others)
+        scores = await self._engine.score(tokens, first, turn.sampling.temperature)
+        start = served[0].start
+        deltas = np.abs(scores - turn.logprobs[start : start + len(scores)])
+        own = _of_spans(deltas, start, [span for span in served if not span.stale_kv])
+        stale = _of_spans(deltas, start, [span for span in served if span.stale_kv])
+        report = TurnAudit(
+            turn_id=turn.turn_id,
+            tokens=len(turn.completion_ids),
+            unscored=len(turn.completion_ids) - len(own) - len(stale),
+            other_weights=others,
+            max_abs_delta=_max(own),
+            stale=len(stale),
+            stale_max_abs_delta=_max(stale),
+        )
+        return _Scored(report, serving, own, stale)
 
 
-def _skip(node: Node, serving: str | None, *, scores: bool) -> str | None:
-    if node.turn.sampling.given:
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A turn's report and its distances, float32 each; ``version`` None: nothing was scored."""
+
+    report: TurnAudit
+    version: str | None
+    own: Float32Array
+    stale: Float32Array
+
+    @property
+    def skipped(self) -> str | None:
+        return self.report.skipped
+
+
+@dataclass(slots=True)
+class _VersionDeltas:
+    """The distances of one version's tokens in the episode."""
+
+    tokens: int = 0
+    own: list[Float32Array] = field(default_factory=list)
+    stale: list[Float32Array] = field(default_factory=list)
+
+    def add(self, scored: _Scored) -> None:
+        self.own.append(scored.own)
+        self.stale.append(scored.stale)
+
+    def report(self, version: str) -> VersionAudit:
+        own = np.concatenate([np.empty(0, np.float32), *self.own])
+        stale = np.concatenate([np.empty(0, np.float32), *self.stale])
+        return VersionAudit(
+            version=version,
+            tokens=self.tokens,
+            compared=len(own),
+            max_abs_delta=_max(own),
+            mean_abs_delta=float(np.mean(own, dtype=np.float64)) if len(own) else None,
+            p99_abs_delta=float(np.quantile(own, 0.99, method="higher")) if len(own) else None,
+            stale_tokens=len(stale),
+            stale_max_abs_delta=_max(stale),
+        )
+
+
+def _skipped(turn: Turn, reason: str, other_weights: int = 0) -> _Scored:
+    count, none = len(turn.completion_ids), np.empty(0, np.float32)
+    report = TurnAudit(
+        turn_id=turn.turn_id, tokens=count, unscored=count, other_weights=other_weights, skipped=reason
+    )
+    return _Scored(report, None, none, none)
+
+
+def _skip(turn: Turn, *, scores: bool) -> str | None:
+    if turn.sampling.given:
         return "given"
     if not scores:
         return "engine_cannot_score"
-    if node.turn.sampling.constrained:
+    if turn.sampling.constrained:
         return "constrained"
-    if {span.version for span in node.turn.weight_spans} != {serving}:
-        return "other_weights"
+    if turn.sampling.adapter is not None:
+        return "adapter"
     return None
+
+
+def _of_spans(deltas: Float32Array, start: int, spans: Sequence[WeightSpan]) -> Float32Array:
+    """The part of ``deltas`` in these spans; ``deltas[0]`` is of completion position ``start``."""
+    parts = [deltas[span.start - start : max(span.end - start, 0)] for span in spans]
+    return np.concatenate([np.empty(0, np.float32), *parts])
+
+
+def _max(deltas: Float32Array) -> float | None:
+    return float(np.max(deltas)) if len(deltas) else None
+
+
+def _largest(distances: Iterable[float | None]) -> float | None:
+    return max((distance for distance in distances if distance is not None), default=None)
 
 
 def check_invariants(turns: Sequence[Turn], exported: SampleSet, vocab_size: int) -> tuple[InvariantCheck, ...]:

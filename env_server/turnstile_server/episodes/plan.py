@@ -17,6 +17,8 @@ from turnstile.models import (
     EpisodeTimings,
     Limits,
     Sampling,
+    Staleness,
+    StalenessBound,
     new_id,
 )
 from turnstile_server.agents.installer import Installer
@@ -25,6 +27,7 @@ from turnstile_server.agents.packages import NODE
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
+from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
 from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
@@ -89,12 +92,46 @@ def _merged(first: Limits, then: Limits) -> Limits:
     return Limits(**{**then.model_dump(exclude_none=True), **first.model_dump(exclude_none=True)})
 
 
+def check_engine(request: EpisodeRequest, sampling: Sampling, engine: str, can: EngineCapabilities) -> None:
+    """Raises Unprocessable for what the engine cannot do, naming the field. ``sampling``: the server's, where the
+    request has none; ``engine``: its kind."""
+    if request.adapter is not None and not can.adapters:
+        raise Unprocessable(
+            f"adapter: this server's engine ({engine}, model {can.model_name}) takes no LoRA adapter; leave it out"
+        )
+    pinned = request.sampling or sampling
+    truncating = {"top_p": pinned.top_p < 1, "top_k": pinned.top_k > 0, "min_p": pinned.min_p > 0}
+    wrong = [f"sampling.{name}" for name, is_set in truncating.items() if is_set]
+    if wrong and not can.exact_truncation:
+        whose = "" if request.sampling is not None else " (the server's own sampling, setting `sampling`)"
+        raise Unprocessable(
+            f"{', '.join(wrong)}{whose}: this server's engine ({engine}, model {can.model_name}) gives the "
+            "logprobs of the truncated distribution there, which cannot be trained on; leave them at top_p 1, "
+            "top_k -1, min_p 0"
+        )
+
+
+def staleness_bound(request: EpisodeRequest, settings: EpisodeSettings) -> StalenessBound | None:
+    """The request's bound, else the server's; None for none. Raises Unprocessable."""
+    bound = request.staleness
+    if bound is None and settings.max_staleness is not None:
+        bound = StalenessBound(
+            max_versions=settings.max_staleness,
+            scope=settings.staleness_scope if request.group_id is not None else "episode",
+            policy=settings.staleness_policy,
+        )
+    if bound is not None and bound.scope == "group" and request.group_id is None:
+        raise Unprocessable("staleness.scope: group needs a group_id; an episode without one is `episode`")
+    return bound
+
+
 def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings) -> Episode:
     """Builds the first record: queued where the episode must be prepared, else running at once.
 
     ``sampling``: the server's, where the request has none. Raises Unprocessable, naming the field.
     """
     episode_id = request.episode_id or new_id("ep")
+    bound = staleness_bound(request, settings)
     queued = plan.prepared
     return Episode(
         episode_id=episode_id,
@@ -106,6 +143,9 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         attempt=request.attempt,
         seed=request.seed,
         sampling=request.sampling or sampling,
+        adapter=request.adapter,
+        priority=request.priority,
+        staleness=None if bound is None else Staleness(bound=bound),
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
         timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
@@ -128,9 +168,15 @@ def _under_ceilings(asked: Limits, ceilings: EpisodeSettings) -> Limits:
 
 
 def new_session(
-    episode: Episode, plan: Plan, gate: GateSettings, on_exhausted: Callable[[TurnstileError], None]
+    episode: Episode,
+    plan: Plan,
+    gate: GateSettings,
+    on_exhausted: Callable[[TurnstileError], None],
+    group_since: float,
+    on_weights: Callable[[], None],
 ) -> EpisodeSession:
-    """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped."""
+    """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped. ``group_since``:
+    when its group's first episode came, monotonic seconds. ``on_weights``: as ``EpisodeSession`` says."""
     limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
@@ -149,4 +195,7 @@ def new_session(
         on_exhausted,
         ConversationHeaders() if agent is None else ConversationHeaders(**agent.threads.model_dump()),
         () if agent is None else agent.volatile,
+        CallOrigin(episode.episode_id, episode.group_id, episode.priority, group_since),
+        episode.adapter,
+        on_weights,
     )

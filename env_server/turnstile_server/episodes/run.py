@@ -31,12 +31,16 @@ from anyio.abc import TaskGroup
 
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.backends import Backends
+from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.grading import EpisodeGrading
+from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, unearned
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
+from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import Conflict, Gone, SandboxFailed, SandboxUnavailable, TurnstileError
@@ -52,14 +56,17 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class RunParts:
     """What every run shares. ``places``: one for each of ``episodes.max_running``. ``changed(run, before)`` is
-    called after each change of status, with the status before it; for the last one, after the end is durable."""
+    called after each change of status, with the status before it; for the last one, after the end is durable.
+    ``weights(run)``: other weights than before have sampled a token of it."""
 
     journal: Journal
     pipeline: CallPipeline
     backends: Backends
     settings: Settings
-    places: anyio.Semaphore
+    places: Places
+    versions: WeightVersions
     changed: Callable[[EpisodeRun, EpisodeStatus], None]
+    weights: Callable[[EpisodeRun], None]
 
 
 class EpisodeRun:
@@ -69,12 +76,12 @@ class EpisodeRun:
     """
 
     def __init__(
-        self, stored: Stored, plan: Plan, episode_key: str, env: Mapping[str, str], parts: RunParts
+        self, stored: Stored, plan: Plan, group: EpisodeGroup, key: str, env: Mapping[str, str], parts: RunParts
     ) -> None:
         episode, settings = stored.episode, parts.settings
         self._stored = stored
         self._plan = plan
-        self._key = episode_key
+        self._key = key
         self._env = env
         self._parts = parts
         self._life = Lifecycle(episode, graded=plan.task.graded, now=time.monotonic())
@@ -83,7 +90,11 @@ class EpisodeRun:
             plan,
             settings.gate,
             on_exhausted=lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
+            group_since=group.since,
+            on_weights=lambda: parts.weights(self),
         )
+        bound = None if episode.staleness is None else episode.staleness.bound
+        self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
         self._sandbox = (
             EpisodeSandbox(episode.episode_id, plan, plan.sandbox, parts.backends, settings)
             if plan.sandbox is not None
@@ -121,6 +132,7 @@ class EpisodeRun:
                         self.request_stop(failed)  # closes the session, if nothing has requested a stop yet
                         self._life.settle(failed)  # replaces an outcome that was requested before the bug
                     finally:
+                        self._parts.pipeline.ended(self.session)
                         await self._own_tools.close()
                         if self._sandbox is not None:
                             await self._sandbox.give_up()
@@ -150,7 +162,7 @@ class EpisodeRun:
     async def _prepare_and_run(self, tasks: TaskGroup) -> None:
         """Requests the stop itself: with the agent's exit, or with what failed."""
         try:
-            await self._parts.places.acquire()
+            await self._parts.places.acquire(PlaceClaim(self.episode.priority, self.staleness.group.since))
             self._has_place = True
             self._move(EpisodeStatus.PREPARING)
             await self._prepare(tasks)
@@ -225,7 +237,7 @@ class EpisodeRun:
         before = self.episode.status
         try:
             self.session.seal()
-            ended = self.forest.counted(self._life.final_record(time.monotonic()))
+            ended = self.measured(self._life.final_record(time.monotonic()))
             await self._parts.journal.append(replace(self._stored, episode=ended).record())
         except TurnstileError as error:
             _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
@@ -274,6 +286,14 @@ class EpisodeRun:
                 self._grading.cancel()
             self._stopping.set()
         self._retry.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._life.stop is not None
+
+    def stop_stale(self, action: StaleAction) -> None:
+        status = EpisodeStatus.CANCELLED if action is StaleAction.CANCEL else EpisodeStatus.TRUNCATED
+        self.request_stop(Outcome(status, self.staleness.error()))
 
     def check_limits(self) -> None:
         """Requests a stop when the episode is over its wall or idle limit."""
@@ -340,6 +360,10 @@ class EpisodeRun:
     def episode(self) -> Episode:
         """The record as it is now, without statistics."""
         return self._life.episode
+
+    def measured(self, episode: Episode) -> Episode:
+        """The record with its statistics and staleness as they are now."""
+        return self.forest.counted(episode).model_copy(update={"staleness": self.staleness.measured()})
 
     @property
     def episode_id(self) -> str:

@@ -33,14 +33,19 @@ from turnstile.models import (
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.backends import Backends
 from turnstile_server.capture import Turns, export_forest, export_samples
+from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
-from turnstile_server.episodes.plan import Plan, new_episode, plan_episode
+from turnstile_server.episodes.places import Places
+from turnstile_server.episodes.plan import Plan, check_engine, new_episode, plan_episode
 from turnstile_server.episodes.run import EpisodeRun, RunParts
+from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import (
     Conflict,
@@ -76,6 +81,8 @@ class EpisodeParts:
     agent_url: str
     settings: Settings
     metrics: Metrics
+    engine: Engine
+    versions: WeightVersions
 
 
 class Episodes:
@@ -93,15 +100,19 @@ class Episodes:
         self._keys = parts.keys
         self._settings = settings.episodes
         self._metrics = parts.metrics
+        self._running: dict[str, EpisodeRun] = {}
+        self._staleness = StalenessWatcher(parts.versions, lambda: list(self._running.values()))
         self._run_parts = RunParts(
             parts.journal,
             parts.pipeline,
             parts.backends,
             settings,
-            places=anyio.Semaphore(self._settings.max_running),
+            places=Places(self._settings.max_running, self._settings.oldest_every),
+            versions=parts.versions,
             changed=self._changed,
+            weights=self._staleness.sampled,
         )
-        self._running: dict[str, EpisodeRun] = {}
+        self._groups = EpisodeGroups(self._settings.remembered_groups)
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         self._archive = Archive(parts.journal, self._settings.cached_trees)
         self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
@@ -169,7 +180,9 @@ class Episodes:
         """Makes a stored episode visible and starts its owner task."""
         self._archive.created(stored)
         key = self._keys.key(stored.episode.episode_id, stored.key_nonce)
-        run = EpisodeRun(stored, plan, key, env, self._run_parts)
+        group = self._groups.of(stored.episode.group_id, time.monotonic())
+        self._groups.opened(group)
+        run = EpisodeRun(stored, plan, group, key, env, self._run_parts)
         self._running[run.episode_id] = run
         self._metrics.episode_moved(None, run.episode.status)
         self._broadcast.publish(run.episode)
@@ -184,9 +197,13 @@ class Episodes:
         refusal = self._journal.refusal
         if refusal is not None:
             raise JournalUnavailable(f"the journal takes no new episodes: {refusal}", retry_after_s=5.0)
-        episode = new_episode(request, plan, self._parts.settings.sampling, self._settings)
+        settings, sampling = self._parts.settings, self._parts.settings.sampling
+        check_engine(request, sampling, settings.engine.kind, self._parts.engine.capabilities)
+        episode = new_episode(request, plan, sampling, self._settings)
         if episode.episode_id in self._archive:
             raise Conflict(f"episode_id {episode.episode_id} is taken")
+        bound = None if episode.staleness is None else episode.staleness.bound
+        self._staleness.admit(bound, self._groups.of(episode.group_id, time.monotonic()))
         return episode
 
     def _created(self, stored: Stored, agent_url: str | None) -> EpisodeCreated:
@@ -210,7 +227,7 @@ class Episodes:
     def _now(self, episode_id: str) -> Episode:
         run = self._running.get(episode_id)
         if run is not None:
-            return run.forest.counted(run.episode)
+            return run.measured(run.episode)
         episode = self._archive.get(episode_id)
         if episode is None:
             raise NotFound(f"there is no episode {episode_id}")
@@ -296,8 +313,12 @@ class Episodes:
         if episode.status.ended:
             del self._running[episode.episode_id]
             self._leases.ended(episode.episode_id)
+            self._groups.ended(run.staleness.group)
             self._archive.add_ended(episode, run.forest)
             self._count_tokens(episode)
+            stale = episode.staleness
+            if stale is not None and stale.exceeded and stale.bound is not None:
+                self._metrics.stale_episode(stale.bound.policy)
         else:
             self._archive.moved(episode.episode_id, episode.status)
         self._metrics.episode_moved(before, episode.status)

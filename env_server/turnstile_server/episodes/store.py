@@ -136,7 +136,10 @@ class Forest:
         return episode.model_copy(update={"stats": self.tree.statistics(self.discarded)})
 
     def facts(self, episode: Episode) -> EpisodeFacts:
-        """What every exported row of the episode carries."""
+        """What every exported row of the episode carries: its metadata, and ``staleness`` where it exceeded its
+        bound."""
+        stale = episode.staleness
+        mark = {} if stale is None or not stale.exceeded else {"staleness": stale.model_dump(mode="json")}
         return EpisodeFacts(
             episode_id=episode.episode_id,
             rollout_id=episode.rollout_id,
@@ -145,7 +148,7 @@ class Forest:
             attempt=episode.attempt,
             reward=episode.reward,
             discarded=dict(self.discarded),
-            metadata=episode.metadata,
+            metadata={**episode.metadata, **mark},
         )
 
 

@@ -7,16 +7,16 @@ engines or trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import anyio
 
-from turnstile.models import Message, new_id
+from turnstile.models import Message, Thread, new_id
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.base import FinishedReply, ReplyHead, Usage
+from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, Usage
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
@@ -26,6 +26,23 @@ class CommittedTurn:
 
     node: Node
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingCall:
+    """A model call as the server received it, its body not yet read.
+
+    ``params``: named parts of the path, and the query. ``declared_bytes``: the length of the body, where the
+    client said it. ``retried``: the client says that this is a retry. ``thread``: its word on the conversation.
+    """
+
+    dialect: Dialect
+    params: Mapping[str, str]
+    read_body: Callable[[], Awaitable[bytes]]
+    declared_bytes: int | None = None
+    retried: bool = False
+    idempotency_key: str | None = None
+    thread: Thread | None = None
 
 
 class ModelCall:
@@ -46,6 +63,8 @@ class ModelCall:
         self.committed: CommittedTurn | None = None
         self.error: TurnstileError | None = None
         self.engine_spoke = False
+        self.first_version: str | None = None
+        """The weights that sampled its first tokens, once the engine has named them."""
         self.followers = 0
         self.streaming_followers = 0
         self.shown = 0
@@ -158,6 +177,15 @@ class ModelCall:
         changed.set()
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedCall:
+    """A request and the call that answers it. ``started`` False: the request joined or replays an earlier call."""
+
+    request: ModelRequest
+    call: ModelCall
+    started: bool
+
+
 def replayed(node: Node) -> ModelCall:
     """A finished call that gives a committed reply again."""
     turn = node.turn
@@ -175,7 +203,8 @@ def finished_reply(committed: CommittedTurn, head: ReplyHead) -> FinishedReply:
     return FinishedReply(
         head=head,
         message=turn.reply,
-        finish="length" if turn.finish_reason == "length" else "stop",
+        # A generation that was cut ends early for the agent, as at a length limit.
+        finish="stop" if turn.finish_reason == "stop" else "length",
         usage=Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens),
         stop_string=turn.stop_string,
     )

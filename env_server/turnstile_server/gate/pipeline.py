@@ -13,15 +13,13 @@ group, not to a caller: callers come, join and go.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from turnstile.models import Discard, Thread, Turn, new_id
+from turnstile.models import Discard, Turn, new_id
 from turnstile_server.capture import Action, Node, decide
 from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
@@ -36,8 +34,8 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.body import TINY_BYTES, BodyParser
-from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of, replayed
-from turnstile_server.gate.dialects.base import Dialect, ModelRequest
+from turnstile_server.gate.call import CommittedTurn, IncomingCall, ModelCall, OpenedCall, message_of, replayed
+from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.session import EpisodeSession, context_overflow
 from turnstile_server.gate.turn_builder import (
     PROMPT_TAIL,
@@ -60,32 +58,6 @@ PARSED_IDS = 8_192
 is not streamed is one chunk."""
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class IncomingCall:
-    """A model call as the server received it, its body not yet read.
-
-    ``params``: named parts of the path, and the query. ``declared_bytes``: the length of the body, where the
-    client said it. ``retried``: the client says that this is a retry. ``thread``: its word on the conversation.
-    """
-
-    dialect: Dialect
-    params: Mapping[str, str]
-    read_body: Callable[[], Awaitable[bytes]]
-    declared_bytes: int | None = None
-    retried: bool = False
-    idempotency_key: str | None = None
-    thread: Thread | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedCall:
-    """A request and the call that answers it. ``started`` False: the request joined or replays an earlier call."""
-
-    request: ModelRequest
-    call: ModelCall
-    started: bool
 
 
 class CallPipeline:
@@ -178,8 +150,7 @@ class CallPipeline:
 
     async def drain(self, session: EpisodeSession, wait_s: float, reason: str) -> None:
         """Lets the session's calls end by themselves, their replies sent, for ``wait_s`` seconds; then abandons
-        those that are left.
-        Returns when none is in flight that was before."""
+        those that are left. Returns when none is in flight that was before."""
         with anyio.move_on_after(wait_s):
             for call in list(session.in_flight.values()):
                 await call.wait_until_done()
@@ -189,6 +160,10 @@ class CallPipeline:
             self.abandon(call, reason)
         for call in left:
             await call.wait_until_done()
+
+    def ended(self, session: EpisodeSession) -> None:
+        """The episode has ended: its engine need not keep its place."""
+        self._engine.forget(session.episode_id)
 
     def delivered(self, session: EpisodeSession, call: ModelCall, *, written: bool) -> None:
         """Records whether a caller received the whole reply. Does nothing for a call without one."""
@@ -260,11 +235,10 @@ class CallPipeline:
         except TooManyTokens as error:
             raise context_overflow(str(error), error.tokens, self.context_length) from None
         context.stopwatch.rendered()
-        prompt_tokens = len(prompt.input_ids)
-        call.prompted(prompt_tokens)
+        call.prompted(len(prompt.input_ids))
         pinned = session.sampling
         sampling = EngineSampling(
-            max_new_tokens=session.max_new_tokens(request.max_tokens, prompt_tokens, self.context_length),
+            max_new_tokens=session.max_new_tokens(request.max_tokens, len(prompt.input_ids), self.context_length),
             temperature=pinned.temperature,
             top_p=pinned.top_p,
             top_k=pinned.top_k,
@@ -272,6 +246,8 @@ class CallPipeline:
             stop=request.stop,
             stop_token_ids=self._renderer.stop_token_ids,
             json_schema=request.json_schema,
+            adapter=session.adapter,
+            experts_from=prompt.experts_from(self._engine.capabilities),
         )
         builder = TurnBuilder(
             context=context,
@@ -299,17 +275,20 @@ class CallPipeline:
             if call.abandoned is not None:
                 raise _end_error(call)
             chunks = self._engine.generate(
-                input_ids, sampling, rid=call.call_id, routing_key=session.episode_id, stream=request.stream
+                input_ids, sampling, rid=call.call_id, origin=session.origin, stream=request.stream
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
                     builder.add(chunk)
+                    session.sampling_began(call, chunk.weight_version if len(chunk.ids) else None)
                     for start in range(0, max(len(chunk.ids), 1), PARSED_IDS):
                         if start:  # shielded: a turn that is cut has the whole chunk's tokens, so also its text
                             await anyio.lowlevel.cancel_shielded_checkpoint()
                         call.emit(parser.feed(chunk.ids[start : start + PARSED_IDS]))
             builder.context.stopwatch.engine_done()
             finish = _finish_of(call, builder)
+            if builder.given_up:
+                self._discard(session, "started_again", builder.given_up)
             final, parsed = parser.finish()
             call.emit(final)
             turn = builder.turn(session.next_seq(), message_of(call.deltas), finish.reason, parsed.parse_status)
@@ -337,15 +316,14 @@ class CallPipeline:
     ) -> None:
         """Accounts for the tokens of a call that failed (invariant 5).
 
-        They are an interrupted turn if a caller saw any of its text: agents do go on from partial text, so it can
-        be a parent. Else they are discarded.
+        They are an interrupted turn, from which agents go on, if a caller saw text. Else they are discarded.
         """
-        if builder.count == 0:
+        if builder.count + builder.given_up == 0:
             return
         builder.context.stopwatch.engine_done()
         call.show_all()
-        lost = builder.count
-        if call.shown and not isinstance(error, JournalUnavailable):
+        lost = builder.count + builder.given_up
+        if builder.count and call.shown and not isinstance(error, JournalUnavailable):
             reply = message_of(call.deltas[: call.shown])
             try:
                 turn = builder.turn(session.next_seq(), reply, "abort")
@@ -354,10 +332,12 @@ class CallPipeline:
             except (JournalUnavailable, EngineProtocolError) as failure:
                 error = failure
         if lost:
-            reason = call.abandoned or _type_of(error)
-            session.discard(reason, lost)
-            self._metrics.tokens_discarded(reason, lost)
-            self._journal.append_soon(discard_record(session.episode_id, Discard(reason=reason, tokens=lost)))
+            self._discard(session, call.abandoned or _type_of(error), lost)
+
+    def _discard(self, session: EpisodeSession, reason: str, tokens: int) -> None:
+        session.discard(reason, tokens)
+        self._metrics.tokens_discarded(reason, tokens)
+        self._journal.append_soon(discard_record(session.episode_id, Discard(reason=reason, tokens=tokens)))
 
     async def _abort(self, call: ModelCall) -> None:
         """Asks the engine first: it then ends the call with what it sampled.
@@ -381,7 +361,7 @@ def _finish_of(call: ModelCall, builder: TurnBuilder) -> EngineFinish:
     """The finish of a completion that can become a turn; raises for any other."""
     if builder.finish is None:
         raise EngineProtocolError("the engine's answer ended without a finish")
-    if builder.finish.reason == "abort":
+    if builder.finish.reason == "abort" and not builder.finish.kept:
         raise _end_error(call)
     if builder.count == 0:
         raise EngineProtocolError("the engine finished the call without a token")

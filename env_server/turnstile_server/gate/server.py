@@ -21,10 +21,10 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import MethodNotAllowed, NotFound, TooManyCalls, TurnstileError, UpgradeRequired
-from turnstile_server.gate.call import ModelCall, finished_reply
+from turnstile_server.gate.call import IncomingCall, ModelCall, OpenedCall, finished_reply
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
 from turnstile_server.gate.dialects.router import DialectRouter, Route
-from turnstile_server.gate.pipeline import CallPipeline, IncomingCall, OpenedCall
+from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.http.exchange import (
     AgentExchange,

@@ -23,6 +23,8 @@ import anyio
 
 from turnstile.models import Delivery, Sampling, Thread, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
+from turnstile_server.capture.node import sampled_spans
+from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.json import ParseCache
@@ -66,14 +68,24 @@ class EpisodeSession:
         on_exhausted: Callable[[TurnstileError], None],
         conversation_headers: ConversationHeaders = ConversationHeaders(),
         volatile: Sequence[str] = (),
+        origin: CallOrigin | None = None,
+        adapter: str | None = None,
+        on_weights: Callable[[], None] = lambda: None,
     ) -> None:
-        """``volatile``: patterns of the agent's spec, for system text that changes without meaning."""
+        """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
+        its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
+        them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before."""
         self.episode_id = episode_id
+        self.origin = origin or CallOrigin(episode_id)
         self.sampling = sampling
+        self.adapter = adapter
         self.limits = limits
         self.conversation_headers = conversation_headers
         self.tree = TokenTree(VolatileText(volatile))
         self._on_exhausted = on_exhausted
+        self._on_weights = on_weights
+        self._turn_versions: list[str] = []
+        """Weight versions that sampled its turns, each once."""
         self._in_flight: dict[str, ModelCall] = {}
         self._discarded: Counter[str] = Counter()
         self._parse_caches: defaultdict[str, ParseCache] = defaultdict(ParseCache)
@@ -119,6 +131,12 @@ class EpisodeSession:
         It is why an agent that gives up then did so.
         """
         return self._last_refusal
+
+    @property
+    def sampled_versions(self) -> tuple[str, ...]:
+        """The weight versions that sampled its turns, and the first tokens of its calls in flight."""
+        in_flight = (call.first_version for call in self._in_flight.values())
+        return (*self._turn_versions, *(name for name in in_flight if name is not None))
 
     # Admission
 
@@ -243,6 +261,15 @@ class EpisodeSession:
         wanted = self.limits.max_completion_tokens if asked is None else asked
         return min(wanted, self.limits.max_completion_tokens, left, room)
 
+    def sampling_began(self, call: ModelCall, version: str | None) -> None:
+        """Tokens of ``call`` came, sampled by the weights ``version``; None: the engine does not say by which."""
+        if call.first_version is not None or version is None:
+            return
+        known = version in self.sampled_versions
+        call.first_version = version
+        if not known:
+            self._on_weights()
+
     def next_seq(self) -> int:
         self._seq += 1
         return self._seq - 1
@@ -254,6 +281,10 @@ class EpisodeSession:
         self._sampled += len(turn.completion_ids)
         self._refusals = 0
         self._last_refusal = None
+        fresh = {span.version for span in sampled_spans(turn)}.difference(self._turn_versions)
+        if fresh:
+            self._turn_versions += sorted(fresh)
+            self._on_weights()
         return node
 
     def deliver(self, node: Node, *, written: bool) -> Delivery | None:

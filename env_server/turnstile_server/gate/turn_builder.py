@@ -37,7 +37,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.capture.keys import SYSTEM_ROLES
-from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
+from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.base import ModelRequest
@@ -109,6 +109,15 @@ class Prompt:
         if self.broken is None or self.parent is not None or self.broken.reason == BreakReason.NEW_CONVERSATION:
             return 0
         return len(self.context_ids)
+
+    def experts_from(self, engine: EngineCapabilities) -> int | None:
+        """The first position of the path whose experts no turn above has; None where the engine returns none."""
+        if engine.experts is None:
+            return None
+        node = self.parent
+        while node is not None and node.turn.routed_experts is None:
+            node = node.parent
+        return 0 if node is None else node.token_count - 1
 
 
 class Prompter:
@@ -211,6 +220,8 @@ class TurnBuilder:
     """The engine's finish; None while it samples, and for a reply that was cut before it."""
     count: int = 0
     """Tokens that came back."""
+    given_up: int = 0
+    """Tokens that were sampled for the call and did not come back: they are in no turn."""
     kept: int = 0
     """Tokens that came back with numbers that can be recorded."""
     _ids: list[Int32Array] = field(default_factory=list)
@@ -225,6 +236,7 @@ class TurnBuilder:
         """
         self.context.stopwatch.sampled()
         self.count += len(chunk.ids)
+        self.given_up += chunk.given_up
         if len(chunk.logprobs) != len(chunk.ids):
             raise EngineProtocolError(
                 f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
@@ -238,7 +250,7 @@ class TurnBuilder:
         self._ids.append(chunk.ids)
         self._logprobs.append(chunk.logprobs)
         self.kept += len(chunk.ids)
-        self._weights.add(len(chunk.ids), chunk.weight_version)
+        self._weights.add(len(chunk.ids), chunk.weight_version, chunk.stale_kv)
         self.finish = chunk.finish or self.finish
 
     def turn(
@@ -264,6 +276,7 @@ class TurnBuilder:
             "logprobs": np.concatenate(self._logprobs, dtype=np.float32),
             # A reply that was cut before its finish has the versions that its chunks named.
             "weight_spans": self._weights.spans if self.finish is None else self.finish.weight_spans,
+            "routed_experts": None if self.finish is None else self.finish.routed_experts,
             "finish_reason": finish_reason,
             "stop_string": self._stop_string(),
             "sampling": self._sampling(),
@@ -312,6 +325,7 @@ def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
         max_new_tokens=engine.max_new_tokens,
         stop=engine.stop,
         constrained=engine.json_schema is not None,
+        adapter=engine.adapter,
     )
 
 

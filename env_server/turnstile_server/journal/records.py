@@ -1,7 +1,8 @@
 """Converts the shared models to journal records and back. Pure and bit-exact.
 
-A turn's three arrays are arrays of the record; everything else is the model's JSON. Neither direction derives,
-rounds or drops anything. (A NaN or infinity in ``asked_sampling`` has no JSON form and becomes null.)
+A turn's arrays are arrays of the record (routed experts flat, their shape beside them); everything else is the
+model's JSON. Neither direction derives, rounds or drops anything. (A NaN or infinity in ``asked_sampling`` has no
+JSON form and becomes null.)
 """
 
 from __future__ import annotations
@@ -9,26 +10,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from turnstile.models import Delivery, Discard, Turn
 from turnstile_server.journal.protocol import Record, RecordType
 
 _TURN_ARRAYS = ("context_ids", "completion_ids", "logprobs")
-_TURN_META_EXCLUDES = set(_TURN_ARRAYS)
+_EXPERTS, _EXPERTS_SHAPE = "routed_experts", "routed_experts_shape"
+_TURN_META_EXCLUDES = {*_TURN_ARRAYS, _EXPERTS}
 
 
 def turn_record(turn: Turn) -> Record:
     meta = turn.model_dump(mode="json", by_alias=True, exclude=_TURN_META_EXCLUDES)
-    arrays = {
+    arrays: dict[str, npt.NDArray[np.generic]] = {
         "context_ids": turn.context_ids,
         "completion_ids": turn.completion_ids,
         "logprobs": turn.logprobs,
     }
+    if turn.routed_experts is not None:
+        arrays[_EXPERTS] = turn.routed_experts.reshape(-1)
+        meta[_EXPERTS_SHAPE] = list(turn.routed_experts.shape)
     return Record(RecordType.TURN, turn.episode_id, meta, arrays)
 
 
 def turn_of(record: Record) -> Turn:
     """Raises pydantic.ValidationError when the record is not a turn of this schema."""
-    return Turn.model_validate({**record.meta, **{name: record.arrays[name] for name in _TURN_ARRAYS}})
+    arrays: dict[str, npt.NDArray[np.generic]] = {name: record.arrays[name] for name in _TURN_ARRAYS}
+    meta = dict(record.meta)
+    shape = meta.pop(_EXPERTS_SHAPE, None)
+    if shape is not None:
+        arrays[_EXPERTS] = record.arrays[_EXPERTS].reshape(shape)
+    return Turn.model_validate({**meta, **arrays})
 
 
 def episode_record(episode_id: str, meta: Mapping[str, Any]) -> Record:

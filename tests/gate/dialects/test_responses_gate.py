@@ -168,7 +168,7 @@ class Answer(pydantic.BaseModel):
 
 
 async def test_a_schema_of_the_package_constrains_the_reply_and_is_parsed(stage: Stage) -> None:
-    stage.engine.capabilities = replace(stage.engine.capabilities, constrained=True)
+    stage.engine.can = replace(stage.engine.can, constrained=True)
     stage.engine.answers = [says(reply_ids(stage, '{"word":"yes"}'))]
     async with stage.agent(await stage.episode()) as agent:
         response = await agent.responses.parse(model="m", input="go", text_format=Answer)
