@@ -26,7 +26,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from turnstile_server.app import Parts, assemble
-from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.engines.fleet.build import lone
+from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
@@ -156,7 +157,7 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             client = SGLangEngine("http://embedded", wanted.engine, unix_socket=engine.socket)
             stack.push_async_callback(client.close)
             await client.start()
-            parts = Parts(wanted, journal, _renderer(engine.model), client, KEYS, Metrics())
+            parts = Parts(wanted, journal, _renderer(engine.model), lone(client), KEYS, Metrics())
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
             pings = {
                 "ping_interval_s": wanted.openenv.ping_interval_s,

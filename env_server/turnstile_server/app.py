@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,11 +28,13 @@ from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app, build_standby_app, standby_gate
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
+from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, load_secret, prepare_data_dir
+from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
-from turnstile_server.engines.registry import NO_ENGINE, check_kind, create_engine
+from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.keys import EpisodeKeys
@@ -50,6 +52,7 @@ from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.journal import FileJournal
+from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -106,14 +109,16 @@ async def open_apps(
     progress.waits_for = "the model's tokenizer and chat template"
     vocabulary, renderer = await anyio.to_thread.run_sync(_load_renderer, model_dir, settings.rendering)
     if make_engine is not None:
-        engine = make_engine(vocabulary, renderer)
+        engines = lone(make_engine(vocabulary, renderer))
     else:
-        engine = create_engine(settings.engine, model_dir, _probe(vocabulary))
-    stack.push_async_callback(_shielded, engine.close)
+        probe, decode = _probe(vocabulary), _decode(vocabulary)
+        engines = build_engines(settings, model_dir, probe, decode, progress.wait_for)
+    stack.push_async_callback(_shielded, engines.sampler.close)
     progress.waits_for = f"the engine ({settings.engine.kind})"
-    await engine.start()
+    await engines.sampler.start()
+    _check_experts(settings, engines.sampler)
     progress.waits_for = "its episodes and sandboxes"
-    parts = Parts(settings, journal, renderer, engine, keys, metrics, backends, observe)
+    parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe)
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
@@ -139,7 +144,7 @@ class Parts:
     settings: Settings
     journal: FileJournal
     renderer: Renderer
-    engine: Engine
+    engines: Engines
     keys: EpisodeKeys
     metrics: Metrics
     backends: Backends | None = None
@@ -170,9 +175,14 @@ class Apps:
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
     """Joins started parts to the two applications. ``agent_url``: of the agent listener, as it is bound.
     ``control_key`` None switches authentication off."""
-    settings, engine, metrics, renderer = parts.settings, parts.engine, parts.metrics, parts.renderer
+    settings, engines, metrics, renderer = parts.settings, parts.engines, parts.metrics, parts.renderer
+    engine = engines.sampler
     backends = parts.backends or build_backends(settings)
     tasks = await stack.enter_async_context(BackgroundTasks())
+    await engines.control.state()  # the first weights get their place in the order of versions
+    tasks.start(engine.watch, name="the engine's watch", shielded=False)
+    if engines.fleet is not None:
+        metrics.watch(FleetCollector(engines.fleet))
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing, stopping = anyio.Event(), Stopping()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
@@ -186,7 +196,16 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     episodes = await stack.enter_async_context(
         Episodes(
             EpisodeParts(
-                parts.journal, pipeline, auditor, parts.keys, backends, address.default, settings, metrics
+                parts.journal,
+                pipeline,
+                auditor,
+                parts.keys,
+                backends,
+                address.default,
+                settings,
+                metrics,
+                engine,
+                engines.versions,
             )
         )
     )
@@ -232,9 +251,9 @@ async def _control_app(
     control_key: str | None,
     stack: AsyncExitStack,
 ) -> ASGIApp:
-    settings, engine, renderer = parts.settings, parts.engine, parts.renderer
+    settings, engines, renderer = parts.settings, parts.engines, parts.renderer
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
-    parked_calls = engine.capabilities.parked_calls
+    parked_calls = engines.sampler.capabilities.parked_calls
     if parked_calls is not None:
         await stack.enter_async_context(_closed_at(parked_calls, closing))
     sampling = TrainerSampling(
@@ -257,8 +276,19 @@ async def _control_app(
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     routers = [
         build_router(
-            ControlParts(episodes, sampling, engine, parts.metrics, settings.control, workers, closing, address)
+            ControlParts(
+                episodes,
+                sampling,
+                engines.control,
+                parts.metrics,
+                settings.control,
+                workers,
+                closing,
+                address,
+                settings.workers.pause_alarm_s,
+            )
         ),
+        build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,
             backends.agents,
@@ -316,6 +346,22 @@ def _probe(vocabulary: Vocabulary) -> TokenizerProbe:
         return ids
 
     return make_probe(encode, [token.text for token in vocabulary.control], vocabulary.size)
+
+
+def _decode(vocabulary: Vocabulary) -> Callable[[Sequence[int]], str]:
+    def decode(ids: Sequence[int]) -> str:
+        text: str = vocabulary.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def _check_experts(settings: Settings, engine: Engine) -> None:
+    if settings.engine.routed_experts and engine.capabilities.experts is None:
+        raise StartupError(
+            f"engine.routed_experts is on, but the engine ({settings.engine.kind}) does not return the experts of "
+            "its tokens; switch it off"
+        )
 
 
 def _context_length(settings: Settings, engine: Engine) -> int:

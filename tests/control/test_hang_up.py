@@ -16,7 +16,7 @@ from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.errors import NotFound
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
@@ -49,12 +49,13 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     parts = ControlParts(
         service,
         TrainerSampling(service, None, lambda text, close: np.empty(0, np.int32), workers),
-        cast(Engine, None),
+        cast(EngineAdmin, None),
         metrics,
         settings,
         workers,
         anyio.Event(),
         AgentAddress("http://127.0.0.1:8001"),
+        120.0,
     )
     app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:

@@ -27,6 +27,8 @@ from turnstile_server.control.body import json_bytes
 from turnstile_server.control.results import forest_json, parts_response, samples_json, turns_json
 
 TOKENS = ("input_ids", "loss_mask", "logprobs", "weight_version")
+EXPERTS = ("routed_experts", "routed_offsets")
+"""Not in the file of an episode without them; see ``tests/client/test_experts.py``."""
 FOREST = (*TOKENS, "parents", "offsets", "completion_starts", "trained_in")
 
 
@@ -59,11 +61,11 @@ def in_one_step(model: SampleSet | TokenForest) -> bytes:
     """The file as the library writes it."""
     if isinstance(model, TokenForest):
         tensors = {name: np.ascontiguousarray(getattr(model, name)) for name in FOREST}
-        rest = model.model_dump(mode="json", exclude=set(FOREST))
+        rest = model.model_dump(mode="json", exclude={*FOREST, *EXPERTS})
     else:
         tensors = {name: np.concatenate([getattr(row, name) for row in model.samples]) for name in TOKENS}
         tensors["offsets"] = np.cumsum([0, *(len(row.input_ids) for row in model.samples)], dtype=np.int64)
-        rest = model.model_dump(mode="json", exclude={"samples": {"__all__": set(TOKENS)}})
+        rest = model.model_dump(mode="json", exclude={"samples": {"__all__": {*TOKENS, *EXPERTS}}})
     return safetensors.numpy.save(tensors, metadata={METADATA_KEY: json.dumps(rest)})
 
 

@@ -66,7 +66,17 @@ def serve(
         str | None,
         typer.Option("--engine", metavar=ENGINE_KINDS, callback=_known_engine, help="Which engine samples."),
     ] = None,
-    engine_url: Annotated[str | None, typer.Option("--engine-url", help="Base URL of a running engine.")] = None,
+    engine_url: Annotated[
+        list[str] | None,
+        typer.Option("--engine-url", help="Base URL of a running engine; may be repeated: the workers."),
+    ] = None,
+    launch: Annotated[
+        bool | None, typer.Option("--launch", help="Start the engine, on --model, and end it with the server.")
+    ] = None,
+    engine_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ENGINE ARGUMENTS]...", help="Further arguments of an engine of --launch."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file (TOML), below flags and environment.")
     ] = None,
@@ -130,7 +140,10 @@ def serve(
         "data_dir": data_dir,
         "log_level": log_level,
         "engine.kind": engine,
-        "engine.url": engine_url,
+        "engine.url": engine_url[0] if engine_url and len(engine_url) == 1 else None,
+        "engine.urls": engine_url if engine_url and len(engine_url) > 1 else None,
+        "launch.enabled": launch,
+        "launch.arguments": tuple(engine_arguments) if engine_arguments else None,
         "control.host": control_host,
         "control.port": control_port,
         "gate.host": agent_host,
@@ -147,7 +160,10 @@ def serve(
         "rendering.tool_format": tool_format,
         "rendering.thinking_history": thinking_history,
     }
-    raise typer.Exit(run(settings_of(nested(flags), config)))
+    settings = settings_of(nested(flags), config)
+    if engine_arguments and not settings.launch.enabled:
+        _refuse(f"{' '.join(engine_arguments)!r}: arguments of an engine are for one that --launch starts")
+    raise typer.Exit(run(settings))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The REST routes of the control API: episodes, their results, the trainer's sampling, the engine, events.
+"""The REST routes of the control API: episodes, their results, the trainer's sampling, events.
 
 Owns the shapes of requests and answers. Decides nothing: episodes belong to the ``EpisodeService``, the engine to
 the ``Engine``, and ``control/errors.py`` turns their typed errors into statuses.
@@ -19,12 +19,9 @@ from turnstile.models import (
     CLIENT_ID_PATTERN,
     AuditReport,
     CompletionRequest,
-    EngineInfo,
     EpisodeRequest,
     EpisodeStatus,
     LeaseTerm,
-    PauseRequest,
-    WeightsRequest,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
@@ -34,7 +31,7 @@ from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.results import forest_json, parts_response, samples_json, turns_json
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.engines.protocol import Engine
+from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
@@ -50,12 +47,14 @@ class ControlParts:
 
     episodes: EpisodeService
     training: TrainerSampling
-    engine: Engine
+    engine: EngineAdmin
     metrics: Metrics
     settings: ControlSettings
     workers: anyio.CapacityLimiter
     closing: anyio.Event
     address: AgentAddress
+    pause_alarm_s: float
+    """``/ready`` is 503 while model calls have been held for longer."""
 
 
 def build_router(parts: ControlParts) -> APIRouter:
@@ -65,7 +64,6 @@ def build_router(parts: ControlParts) -> APIRouter:
     _add_episode_routes(router, parts)
     _add_result_routes(router, parts)
     _add_training_routes(router, parts)
-    _add_engine_routes(router, parts)
     _add_watch_routes(router, parts)
     return router
 
@@ -80,10 +78,16 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
         """Whether new episodes are taken. These routes serve once all is started; ``http/starting.py`` answers
         before."""
         refusal = parts.episodes.refusal
-        if refusal is None:
+        if refusal is not None:
+            reason = f"new episodes and turns are refused: {refusal}"
+            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        waits_s = parts.engine.held_s
+        if waits_s is None:
             return JSONResponse({"status": "ready"})
-        reason = f"new episodes and turns are refused: {refusal}"
-        return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        held = f"model calls wait: the engine is paused, updated or asleep since {waits_s:.0f} s"
+        if waits_s > parts.pause_alarm_s:
+            return JSONResponse({"status": "not ready", "reason": held}, 503)
+        return JSONResponse({"status": "ready", "engine": held})
 
 
 def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
@@ -194,44 +198,6 @@ def _add_training_routes(router: APIRouter, parts: ControlParts) -> None:
     @router.post("/episodes/{episode_id}/completions")
     async def complete(request: Request, episode_id: str) -> Response:
         return _model(await training.complete(episode_id, await read_model(request, CompletionRequest)))
-
-
-def _add_engine_routes(router: APIRouter, parts: ControlParts) -> None:
-    engine = parts.engine
-
-    async def info() -> Response:
-        state, can = await engine.state(), engine.capabilities
-        return _model(
-            EngineInfo(
-                ok=state.ok,
-                weight_version=state.weight_version,
-                paused=state.paused,
-                detail=state.detail,
-                model_name=can.model_name,
-                context_length=can.context_length,
-                vocab_size=can.vocab_size,
-            )
-        )
-
-    @router.get("/engine")
-    async def get_engine() -> Response:
-        return await info()
-
-    @router.post("/engine/pause")
-    async def pause(request: Request) -> Response:
-        await engine.pause((await read_model(request, PauseRequest)).mode)
-        return await info()
-
-    @router.post("/engine/resume")
-    async def resume() -> Response:
-        await engine.resume()
-        return await info()
-
-    @router.post("/engine/weights")
-    async def weights(request: Request) -> Response:
-        wanted = await read_model(request, WeightsRequest)
-        await engine.update_weights(wanted.path, wanted.version)
-        return await info()
 
 
 def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:

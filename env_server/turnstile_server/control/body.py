@@ -46,37 +46,45 @@ _MORE_VALUES = 10
 of numbers, which are read in a tenth of the time."""
 
 
+_PIECE = "/engine/weights/bucket"
+"""How the path of a piece of new weights ends."""
+
+
 class BodyLimit:
     """ASGI middleware: bodies are received within the settings' limits of size, time, rate and JSON values.
 
     A body of more than ``control.max_body_bytes`` is 413, by its declared length or while it arrives, and so is
     one of more than ``control.max_body_values``; one that finds no room beside the others
-    (``control.max_body_bytes_total``) is 429, one that comes too slowly 408.
+    (``control.max_body_bytes_total``) is 429, one that comes too slowly 408. Pieces of new weights have a bound of
+    their own (``control.max_piece_bytes``).
     """
 
     def __init__(self, app: ASGIApp, settings: ControlSettings) -> None:
         self._app = app
-        self._settings = settings
-        self._intake = Intake("control", settings)
+        most = settings.max_piece_bytes
+        pieces = settings.model_copy(update={"max_body_bytes": most, "max_body_bytes_total": most})
+        self._bodies = (settings, Intake("control", settings))
+        self._pieces = (pieces, Intake("control", pieces))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        settings, intake = self._pieces if scope["path"].endswith(_PIECE) else self._bodies
         declared = header_count(Headers(scope=scope), "content-length") or 0
-        if declared > self._settings.max_body_bytes:
-            raise too_large(self._settings, "control")
-        with self._intake.reserving(f"request {id(scope)}", declared, "control") as reservation:
+        if declared > settings.max_body_bytes:
+            raise too_large(settings, "control")
+        with intake.reserving(f"request {id(scope)}", declared, "control") as reservation:
             reader: BodyReader | None = None
             whole = False
-            counted = _Values(self._settings.max_body_values, scope["path"])
+            counted = _Values(settings.max_body_values, scope["path"])
 
             async def measured_receive() -> Message:
                 nonlocal reader, whole
                 if whole:
                     return await receive()
                 if reader is None:  # from the first read on: a handler may do something else before
-                    reader = BodyReader(receive, reservation, self._intake, self._settings, "control")
+                    reader = BodyReader(receive, reservation, intake, settings, "control")
                 try:
                     message = await reader.next()
                     await counted.add(message)

@@ -65,16 +65,19 @@ async def serve(
     model: Path | str,
     data_dir: Path,
     *,
-    engine_url: str | None = None,
+    engine_url: str | Sequence[str] | None = None,
     engine: str = "embedded",
     options: Sequence[str] = (),
 ) -> AsyncIterator[LocalServer]:
-    """Run `turnstile serve` on free ports, with ``engine`` or with the SGLang server at ``engine_url``.
+    """Run `turnstile serve` on free ports, with ``engine`` or with the servers at ``engine_url`` (SGLang, unless
+    ``engine`` names another kind).
 
     ``options`` are further flags. The server's log is ``data_dir/../server.log``. Raises LocalServerError when the
     server does not become ready, exits with an error, or leaves a process behind.
     """
-    samples = ["--engine", "sglang", "--engine-url", engine_url] if engine_url else ["--engine", engine]
+    urls = [engine_url] if isinstance(engine_url, str) else list(engine_url or ())
+    kind = "sglang" if urls and engine == "embedded" else engine
+    samples = ["--engine", kind, *(word for url in urls for word in ("--engine-url", url))]
     ports = ["--control-port", "0", "--agent-port", "0"]
     folders = ["--model", str(model), "--data-dir", str(data_dir)]
     key = secrets.token_urlsafe(24)
