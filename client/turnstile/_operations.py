@@ -24,13 +24,11 @@ from turnstile._transport import Transport
 from turnstile.models import (
     AuditReport,
     CompletionAccepted,
-    EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
-    PauseMode,
     PendingCalls,
     SampleSet,
     TaskPage,
@@ -62,6 +60,11 @@ class Operations:
         self._transport = Transport(self._pool, key, settings)
         self._settings = settings
         self.leases = LeaseRenewals(key, settings)
+
+    @property
+    def servers(self) -> Sequence[str]:
+        """The URL of every server."""
+        return self._pool.urls
 
     async def close(self) -> None:
         """Closes the connections, and renews no lease any more."""
@@ -212,14 +215,27 @@ class Operations:
             raise first
         return results
 
-    async def pause(self, mode: PauseMode, server: str | None) -> dict[str, EngineInfo]:
-        return await self.on_servers(requests.pause(mode, self._settings.slow_s), server)
+    async def on_servers_at_once(self, call: ApiCall[T], server: str | None = None) -> dict[str, T]:
+        """As ``on_servers``, at all of them at the same time: for what ends only when all take part."""
+        return await self.at_once(dict.fromkeys((server,) if server is not None else self._pool.urls, call))
 
-    async def resume(self, server: str | None) -> dict[str, EngineInfo]:
-        return await self.on_servers(requests.resume(self._settings.slow_s), server)
+    async def at_once(self, calls: Mapping[str, ApiCall[T]]) -> dict[str, T]:
+        """Each server's own of ``calls``, by URL, at the same time. Raises the first error when all have ended."""
+        results: dict[str, T] = {}
+        failed: list[errors.TurnstileError] = []
 
-    async def update_weights(self, path: str, version: str, server: str | None) -> dict[str, EngineInfo]:
-        return await self.on_servers(requests.update_weights(path, version, self._settings.slow_s), server)
+        async def ask(url: str, call: ApiCall[T]) -> None:
+            try:
+                results[url] = await self._transport.send(url, call)
+            except errors.TurnstileError as error:
+                failed.append(error)
+
+        async with anyio.create_task_group() as group:
+            for url, call in calls.items():
+                group.start_soon(ask, url, call)
+        if failed:
+            raise failed[0]
+        return results
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:
         """Each server's error, None where it is healthy. Raises nothing."""

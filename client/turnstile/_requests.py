@@ -23,7 +23,6 @@ from turnstile.models import (
     AuditReport,
     CompletionAccepted,
     CompletionRequest,
-    EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodePage,
@@ -31,14 +30,11 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     LeaseTerm,
-    PauseMode,
-    PauseRequest,
     PendingCalls,
     SampleSet,
     TaskPage,
     TokenForest,
     Turn,
-    WeightsRequest,
 )
 from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
 
@@ -168,22 +164,6 @@ def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:
     return ApiCall("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
 
 
-def engine() -> ApiCall[EngineInfo]:
-    return ApiCall("GET", "/engine", EngineInfo.model_validate_json, repeatable=True)
-
-
-def pause(mode: PauseMode, extra_s: float) -> ApiCall[EngineInfo]:
-    return _engine_call("pause", _body(PauseRequest, mode=mode), extra_s)
-
-
-def resume(extra_s: float) -> ApiCall[EngineInfo]:
-    return _engine_call("resume", None, extra_s)
-
-
-def update_weights(path: str, version: str, extra_s: float) -> ApiCall[EngineInfo]:
-    return _engine_call("weights", _body(WeightsRequest, path=path, version=version), extra_s)
-
-
 def health() -> ApiCall[None]:
     return ApiCall("GET", "/health", _nothing, repeatable=True)
 
@@ -259,10 +239,6 @@ def _episode(episode_id: str) -> str:
     if not re.fullmatch(CLIENT_ID_PATTERN, episode_id):
         raise errors.InvalidRequest(f"{episode_id!r} is no episode id: letters, digits, _ and -, at most 64")
     return f"/episodes/{quote(episode_id, safe='')}"
-
-
-def _engine_call(action: str, body: bytes | None, extra_s: float) -> ApiCall[EngineInfo]:
-    return ApiCall("POST", f"/engine/{action}", EngineInfo.model_validate_json, body=body, extra_s=extra_s)
 
 
 def _body(model: type[ModelT], **fields: Any) -> bytes:

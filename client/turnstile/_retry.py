@@ -59,6 +59,10 @@ UNREACHABLE = "server_unreachable"
 AGENT_FAILED = "agent_failed"
 """The function that the caller gave as agent raised."""
 CANCELLED = "cancelled"
+STALE_WEIGHTS = "stale_weights"
+"""An episode that was cancelled because its first tokens got too old."""
+STALE_GROUP = "stale_group"
+"""A creation that was refused because the tokens of its group got too old."""
 
 _OUTAGES = (errors.ServerUnavailable, errors.EngineError, errors.ServerError, errors.Timeout)
 _GATEWAY = 500

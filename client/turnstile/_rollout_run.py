@@ -73,13 +73,17 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHooks:
-    """What a rollout reports while it runs, and one question that it asks.
+    """What a rollout reports while it runs, and two questions that it asks.
 
-    ``retried``: before a further attempt. ``waiting``: +1, then -1, around a wait for a server. ``accepted``: a
-    server has taken an episode. ``any_accepted``: whether one ever has, for this or another rollout of the run.
+    ``retried``: before a further attempt. ``refilled``: before one after a cancellation for stale weights.
+    ``fresh_group``: the group in place of one that takes no more episodes, the same for all its rollouts.
+    ``waiting``: +1, then -1, around a wait for a server. ``accepted``: a server has taken an episode.
+    ``any_accepted``: whether one ever has, for this or another rollout of the run.
     """
 
     retried: Callable[[], None]
+    refilled: Callable[[], None]
+    fresh_group: Callable[[str], str]
     waiting: Callable[[int], None]
     accepted: Callable[[], None]
     any_accepted: Callable[[], bool]
@@ -113,18 +117,26 @@ class RolloutRun:
         self._settings = settings
         self._options = options
         self._plan = plan
+        self._group_id = plan.group_id
+        """Of its episodes: another one once the server takes no more of the plan's."""
         self._hooks = hooks
 
     async def run(self) -> Rollout:
         started = time.monotonic()
-        number = 0
+        failures = stale = 0
         while True:
-            attempt = await self._attempt(number)
-            number += 1
-            if not attempt.again or number > self._options.retries:
+            attempt = await self._attempt(failures + stale)
+            if attempt.again and attempt.error is not None and attempt.error.type == retry.STALE_WEIGHTS:
+                stale += 1
+                if stale > self._options.stale_retries:
+                    break
+                self._hooks.refilled()  # at once: the server works, and serves new weights
+                continue
+            failures += 1
+            if not attempt.again or failures > self._options.retries:
                 break
             self._hooks.retried()
-            await anyio.sleep(retry.backoff_s(number, self._settings, random.random))
+            await anyio.sleep(retry.backoff_s(failures, self._settings, random.random))
         plan = self._plan
         return Rollout(
             task=plan.task,
@@ -134,7 +146,7 @@ class RolloutRun:
             episode=attempt.episode,
             samples=attempt.samples,
             error=attempt.error,
-            attempts=number,
+            attempts=failures + stale,
             seconds=time.monotonic() - started,
         )
 
@@ -144,6 +156,11 @@ class RolloutRun:
         try:
             try:
                 created = await self._repeated(creation.ask)
+            except errors.Conflict as error:
+                if error.type != retry.STALE_GROUP:
+                    raise
+                self._group_id = self._hooks.fresh_group(self._group_id)
+                return await self._attempt(number)  # nothing was created
             except errors.TurnstileError as error:
                 if error.type == _TASK_FAILED:
                     failed = ErrorInfo(
@@ -253,11 +270,14 @@ class RolloutRun:
         return {
             "task": plan.task,
             "agent": options.agent if isinstance(options.agent, str) else "external",
-            "group_id": plan.group_id,
+            "group_id": self._group_id,
             "rollout_id": plan.rollout_id,
             "attempt": number,
             "seed": options.seed + plan.ordinal if options.seed is not None else None,
             "sampling": options.sampling,
+            "adapter": options.adapter,
+            "priority": options.priority,
+            "staleness": options.staleness,
             "limits": options.limits,
             "env": options.env,
             "metadata": options.metadata,

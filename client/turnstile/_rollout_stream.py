@@ -38,6 +38,8 @@ class RolloutStream:
         self._options = options
         self._progress = RolloutProgress()
         self._any_accepted = False
+        self._fresh_groups: dict[str, str] = {}
+        """By the group that the server closed for stale weights: the one that goes on in its place."""
         self._feeder: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
@@ -123,20 +125,26 @@ class RolloutStream:
     async def _run(self, plan: RolloutPlan) -> None:
         hooks = RolloutHooks(
             retried=lambda: self._count(retried=1),
+            refilled=lambda: self._count(refilled=1),
+            fresh_group=self._fresh_group,
             waiting=lambda change: self._count(waiting=change),
             accepted=self._accepted,
             any_accepted=lambda: self._any_accepted,
         )
         try:
             rollout = await RolloutRun(self._backend, self._settings, self._options, plan, hooks).run()
-            graded = rollout.reward is not None
-            self._count(running=-1, done=1, failed=rollout.failed, graded=graded, reward_sum=rollout.reward or 0.0)
+            graded, reward = rollout.reward is not None, rollout.reward or 0.0
+            done = {"done": 1, "failed": rollout.failed, "stale": rollout.stale}
+            self._count(running=-1, graded=graded, reward_sum=reward, **done)
         except Exception as error:  # noqa: BLE001 - the reader gets it
             self._fail(error)
             return
         finally:
             self._slots.release()
         self._ready.put_nowait(rollout)
+
+    def _fresh_group(self, closed: str) -> str:
+        return self._fresh_groups.setdefault(closed, new_id("group"))
 
     def _accepted(self) -> None:
         self._any_accepted = True

@@ -27,16 +27,15 @@ from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutHooks, RolloutPlan, RolloutRun
 from turnstile._rollout_stream import RolloutStream
 from turnstile._transport import checked_key, checked_urls
+from turnstile.engine_control import AsyncEngineControl
 from turnstile.models import (
     AgentList,
     AuditReport,
     CompletionAccepted,
-    EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodeStatus,
     Limits,
-    PauseMode,
     PendingCalls,
     SampleSet,
     Sampling,
@@ -46,10 +45,10 @@ from turnstile.models import (
     Turn,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
-from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
+from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
 
 
-class AsyncClient:
+class AsyncClient(AsyncEngineControl):
     """A client of the control API of one or several Turnstile servers.
 
     ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
@@ -99,6 +98,7 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         lease: bool = False,
+        **options: Unpack[EpisodeOptions],
     ) -> AsyncNewEpisodeHandle:
         """Starts an episode.
 
@@ -121,6 +121,7 @@ class AsyncClient:
             "env": env,
             "metadata": metadata,
             "idempotency_key": idempotency_key,
+            **options,
         }
         return AsyncNewEpisodeHandle(self, await self._operations.create(fields, leased=lease))
 
@@ -204,22 +205,6 @@ class AsyncClient:
     async def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return await self._operations.audit(episode_id)
-
-    async def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
-        """The engine of ``server``, or of every server, by URL."""
-        return await self._operations.on_servers(requests.engine(), server)
-
-    async def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
-        them with the tokens they have."""
-        return await self._operations.pause(mode, server)
-
-    async def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
-        return await self._operations.resume(server)
-
-    async def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Loads the weights in folder ``path``, a path on the engine's machine. Later tokens carry ``version``."""
-        return await self._operations.update_weights(path, version, server)
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:
         """Per server URL: None for a server that answers, else the error."""

@@ -19,6 +19,8 @@ from turnstile.models import (
     Limits,
     SampleSet,
     Sampling,
+    Staleness,
+    StalenessBound,
     TaskInfo,
     TaskRef,
 )
@@ -41,6 +43,8 @@ class Rollout:
     ``index``: 0 … n-1 within its group. ``episode``: of the last attempt; None where no server took it.
     ``samples``: None with ``samples=False`` and where the infrastructure failed. ``error``: why it failed.
     ``attempts``: episodes tried. ``seconds``: from its start to its end, waiting and retries included.
+    ``group_id``: its group in this run, of n rollouts. ``episode.group_id`` is another where the server took no
+    more episodes of it (``stale_group``).
     """
 
     task: TaskRef
@@ -77,6 +81,17 @@ class Rollout:
         return None if self.status is EpisodeStatus.FAILED and not by_agent else self.episode.reward
 
     @property
+    def staleness(self) -> Staleness | None:
+        """How far the weights had gone on since the episode's first token; None where nothing was sampled."""
+        return self.episode.staleness if self.episode is not None else None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the episode exceeded its bound of staleness. With the policy ``finish`` it is a result
+        nevertheless."""
+        return self.staleness is not None and self.staleness.exceeded
+
+    @property
     def _lost(self) -> bool:
         return self.fault is Fault.INFRASTRUCTURE
 
@@ -91,6 +106,7 @@ class Rollout:
             "seconds": self.seconds,
             "status": self.status.value,
             "reward": self.reward,
+            "stale": self.stale,
             "error": self.error.model_dump(mode="json") if self.error is not None else None,
             "episode": self.episode.model_dump(mode="json") if self.episode is not None else None,
         }
@@ -107,6 +123,10 @@ class RolloutProgress:
     """Held back by a server that is full or cannot be reached."""
     retried: int = 0
     """Further attempts after failures of the infrastructure."""
+    refilled: int = 0
+    """Further attempts after cancellations for stale weights."""
+    stale: int = 0
+    """Done, and beyond the bound of staleness."""
     done: int = 0
     failed: int = 0
     """Of the done ones."""
@@ -120,8 +140,19 @@ class RolloutProgress:
         return self.reward_sum / self.graded if self.graded else None
 
 
-class RolloutArguments(TypedDict, total=False):
-    """The options of ``rollouts()``."""
+class EpisodeOptions(TypedDict, total=False):
+    """Further options of an episode."""
+
+    priority: int
+    """Higher ones go first (evaluation before training). 0."""
+    staleness: StalenessBound | Mapping[str, Any] | None
+    """How old its tokens may get; None: as the server's settings say."""
+    adapter: str | None
+    """A LoRA adapter that the server has loaded; None: the base model."""
+
+
+class RolloutArguments(EpisodeOptions, total=False):
+    """The options of ``rollouts()``. Those of EpisodeOptions are of every episode."""
 
     n: int
     """Rollouts per task; they share a group. 1."""
@@ -129,6 +160,8 @@ class RolloutArguments(TypedDict, total=False):
     """Rollouts that run at once. As many again may have ended and wait to be taken. 16."""
     retries: int
     """Further attempts of a rollout after failures of the infrastructure. 2."""
+    stale_retries: int
+    """Further attempts of a rollout whose episode was cancelled for stale weights, beside ``retries``. 4."""
     samples: bool
     """Whether to fetch the samples. True."""
     include_untrained: bool
@@ -159,6 +192,7 @@ class RolloutOptions:
     n: int = 1
     max_concurrent: int = 16
     retries: int = 2
+    stale_retries: int = 4
     samples: bool = True
     include_untrained: bool = False
     keep_open: bool = False
@@ -166,6 +200,9 @@ class RolloutOptions:
     seed: int | None = None
     sampling: Sampling | Mapping[str, Any] | None = None
     limits: Limits | Mapping[str, Any] | None = None
+    priority: int = 0
+    staleness: StalenessBound | Mapping[str, Any] | None = None
+    adapter: str | None = None
     env: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None
     on_progress: OnProgress = _ignore
@@ -175,6 +212,7 @@ class RolloutOptions:
             ("n", self.n, 1),
             ("max_concurrent", self.max_concurrent, 1),
             ("retries", self.retries, 0),
+            ("stale_retries", self.stale_retries, 0),
         ):
             if value < least:
                 raise errors.InvalidRequest(f"{name} must be at least {least}, not {value}")

@@ -27,17 +27,16 @@ from turnstile._retry import ClientSettings
 from turnstile._rollout_stream import RolloutStream
 from turnstile._transport import checked_key, checked_urls
 from turnstile.client import AsyncClient, AsyncEpisodeHandle
+from turnstile.engine_control import EngineControl
 from turnstile.models import (
     AgentList,
     AuditReport,
     CompletionAccepted,
-    EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodePage,
     EpisodeStatus,
     Limits,
-    PauseMode,
     PendingCalls,
     SampleSet,
     Sampling,
@@ -48,13 +47,13 @@ from turnstile.models import (
     Turn,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
-from turnstile.rollout import Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
+from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Client:
+class Client(EngineControl):
     """A blocking client of the control API of one or several Turnstile servers.
 
     ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
@@ -110,6 +109,7 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         lease: bool = False,
+        **options: Unpack[EpisodeOptions],
     ) -> NewEpisodeHandle:
         """Starts an episode.
 
@@ -132,6 +132,7 @@ class Client:
             "env": env,
             "metadata": metadata,
             "idempotency_key": idempotency_key,
+            **options,
         }
         return NewEpisodeHandle(self, self._run(lambda client: client._operations.create(fields, leased=lease)))
 
@@ -215,22 +216,6 @@ class Client:
     def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return self._run(AsyncClient.audit, episode_id)
-
-    def engine(self, server: str | None = None) -> dict[str, EngineInfo]:
-        """The engine of ``server``, or of every server, by URL."""
-        return self._run(AsyncClient.engine, server)
-
-    def pause(self, mode: PauseMode = "retract", *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Pauses generation. ``retract`` queues running calls again, ``in_place`` holds them, ``abort`` ends
-        them with the tokens they have."""
-        return self._run(AsyncClient.pause, mode, server=server)
-
-    def resume(self, *, server: str | None = None) -> dict[str, EngineInfo]:
-        return self._run(AsyncClient.resume, server=server)
-
-    def update_weights(self, path: str, version: str, *, server: str | None = None) -> dict[str, EngineInfo]:
-        """Loads the weights in folder ``path``, a path on the engine's machine. Later tokens carry ``version``."""
-        return self._run(AsyncClient.update_weights, path, version, server=server)
 
     def health(self) -> dict[str, errors.TurnstileError | None]:
         """Per server URL: None for a server that answers, else the error."""

@@ -78,6 +78,7 @@ class StubServer:
         self.answer: Callable[[str], Answer | None] = lambda _: None
         self.max_open = 1000
         self.unknown_tasks: set[str] = set()
+        self.closed_groups: set[str | None] = set()
         self.tasks: tuple[TaskInfo, ...] = ()
         self.created: list[EpisodeRequest] = []
         self.cancelled: list[str] = []
@@ -123,6 +124,8 @@ class StubServer:
             return instead.response()
         if asked.task.id in self.unknown_tasks:
             return Answer(404, "not_found").response()
+        if asked.group_id in self.closed_groups:
+            return Answer(409, "stale_group").response()
         if asked.idempotency_key not in self._keys:
             if len(self.open) >= self.max_open:
                 return Answer(429, "queue_full").response()

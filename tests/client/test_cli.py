@@ -348,6 +348,10 @@ def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Pa
     assert other_weights.returncode == DONE
     assert "records only" in other_weights.stdout
     assert "1 of them on their records alone" in other_weights.stdout
+    # What may explain the distance is said, and which weights sampled what.
+    assert "weights that were loaded" in failed.stdout
+    [version] = [line for line in other_weights.stdout.splitlines() if "step-1" in line]
+    assert version.split()[1:] == ["step-1", "4", "0", "-", "-", "-"]
 
 
 @pytest.mark.parametrize("arguments", [["audit"], ["audit", "ep_1", "--all"]])

@@ -40,6 +40,7 @@ loss_mask: list<item: uint8> not null
 logprobs: list<item: float> not null
 weight_version: list<item: int32> not null
 weight_version_names: list<item: string> not null
+routed_experts: struct<values: list<item: uint16> not null, layers: int32 not null, top_k: int32 not null>
 turn_spans: list<item: struct<turn_id: string not null, context_start: int32 not null, start: int32 not null, \
 end: int32 not null, trained: bool not null>> not null
 kind: dictionary<values=string, indices=int8, ordered=0> not null

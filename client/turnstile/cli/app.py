@@ -21,12 +21,34 @@ EPISODES = {
     ),
     "export": CommandEntry("turnstile.cli.episodes:export_episodes", "The samples of episodes, for a trainer."),
 }
+WORKERS = {
+    "add": CommandEntry("turnstile.cli.engine:add_worker", "An engine joins, by its URL."),
+    "remove": CommandEntry("turnstile.cli.engine:remove_worker", "A worker goes when its calls have ended."),
+}
+ADAPTERS = {
+    "load": CommandEntry("turnstile.cli.engine:load_adapter", "Load a LoRA adapter beside the weights."),
+    "unload": CommandEntry("turnstile.cli.engine:unload_adapter", "Forget a LoRA adapter."),
+}
+ENGINE = {
+    "status": CommandEntry("turnstile.cli.engine:status", "The engine of the server and its workers."),
+    "pause": CommandEntry("turnstile.cli.engine:pause", "Hold all generation."),
+    "resume": CommandEntry("turnstile.cli.engine:resume", "Undo any number of pauses."),
+    "weights": CommandEntry(
+        "turnstile.cli.engine:load_weights",
+        "Load new weights: a folder that the engine reads, sent, or broadcast.",
+    ),
+    "sleep": CommandEntry("turnstile.cli.engine:sleep", "Free the engine's memory."),
+    "wake": CommandEntry("turnstile.cli.engine:wake", "Take the engine's memory back."),
+    "workers": CommandEntry(WORKERS, "Engines that join and leave at run time."),
+    "adapters": CommandEntry(ADAPTERS, "LoRA adapters beside the weights."),
+}
 COMMANDS = {
     "run": CommandEntry(
         "turnstile.cli.run:run", "Roll tasks out with an agent, show and keep the resulting episodes."
     ),
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
+    "engine": CommandEntry(ENGINE, "The engine: state, pauses, weights, adapters, sleep, workers."),
     "mcp": CommandEntry(
         "turnstile.cli.mcp:mcp", "Serve the tools of an episode as an MCP server on standard input and output."
     ),

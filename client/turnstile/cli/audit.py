@@ -58,13 +58,14 @@ def _show(reports: list[AuditReport]) -> None:
                 report.episode_id,
                 str(len(report.turns)),
                 str(len(scored)),
-                str(sum(turn.tokens - turn.unscored for turn in scored)),
+                str(sum(turn.tokens - turn.unscored - turn.stale for turn in scored)),
                 _distance(report.max_abs_delta),
                 ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
                 _verdict(report),
             ]
         )
     show_table(columns, rows)
+    _show_versions(reports)
     for report in reports:
         for check in report.invariants:
             for failure in check.failures:
@@ -73,11 +74,47 @@ def _show(reports: list[AuditReport]) -> None:
     passed = sum(report.passed for report in reports)
     largest = _distance(max(distances, default=None))
     echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
-    if ends := sum(turn.unscored for report in reports for turn in report.turns if turn.skipped is None):
+    turns = [turn for report in reports for turn in report.turns]
+    if ends := sum(turn.unscored - turn.other_weights for turn in turns if turn.skipped is None):
         echo(f"{ends} tokens at the end of the context were not re-scored: the engine takes no such input")
     unscored = sum(report.passed and report.max_abs_delta is None and bool(report.turns) for report in reports)
     if unscored:
         echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")
+    for sentence in dict.fromkeys(sentence for report in reports for sentence in report.explanations):
+        echo(sentence)
+
+
+def _show_versions(reports: list[AuditReport]) -> None:
+    """One row per episode and weight version, where a version was not compared whole or there are several."""
+    found = [(report.episode_id, version) for report in reports for version in report.versions]
+    if all(version.compared == version.tokens for _, version in found) and len(found) <= len(reports):
+        return
+    columns = [
+        Column("episode"),
+        Column("weights"),
+        Column("tokens", "number"),
+        Column("compared", "number"),
+        Column("max |Δ|", "number"),
+        Column("mean |Δ|", "number", short="mean"),
+        Column("p99 |Δ|", "number", short="p99"),
+        Column("on an old cache", "number", short="stale", optional=True),
+        Column("max |Δ| there", "number", short="stale max", optional=True),
+    ]
+    rows = [
+        [
+            episode_id,
+            version.version,
+            str(version.tokens),
+            str(version.compared),
+            _distance(version.max_abs_delta),
+            _distance(version.mean_abs_delta),
+            _distance(version.p99_abs_delta),
+            str(version.stale_tokens or ""),
+            _distance(version.stale_max_abs_delta) if version.stale_tokens else "",
+        ]
+        for episode_id, version in found
+    ]
+    show_table(columns, rows)
 
 
 def _verdict(report: AuditReport) -> str:

@@ -28,7 +28,7 @@ from turnstile.cli.run_report import (
 )
 from turnstile.client import AsyncClient
 from turnstile.exporters.registry import FORMATS
-from turnstile.models import CLIENT_ID_PATTERN, Limits, TaskRef
+from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef
 from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
 
@@ -79,6 +79,17 @@ def run(
     max_turns: Annotated[int | None, typer.Option("--max-turns", min=1, help="Model calls per episode.")] = None,
     max_completion_tokens: Annotated[
         int | None, typer.Option("--max-completion-tokens", min=1, help="Sampled tokens per model call.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", help="Of the episodes in the server's queues; higher ones go first.")
+    ] = 0,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option("--max-staleness", min=0, help="Weight versions served since an episode's first token."),
+    ] = None,
+    staleness_policy: Annotated[
+        StalenessPolicy | None,
+        typer.Option("--staleness-policy", help="What happens to an episode beyond them (cancel)."),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -145,6 +156,8 @@ def run(
             files = RolloutFiles(out, format_)
             files.prepare()
     options["samples"] = files is not None
+    options["priority"] = priority
+    options["staleness"] = _bound(max_staleness, staleness_policy)
     options["env"] = _env(env or ())
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
     done: list[Rollout] = []
@@ -247,6 +260,14 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
                 fail(f"--tasks {part!r} is neither a task id nor {_expected(private)}", USAGE)
             ids.append(part)
     return sources, () if ALL in ids else tuple(ids)
+
+
+def _bound(max_versions: int | None, policy: StalenessPolicy | None) -> StalenessBound | None:
+    if max_versions is not None:
+        return StalenessBound(max_versions=max_versions, policy=policy or "cancel")
+    if policy is not None:
+        fail("--staleness-policy says what happens beyond --max-staleness; name that too", USAGE)
+    return None
 
 
 def _env(words: Iterable[str]) -> dict[str, str]:

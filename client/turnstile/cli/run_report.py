@@ -73,7 +73,14 @@ class Bar:
     def update(self, now: RolloutProgress) -> None:
         parts = [f"{now.running} running"]
         parts += [
-            f"{count} {name}" for count, name in ((now.waiting, "waiting"), (now.retried, "retried")) if count
+            f"{count} {name}"
+            for count, name in (
+                (now.waiting, "waiting"),
+                (now.retried, "retried"),
+                (now.refilled, "refilled"),
+                (now.stale, "stale"),
+            )
+            if count
         ]
         parts += [f"{now.failed} failed"]
         if now.mean_reward is not None:

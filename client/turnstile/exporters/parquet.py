@@ -2,8 +2,8 @@
 
 Needs the extra ``parquet`` (pyarrow). The columns are those of ``schema()``: arrays as lists of their own type,
 the few names that repeat in every row (kind, status, finish reason) dictionary-encoded, ``turn_spans`` and
-``caused_by`` as structs, ``metadata`` as JSON text. Rows read back equal the samples that were written, bit for
-bit. A reader may take some columns only.
+``caused_by`` as structs, ``routed_experts`` as a struct of a flat list and its shape, ``metadata`` as JSON text.
+Rows read back equal the samples that were written, bit for bit. A reader may take some columns only.
 
 Files are written in row groups of bounded size, so memory does not grow with the file. A file appears only when it
 is complete.
@@ -21,10 +21,11 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from turnstile.exporters.files import atomic_write
-from turnstile.models import Sample, SampleSet
+from turnstile.models import ExpertArray, Sample, SampleSet
 from turnstile.rollout import Rollout
 
 Source: TypeAlias = Sample | SampleSet | Rollout
@@ -35,6 +36,7 @@ ROW_GROUP_TOKENS = 1 << 20
 ROW_GROUP_ROWS = 16_384
 """Rows of a row group, at most."""
 
+_EXPERTS = "routed_experts"
 _SPAN = ("turn_id", "context_start", "start", "end", "trained")
 
 
@@ -45,6 +47,13 @@ def schema() -> pa.Schema:
     span = pa.struct(
         [pa.field(field, kind, nullable=False) for field, kind in zip(_SPAN, span_types, strict=True)]
     )
+    experts = pa.struct(
+        [
+            pa.field("values", pa.list_(pa.uint16()), nullable=False),
+            pa.field("layers", pa.int32(), nullable=False),
+            pa.field("top_k", pa.int32(), nullable=False),
+        ]
+    )
     columns = {
         "schema_version": pa.int32(),
         "sample_id": pa.string(),
@@ -53,6 +62,7 @@ def schema() -> pa.Schema:
         "logprobs": pa.list_(pa.float32()),
         "weight_version": pa.list_(pa.int32()),
         "weight_version_names": pa.list_(pa.string()),
+        "routed_experts": experts,
         "turn_spans": pa.list_(span),
         "kind": name,
         "caused_by": pa.struct([pa.field("turn_id", pa.string()), pa.field("by", pa.string())]),
@@ -65,7 +75,7 @@ def schema() -> pa.Schema:
         "status": name,
         "metadata": pa.string(),
     }
-    optional = {"caused_by", "group_id", "reward"}
+    optional = {"caused_by", "group_id", "reward", "routed_experts"}
     return pa.schema([pa.field(column, kind, column in optional) for column, kind in columns.items()])
 
 
@@ -121,7 +131,9 @@ def batch(samples: list[Sample]) -> pa.RecordBatch:
             values = [None if value is None else value.model_dump() for value in values]
         elif field.name == "turn_spans":
             values = [[span.model_dump() for span in spans] for spans in values]
-        if values and isinstance(values[0], np.ndarray):
+        if field.name == _EXPERTS:
+            columns.append(_expert_column(values, field.type))
+        elif values and isinstance(values[0], np.ndarray):
             columns.append(_lists(values, field.type))
         else:
             columns.append(pa.array(values, field.type))
@@ -134,14 +146,18 @@ def from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
     Raises ValueError (pydantic's) for a row that is no sample, KeyError for a missing column.
     """
     for part in [table] if isinstance(table, pa.RecordBatch) else table.to_batches():
-        columns = {field.name: part.column(field.name) for field in schema()}
+        named = part.schema.names
+        # Files of earlier versions have no column of experts.
+        columns = {f.name: part.column(f.name) for f in schema() if f.name != _EXPERTS or _EXPERTS in named}
         arrays = {
             name: _slices(columns.pop(name)) for name in ("input_ids", "loss_mask", "logprobs", "weight_version")
         }
+        experts = _expert_rows(columns.pop(_EXPERTS)) if _EXPERTS in columns else [None] * part.num_rows
         rest = {name: column.to_pylist() for name, column in columns.items()}
         for row in range(part.num_rows):
             fields: dict[str, Any] = {name: values[row] for name, values in rest.items()}
             fields["metadata"] = json.loads(fields["metadata"])
+            fields[_EXPERTS] = experts[row]
             yield Sample.model_validate({**fields, **{name: values[row] for name, values in arrays.items()}})
 
 
@@ -210,6 +226,26 @@ def _lists(arrays: list[npt.NDArray[Any]], kind: pa.DataType) -> pa.ListArray:
     offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int32)
     values = pa.array(np.concatenate(arrays), kind.value_type)
     return pa.ListArray.from_arrays(pa.array(offsets), values, kind)
+
+
+def _expert_column(rows: list[ExpertArray | None], kind: pa.StructType) -> pa.StructArray:
+    """Rows of experts as flat lists with their layers and experts per token; null where there are none."""
+    shapes = [(0, 0, 0) if array is None else array.shape for array in rows]
+    flat = [np.empty(0, np.uint16) if array is None else array.reshape(-1).astype(np.uint16) for array in rows]
+    columns = [
+        _lists(flat, kind.field("values").type),
+        pa.array([layers for _, layers, _ in shapes], pa.int32()),
+        pa.array([top_k for _, _, top_k in shapes], pa.int32()),
+    ]
+    missing = pa.array([array is None for array in rows], pa.bool_())
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=missing)
+
+
+def _expert_rows(column: pa.StructArray) -> list[npt.NDArray[Any] | None]:
+    values = _slices(pc.struct_field(column, "values"))
+    layers, top_k = (pc.struct_field(column, name).to_pylist() for name in ("layers", "top_k"))
+    known = column.is_valid().to_pylist()
+    return [flat.reshape(-1, layers[row], top_k[row]) if known[row] else None for row, flat in enumerate(values)]
 
 
 def _slices(column: pa.ListArray) -> list[npt.NDArray[Any]]:

@@ -153,6 +153,10 @@ def _row(blank: Any, sample: Sample) -> Any:
     row.loss_mask = sample.loss_mask[start:].tolist()
     row.rollout_log_probs = sample.logprobs[start:].tolist()
     row.weight_versions = _weight_versions(type(row), sample)
+    if "rollout_routed_experts" in _field_names(row):
+        # int32 [T - 1, layers, top_k] of the whole row, as these trainers replay it; None: they route anew.
+        rows = sample.routed_experts
+        row.rollout_routed_experts = None if rows is None else rows.astype(np.int32)
     row.remove_sample = False  # the blank may be what an earlier, aborted attempt left
     return row
 

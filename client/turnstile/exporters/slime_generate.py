@@ -71,9 +71,12 @@ class Generate:
         self._task = task
         self._options = RolloutOptions(agent, limits=limits, retries=retries, env=env)
         self._accepted = False
+        self._fresh_groups: dict[str, str] = {}
         self._numbers = itertools.count()
         self._hooks = RolloutHooks(
             retried=lambda: None,
+            refilled=lambda: None,
+            fresh_group=lambda closed: self._fresh_groups.setdefault(closed, new_id("group")),
             waiting=lambda _: None,
             accepted=self._note_accepted,
             any_accepted=lambda: self._accepted,

@@ -17,15 +17,16 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from turnstile.models import Float32Array, Int32Array, WeightSpan
+from turnstile.models import Float32Array, Int32Array, PauseMode, WeightSpan
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.protocol import (
+    CallOrigin,
+    Engine,
     EngineCapabilities,
     EngineChunk,
     EngineFinish,
     EngineSampling,
     EngineState,
-    PauseMode,
 )
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 from turnstile_server.testing.policy import ChatFormat, FailedStep, Policy, Step
@@ -56,7 +57,7 @@ class _ScriptedCall:
         await self._news.wait()
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An ``Engine``. A streamed completion comes in chunks of ``chunk_tokens``, ``chunk_pause_s`` apart."""
 
     def __init__(
@@ -91,14 +92,14 @@ class ScriptedEngine:
         self._abort_all()
 
     async def generate(
-        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, routing_key: str, stream: bool
+        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, origin: CallOrigin, stream: bool
     ) -> AsyncGenerator[EngineChunk, None]:
         """Also raises the error of a ``FailedStep``."""
         self._check(input_ids, sampling)
         with self._call(rid) as call:
             prompt = input_ids.tolist()
             given = await anyio.to_thread.run_sync(
-                lambda: self._chat.read(prompt, episode_id=routing_key, call_id=rid)
+                lambda: self._chat.read(prompt, episode_id=origin.episode_id, call_id=rid)
             )
             answer = self._policy(given)
             failed = answer if isinstance(answer, FailedStep) else None
@@ -203,5 +204,5 @@ class ScriptedEngine:
         for call in self._live.values():
             call.wake()
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
         self._version = version
