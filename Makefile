@@ -36,7 +36,7 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
-	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough"
+	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough and not sglang and not vllm"
 
 cheats: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -45,7 +45,7 @@ cheats: $(INSTALLED)
 
 test-thorough: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "thorough or (hypothesis and not slow and not docker and not sglang)"
+	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "thorough or (hypothesis and not slow and not docker and not sglang and not vllm)"
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))
@@ -54,7 +54,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/own_tools/*.py examples/trl_grpo/*.py scripts/*.py
+	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/program.py examples/take_turns.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/own_tools/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/mypy benchmarks/agents_matrix/*.py
 	$(BIN)/mypy benchmarks/campaign/*.py benchmarks/soak.py
 	$(BIN)/lint-imports

@@ -139,7 +139,12 @@ def folders_of(path: str) -> tuple[str, ...]:
 
 
 def pytest_command(*options: str) -> list[str]:
-    return [str(BIN / "pytest"), "-m", "not sglang and not agents and not slow and not docker", *options]
+    return [
+        str(BIN / "pytest"),
+        "-m",
+        "not sglang and not vllm and not agents and not slow and not docker",
+        *options,
+    ]
 
 
 if __name__ == "__main__":

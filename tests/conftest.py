@@ -17,6 +17,7 @@ from sniffio import current_async_library_cvar
 from local import ROOT
 from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
+from vllm_server import vllm_model, vllm_server
 
 pytest_plugins = ["quick"]
 
@@ -71,12 +72,22 @@ def other_tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sglang_url(tiny_model: Path) -> Iterator[str]:
+def sglang_url() -> Iterator[str]:
     """A real SGLang server for the tiny model (needs TURNSTILE_SGLANG_PYTHON; for tests marked `sglang`).
 
     It is shared by all suites: a test that pauses it or changes its weights puts it back.
     """
-    with sglang_server(tiny_model) as url:
+    with sglang_server(make_tiny_model(1)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def vllm_url() -> Iterator[str]:
+    """A real vLLM server for ``vllm_model()`` (needs TURNSTILE_VLLM_PYTHON; for tests marked `vllm`).
+
+    It is shared by all suites: a test that pauses it or changes its weights puts it back.
+    """
+    with vllm_server(vllm_model()) as url:
         yield url
 
 

@@ -112,6 +112,7 @@ def test_the_policy_is_in_the_wheel_once_and_in_the_sdist_with_what_a_reader_nee
     with zipfile.ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
     assert [name for name in names if name.endswith(".safetensors")] == [TINY]
+    assert "turnstile_server/engines/vllm/extension/turnstile_vllm.py" in names
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"turnstile", "turnstile_server"}
     with tarfile.open(built.sdist) as sdist:

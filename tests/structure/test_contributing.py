@@ -22,14 +22,14 @@ from pathlib import Path
 import anyio, numpy as np
 from turnstile_server.demo import TINY
 from turnstile_server.engines.registry import create_engine
-from turnstile_server.engines.protocol import EngineSampling
+from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.settings import EngineSettings, Settings
 
 async def main():
     engine = create_engine(Settings(engine={"kind": "uniform"}).engine, TINY, None)
     await engine.start()
     prompt = np.arange(5, dtype=np.int32)
-    options = dict(rid="call", routing_key="episode", stream=False)
+    options = dict(rid="call", origin=CallOrigin("episode"), stream=False)
     chunks = [chunk async for chunk in engine.generate(prompt, EngineSampling(max_new_tokens=7), **options)]
     assert len(chunks) == 1 and len(chunks[0].ids) == len(chunks[0].logprobs) == 7
     assert chunks[0].finish.reason == "length"
