@@ -22,6 +22,25 @@ RECORDED = Path(__file__).resolve().parent / "recorded"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+CONTROLS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/flush_cache",
+    "/update_weights_from_disk",
+    "/begin_weight_update",
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
+    "/end_weight_update",
+    "/update_weight_version",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+)
+
 RID = "call-1"
 """Of the calls that recordings answer."""
 
@@ -65,6 +84,14 @@ class ScriptedEngine:
     controls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     slow_control: dict[str, float] = field(default_factory=dict)
     """Seconds before the answer, by path."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """What is answered once with 400, by path."""
+    drops: set[str] = field(default_factory=set)
+    """Paths whose connections are cut in place of an answer."""
+    takes_versions: bool = True
+    """``/model_info`` names the weights that it was given last."""
+    loads: dict[str, Any] = field(default_factory=lambda: {"loads": []})
+    metrics: str = ""
     model_info: dict[str, Any] = field(
         default_factory=lambda: {"model_path": "MODEL", "weight_version": "default"}
     )
@@ -128,8 +155,19 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         return web.Response()
 
     async def control(request: web.Request) -> web.Response:
-        engine.controls.append((request.path, await request.json()))
+        body = await request.json()
+        engine.controls.append((request.path, body))
+        if request.path in engine.drops:
+            assert request.transport is not None
+            request.transport.abort()
         await asyncio.sleep(engine.slow_control.get(request.path, 0.0))
+        refused = engine.refuses.pop(request.path, None)
+        if engine.takes_versions:
+            renamed = body.get("weight_version") or body.get("new_version")
+            if renamed is not None and refused is None:
+                engine.model_info["weight_version"] = renamed
+        if refused is not None:
+            return web.json_response({"success": False, "message": refused}, status=400)
         return web.json_response({"status": "ok"})
 
     async def model_info(request: web.Request) -> web.Response:
@@ -141,6 +179,12 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"max_model_len": 4096}]})
 
+    async def loads(request: web.Request) -> web.Response:
+        return web.json_response(engine.loads)
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=engine.metrics)
+
     async def tokenize(request: web.Request) -> web.Response:
         return web.json_response({"tokens": copy.deepcopy(engine.tokens)})
 
@@ -149,9 +193,9 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         [
             web.post("/generate", generate),
             web.post("/abort_request", abort),
-            web.post("/pause_generation", control),
-            web.post("/continue_generation", control),
-            web.post("/update_weights_from_disk", control),
+            *(web.post(path, control) for path in CONTROLS),
+            web.get("/v1/loads", loads),
+            web.get("/metrics", metrics),
             web.get("/model_info", model_info),
             web.get("/server_info", server_info),
             web.get("/v1/models", models),

@@ -15,15 +15,17 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engines_support import CONTEXT, LONG, collect, prompt_of
 from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
+from turnstile_server.engines.embedded.kv_rows import KvRows
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
-from turnstile_server.engines.protocol import EngineSampling
+from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.registry import create_engine
-from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings
 
@@ -174,7 +176,7 @@ async def test_calls_above_max_batch_wait_their_turn_and_may_be_aborted_there(si
 
 async def test_a_closed_iterator_gives_its_place_to_the_next_call(single: EmbeddedEngine) -> None:
     for round_ in range(3):
-        chunks = single.generate(prompt_of(6, 5), LONG, rid=f"left-{round_}", routing_key="k", stream=True)
+        chunks = single.generate(prompt_of(6, 5), LONG, rid=f"left-{round_}", origin=CallOrigin("k"), stream=True)
         async with aclosing(chunks):
             await anext(chunks)
     result = await collect(single, prompt_of(7, 5), SHORT, rid="next")
@@ -204,6 +206,17 @@ def one_weight_less(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def one_weight_wider(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = np.zeros(128, np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def a_file_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("weights")
+
+
 def no_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
@@ -221,7 +234,10 @@ def sliding_window(folder: Path) -> None:
         (no_config, "no config.json"),
         (no_weights, "model.safetensors"),
         (broken_weights, "SafetensorError"),
-        (one_weight_less, "weights are missing"),
+        (one_weight_less, "1 weights are missing"),
+        (one_weight_wider, r"model.norm.weight: \[128\], not \[64\]"),
+        (shutil.rmtree, "there is no such folder"),
+        (a_file_in_its_place, "a file, not a folder"),
         (no_tokenizer, "tokenizer"),
         (sliding_window, "full attention only"),
     ],
@@ -299,3 +315,16 @@ def test_the_factory_makes_what_the_settings_name(tiny_model: Path) -> None:
     assert isinstance(create_engine(attached, tiny_model, None), SGLangEngine)
     with pytest.raises(StartupError, match="engine-url"):
         create_engine(EngineSettings(kind="sglang"), tiny_model, None)
+
+
+def test_files_that_are_written_again_in_place_change_no_weights(
+    tiny_model: Path, other_tiny_model: Path, tmp_path: Path
+) -> None:
+    """A loader that maps the file would serve what the file has now."""
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    model = LoadedModel(folder, "v1")
+    before = model.prefill(KvRows(1, CONTEXT), 0, [5, 6, 7], all_logits=True)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write((other_tiny_model / "model.safetensors").read_bytes())
+    after = model.prefill(KvRows(1, CONTEXT), 0, [5, 6, 7], all_logits=True)
+    assert before.equal(after)

@@ -1,4 +1,5 @@
-"""What every engine promises, tested on the embedded one (both chunk styles) and on a real SGLang."""
+"""What every engine promises of calls, tested on the embedded one (both chunk styles), a real SGLang and a real
+vLLM. What it promises of weights and pauses is in ``test_engine_weights``."""
 
 from __future__ import annotations
 
@@ -12,25 +13,21 @@ import pytest
 from engines_support import (
     CONTEXT,
     LONG,
-    TOLERANCE,
     Target,
     assert_true_logprobs,
     collect,
     probe_of,
     prompt_of,
     reference_logprobs,
+    rid,
     tokenizer,
+    tolerance_of,
 )
 
-from turnstile.models import new_id
-from turnstile_server.engines.protocol import Engine, EngineSampling
-from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable, StartupError
+from turnstile_server.engines.protocol import CallOrigin, Engine, EngineSampling
+from turnstile_server.errors import EngineRefused, StartupError
 
 pytestmark = pytest.mark.anyio
-
-
-def rid() -> str:
-    return new_id("rid")
 
 
 async def test_the_capabilities_are_those_of_the_model(engine: Engine) -> None:
@@ -42,25 +39,31 @@ async def test_the_capabilities_are_those_of_the_model(engine: Engine) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_logprobs_are_those_of_an_independent_forward(
-    engine: Engine, tiny_model: Path, temperature: float, stream: bool
+    engine: Engine, served_model: Path, temperature: float, stream: bool
 ) -> None:
     prompt = prompt_of(1, 150)
     sampling = EngineSampling(max_new_tokens=48, temperature=temperature)
     result = await collect(engine, prompt, sampling, rid=rid(), stream=stream)
-    assert_true_logprobs(tiny_model, prompt, result, temperature)
+    assert_true_logprobs(served_model, prompt, result, temperature)
     assert stream or result.chunks == 1
 
 
-async def test_truncated_sampling_keeps_logprobs_of_the_full_distribution(
-    engine: Engine, tiny_model: Path
+async def test_truncated_sampling_keeps_logprobs_of_the_full_distribution_or_is_refused(
+    engine: Engine, served_model: Path
 ) -> None:
     prompt = prompt_of(2, 20)
     sampling = EngineSampling(max_new_tokens=40, temperature=0.9, top_p=0.8, top_k=20, min_p=0.02)
+    if not engine.capabilities.exact_truncation:
+        with pytest.raises(EngineRefused, match="truncated distribution"):
+            await collect(engine, prompt, sampling, rid=rid())
+        return
     result = await collect(engine, prompt, sampling, rid=rid())
-    assert_true_logprobs(tiny_model, prompt, result, 0.9)
+    assert_true_logprobs(served_model, prompt, result, 0.9)
 
 
 async def test_top_k_of_one_is_greedy(engine: Engine) -> None:
+    if not engine.capabilities.exact_truncation:
+        pytest.skip("it samples from the whole distribution only")
     prompt = prompt_of(3, 12)
     greedy = await collect(engine, prompt, EngineSampling(max_new_tokens=16, temperature=0.0), rid=rid())
     top_one = await collect(engine, prompt, EngineSampling(max_new_tokens=16, temperature=1.0, top_k=1), rid=rid())
@@ -73,13 +76,13 @@ async def test_a_streamed_call_gives_what_an_unstreamed_one_gives(engine: Engine
     streamed = await collect(engine, prompt, sampling, rid=rid(), stream=True)
     whole = await collect(engine, prompt, sampling, rid=rid(), stream=False)
     assert streamed.ids.tolist() == whole.ids.tolist()
-    np.testing.assert_allclose(streamed.logprobs, whole.logprobs, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(streamed.logprobs, whole.logprobs, atol=tolerance_of(engine), rtol=0)
     assert streamed.finish.reason == whole.finish.reason
     assert streamed.chunks > 1
 
 
 async def test_calls_that_join_and_leave_a_batch_do_not_disturb_each_other(
-    engine: Engine, tiny_model: Path
+    engine: Engine, served_model: Path
 ) -> None:
     shared = prompt_of(5, 60)
     prompts = [
@@ -95,17 +98,17 @@ async def test_calls_that_join_and_leave_a_batch_do_not_disturb_each_other(
         ]
     )
     for prompt, sampling, result in zip(prompts, samplings, results, strict=True):
-        assert_true_logprobs(tiny_model, prompt, result, sampling.temperature)
+        assert_true_logprobs(served_model, prompt, result, sampling.temperature)
 
 
-async def test_the_next_turn_reuses_its_prefix_and_stays_exact(engine: Engine, tiny_model: Path) -> None:
+async def test_the_next_turn_reuses_its_prefix_and_stays_exact(engine: Engine, served_model: Path) -> None:
     prompt = prompt_of(6, 120)
     first = await collect(engine, prompt, EngineSampling(max_new_tokens=30), rid=rid())
     longer = np.concatenate([prompt, first.ids, prompt_of(7, 10)])
     second = await collect(engine, longer, EngineSampling(max_new_tokens=20), rid=rid())
     assert second.finish.cached_tokens is not None
     assert second.finish.cached_tokens >= 120
-    assert_true_logprobs(tiny_model, longer, second, 1.0)
+    assert_true_logprobs(served_model, longer, second, 1.0)
 
 
 async def test_a_stop_token_ends_the_call_and_stays_in_the_output(engine: Engine) -> None:
@@ -119,8 +122,8 @@ async def test_a_stop_token_ends_the_call_and_stays_in_the_output(engine: Engine
     assert (result.finish.reason, result.finish.matched) == ("stop", wanted)
 
 
-async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, tiny_model: Path) -> None:
-    ours = tokenizer(tiny_model)
+async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, served_model: Path) -> None:
+    ours = tokenizer(served_model)
     prompt = prompt_of(9, 10)
     free = await collect(engine, prompt, EngineSampling(max_new_tokens=40, temperature=0.0), rid=rid())
     texts = [ours.decode(free.ids[: n + 1].tolist()) for n in range(len(free.ids))]
@@ -133,7 +136,7 @@ async def test_a_stop_string_ends_the_call_and_its_tokens_stay(engine: Engine, t
     assert (result.finish.reason, result.finish.matched) == ("stop", stop)
 
 
-async def test_the_length_limit_ends_the_call(target: Target, engine: Engine, tiny_model: Path) -> None:
+async def test_the_length_limit_ends_the_call(target: Target, engine: Engine, served_model: Path) -> None:
     result = await collect(engine, prompt_of(10, 5), EngineSampling(max_new_tokens=7, temperature=0.0), rid=rid())
     assert (result.finish.reason, len(result.ids)) == ("length", 7)
     spans = [(span.start, span.end, span.version) for span in result.finish.weight_spans]
@@ -141,7 +144,7 @@ async def test_the_length_limit_ends_the_call(target: Target, engine: Engine, ti
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, tiny_model: Path, stream: bool) -> None:
+async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, served_model: Path, stream: bool) -> None:
     prompt, name = prompt_of(11, 10), rid()
     call = asyncio.create_task(collect(engine, prompt, LONG, rid=name, stream=stream))
     await wait_until_known(engine, name)
@@ -152,7 +155,7 @@ async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, tiny_mode
     assert result.finish.reason == "abort"
     assert len(result.ids) < LONG.max_new_tokens
     if len(result.ids):
-        assert_true_logprobs(tiny_model, prompt, result, LONG.temperature)
+        assert_true_logprobs(served_model, prompt, result, LONG.temperature)
 
 
 async def wait_until_known(engine: Engine, name: str) -> None:
@@ -172,7 +175,7 @@ async def test_aborting_an_unknown_call_is_no_error(engine: Engine) -> None:
 
 async def test_closing_the_iterator_early_frees_the_engine(engine: Engine) -> None:
     name = rid()
-    calls = engine.generate(prompt_of(13, 10), LONG, rid=name, routing_key="test", stream=True)
+    calls = engine.generate(prompt_of(13, 10), LONG, rid=name, origin=CallOrigin("test"), stream=True)
     async with aclosing(calls):
         async for _ in calls:
             break
@@ -202,31 +205,33 @@ async def test_a_cancelled_caller_frees_the_engine(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-async def test_scores_equal_the_recorded_logprobs(engine: Engine, tiny_model: Path, temperature: float) -> None:
+async def test_scores_equal_the_recorded_logprobs(engine: Engine, served_model: Path, temperature: float) -> None:
     prompt = prompt_of(15, 90)
     result = await collect(engine, prompt, EngineSampling(max_new_tokens=25, temperature=temperature), rid=rid())
     ids = np.concatenate([prompt, result.ids])
     scores = await engine.score(ids, len(prompt), temperature)
     assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, result.logprobs, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(scores, result.logprobs, atol=tolerance_of(engine), rtol=0)
     everything = await engine.score(ids, 1, temperature)
-    expected = reference_logprobs(tiny_model, ids, 1, temperature)
-    np.testing.assert_allclose(everything, expected, atol=TOLERANCE, rtol=0)
+    expected = reference_logprobs(served_model, ids, 1, temperature)
+    np.testing.assert_allclose(everything, expected, atol=tolerance_of(engine), rtol=0)
 
 
-async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(engine: Engine, tiny_model: Path) -> None:
+async def test_the_last_id_of_the_vocabulary_is_scored_like_any_other(engine: Engine, served_model: Path) -> None:
     last = engine.capabilities.vocab_size - 1
     ids = np.concatenate([prompt_of(15, 20), np.array([last, 7, last], np.int32)])
     scores = await engine.score(ids, 1, 1.0)
-    np.testing.assert_allclose(scores, reference_logprobs(tiny_model, ids, 1, 1.0), atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(
+        scores, reference_logprobs(served_model, ids, 1, 1.0), atol=tolerance_of(engine), rtol=0
+    )
 
 
-async def test_a_sequence_as_long_as_it_says_is_scored(engine: Engine, tiny_model: Path) -> None:
+async def test_a_sequence_as_long_as_it_says_is_scored(engine: Engine, served_model: Path) -> None:
     longest = engine.capabilities.longest_scored
     ids = prompt_of(15, CONTEXT)
     scores = await engine.score(ids[:longest], 4000, 1.0)
-    expected = reference_logprobs(tiny_model, ids[:longest], 4000, 1.0)
-    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+    expected = reference_logprobs(served_model, ids[:longest], 4000, 1.0)
+    np.testing.assert_allclose(scores, expected, atol=tolerance_of(engine), rtol=0)
     if longest is not None:
         with pytest.raises(EngineRefused, match="maximum allowed length"):
             await engine.score(ids[: longest + 1], 4000, 1.0)
@@ -257,141 +262,8 @@ async def test_an_empty_prompt_is_refused(engine: Engine) -> None:
         await collect(engine, np.empty(0, np.int32), EngineSampling(max_new_tokens=1), rid=rid())
 
 
-async def test_new_weights_are_served_under_their_version(
-    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
-) -> None:
-    prompt = prompt_of(19, 40)
-    sampling = EngineSampling(max_new_tokens=20, temperature=0.0)
-    before = await collect(engine, prompt, sampling, rid=rid())
-    try:
-        await engine.update_weights(str(other_tiny_model), "v2")
-        state = await engine.state()
-        assert (state.ok, state.weight_version, state.paused) == (True, "v2", False)
-        after = await collect(engine, prompt, sampling, rid=rid())
-        assert after.ids.tolist() != before.ids.tolist()
-        assert {span.version for span in after.finish.weight_spans} == {"v2"}
-        assert_true_logprobs(other_tiny_model, prompt, after, 0.0)
-    finally:
-        await engine.update_weights(str(tiny_model), target.first_version)
-    again = await collect(engine, prompt, sampling, rid=rid())
-    assert again.ids.tolist() == before.ids.tolist()
-
-
-async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
-    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
-) -> None:
-    prompt, started = prompt_of(20, 40), asyncio.Event()
-    sampling = EngineSampling(max_new_tokens=1500, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started, start_after=30))
-    await started.wait()
-    try:
-        await engine.update_weights(str(other_tiny_model), "v2")
-        result = await call
-    finally:
-        await engine.update_weights(str(tiny_model), target.first_version)
-    old, new = result.finish.weight_spans
-    assert (old.version, new.version) == (target.first_version, "v2")
-    assert old.end >= 30
-    ids = np.concatenate([prompt, result.ids])
-    for span, folder in ((old, tiny_model), (new, other_tiny_model)):
-        expected = reference_logprobs(folder, ids, len(prompt), 0.0)[span.start : span.end]
-        np.testing.assert_allclose(result.logprobs[span.start : span.end], expected, atol=TOLERANCE, rtol=0)
-
-
-async def test_a_name_of_weights_is_never_used_for_others(
-    target: Target, engine: Engine, tiny_model: Path, other_tiny_model: Path
-) -> None:
-    """Turns say by it which weights sampled them."""
-    with pytest.raises(Conflict, match="names other weights"):
-        await engine.update_weights(str(other_tiny_model), target.first_version)
-    state = await engine.state()
-    assert (state.weight_version, state.paused) == (target.first_version, False)
-
-
-async def test_a_score_of_a_paused_engine_is_refused_at_once(engine: Engine) -> None:
-    await engine.pause("retract")
-    try:
-        with pytest.raises(EngineUnavailable, match="paused"):
-            await engine.score(prompt_of(25, 20), 10, 1.0)
-    finally:
-        await engine.resume()
-
-
-async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
-    target: Target, engine: Engine, tiny_model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(EngineRefused):
-        await engine.update_weights(str(tmp_path / "nothing"), "v9")
-    state = await engine.state()
-    assert (state.weight_version, state.paused) == (target.first_version, False)
-    prompt = prompt_of(21, 10)
-    result = await collect(engine, prompt, EngineSampling(max_new_tokens=10, temperature=0.0), rid=rid())
-    assert_true_logprobs(tiny_model, prompt, result, 0.0)
-
-
-@pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_a_paused_call_goes_on_after_resume(engine: Engine, tiny_model: Path, mode: str) -> None:
-    prompt, started = prompt_of(22, 20), asyncio.Event()
-    sampling = EngineSampling(max_new_tokens=1500, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
-    await started.wait()
-    await engine.pause(mode)  # type: ignore[arg-type]
-    try:
-        assert (await engine.state()).paused is True
-        arrived = asyncio.create_task(collect(engine, prompt, replace(sampling, max_new_tokens=4), rid=rid()))
-        done, _ = await asyncio.wait({call, arrived}, timeout=1.0)
-        assert not done
-    finally:
-        await engine.resume()
-    assert (await engine.state()).paused is False
-    result = await call
-    assert result.finish.reason == "length"
-    assert_true_logprobs(tiny_model, prompt, result, 0.0)
-    await arrived
-
-
-async def test_pause_abort_ends_running_calls_with_what_they_have(engine: Engine) -> None:
-    started = asyncio.Event()
-    call = asyncio.create_task(collect(engine, prompt_of(23, 20), LONG, rid=rid(), started=started))
-    await started.wait()
-    await engine.pause("abort")
-    try:
-        result = await call
-    finally:
-        await engine.resume()
-    assert result.finish.reason == "abort"
-    assert len(result.ids) > 0
-
-
-async def test_weights_loaded_while_paused_leave_it_paused(
-    target: Target, engine: Engine, tiny_model: Path
-) -> None:
-    await engine.pause("retract")
-    try:
-        await engine.update_weights(str(tiny_model), "v3")
-        state = await engine.state()
-        assert (state.weight_version, state.paused) == ("v3", True)
-    finally:
-        await engine.resume()
-        await engine.update_weights(str(tiny_model), target.first_version)
-    await collect(engine, prompt_of(24, 4), EngineSampling(max_new_tokens=2), rid=rid())
-
-
-async def test_a_call_aborted_during_a_pause_never_goes_on(engine: Engine) -> None:
-    name = rid()
-    await engine.pause("retract")
-    try:
-        call = asyncio.create_task(collect(engine, prompt_of(25, 5), LONG, rid=name))
-        await asyncio.wait({call}, timeout=0.5)
-        await engine.abort(name)
-    finally:
-        await engine.resume()
-    result = await call
-    assert result.finish.reason == "abort"
-
-
-async def test_another_tokenizer_is_refused_at_start(target: Target, tiny_model: Path) -> None:
-    probe = probe_of(tiny_model)
+async def test_another_tokenizer_is_refused_at_start(target: Target, served_model: Path) -> None:
+    probe = probe_of(served_model)
     changed = replace(probe, ids=(*probe.ids[:2], (*probe.ids[2][:-1], 17), *probe.ids[3:]))
     engine = target.engine(changed)
     try:

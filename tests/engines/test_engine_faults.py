@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 import pytest
 from aiohttp import web
-from engines_support import collect, prompt_of
+from engines_support import collect
 from scripted_engine import ScriptedEngine, frames, scripted_engine, sse, whole
+from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
-from turnstile_server.engines.protocol import EngineSampling
-from turnstile_server.engines.sglang import SGLangEngine
-from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.engines.fleet.fleet import Fleet
+from turnstile_server.engines.protocol import CallOrigin, EngineSampling
+from turnstile_server.engines.sglang.engine import SGLangEngine
+from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.errors import (
     EngineProtocolError,
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
-    StartupError,
     TurnstileError,
 )
-from turnstile_server.settings import EngineSettings
+from turnstile_server.settings import WorkerSettings
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = prompt_of(1, 5)
-FOUR = EngineSampling(max_new_tokens=4, temperature=0.0)
-SETTINGS = EngineSettings(
-    kind="sglang",
-    connect_timeout_s=2.0,
-    first_chunk_timeout_s=20.0,
-    chunk_timeout_s=20.0,
-    control_timeout_s=5.0,
-    start_timeout_s=5.0,
-    stop_grace_s=1.0,
-    max_reply_bytes=1 << 16,
-)
 
 
 @pytest.fixture
@@ -51,24 +37,8 @@ async def server() -> AsyncIterator[ScriptedEngine]:
         yield engine
 
 
-@asynccontextmanager
-async def attached(server: ScriptedEngine, **changes: Any) -> AsyncIterator[SGLangEngine]:
-    engine = SGLangEngine(server.url, SETTINGS.model_copy(update=changes), vocab_size=4160)
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
-
-
 def without_finish() -> bytes:
     return sse(frames("stream_length_cumulative")[:-1], done=False)
-
-
-async def answer_by_name(request: web.Request) -> web.StreamResponse:
-    payload = whole("whole_length")
-    payload["meta_info"]["id"] = (await request.json())["rid"]
-    return web.json_response(payload)
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -235,7 +205,7 @@ async def test_a_control_request_times_out(server: ScriptedEngine) -> None:
     async with attached(server, control_timeout_s=0.2) as engine:
         server.never_answers()
         with pytest.raises(EngineTimeout):
-            await engine._post("/generate", {}, 0.2)
+            await engine._control.post("/generate", {}, 0.2)
 
 
 async def test_a_server_that_is_gone_is_unavailable(server: ScriptedEngine) -> None:
@@ -246,13 +216,6 @@ async def test_a_server_that_is_gone_is_unavailable(server: ScriptedEngine) -> N
         state = await engine.state()
         assert not state.ok
         assert "cannot be reached" in state.detail
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_aborts_pass_when_every_slot_is_taken(server: ScriptedEngine) -> None:
@@ -295,7 +258,7 @@ async def test_leaving_a_stream_closes_its_connection_and_aborts(server: Scripte
     server.generate = handler
     async with attached(server) as engine:
         if how == "close":
-            chunks = engine.generate(PROMPT, FOUR, rid="call-1", routing_key="k", stream=True)
+            chunks = engine.generate(PROMPT, FOUR, rid="call-1", origin=CallOrigin("k"), stream=True)
             async with aclosing(chunks):
                 await anext(chunks)
         else:
@@ -317,6 +280,27 @@ async def test_weights_change_only_between_pause_and_continue(server: ScriptedEn
         ("/update_weights_from_disk", {"model_path": "/folder", "weight_version": "v2"}),
         ("/continue_generation", {}),
     ]
+
+
+async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken() -> None:
+    quick = WorkerSettings(health_interval_s=0.02, load_interval_s=0.02)
+    async with scripted_engine() as server, anyio.create_task_group() as tasks:
+        server.server_info["enable_memory_saver"] = True
+        engine = SGLangEngine(server.url, SETTINGS, vocab_size=4160)
+        fleet = Fleet([(server.url, engine)], SETTINGS, quick, WeightVersions())
+        await fleet.start()
+        try:
+            tasks.start_soon(fleet.watch)
+            await fleet.sleep()
+            worker = fleet.roster.workers[0]
+            assert (worker.status, worker.detail) == ("asleep", "its memory was freed; wake it")
+            engine._http.url = f"http://127.0.0.1:{closed_port()}"
+            with anyio.fail_after(20):
+                while "cannot be reached" not in worker.detail:  # noqa: ASYNC110 - nothing announces it
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        finally:
+            await fleet.close()
 
 
 async def test_constrained_output_is_refused_where_the_engine_has_no_grammar(server: ScriptedEngine) -> None:
@@ -343,62 +327,6 @@ async def test_closing_ends_calls_under_way(server: ScriptedEngine, stream: bool
             await call
 
 
-async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
-    settings = SETTINGS.model_copy(update={"start_timeout_s": 0.3})
-    engine = SGLangEngine(f"http://127.0.0.1:{closed_port()}", settings, vocab_size=10)
-    with pytest.raises(StartupError, match="start_timeout_s"):
-        await engine.start()
-    await engine.close()
-    await engine.close()
-
-
-PROBE = TokenizerProbe(("hello", "<tag>"), ((1, 2), (9,)), 10)
-
-STARTS: dict[str, tuple[Callable[[ScriptedEngine], object], str]] = {
-    "weights without a name": (lambda s: s.model_info.pop("weight_version"), "weight_version"),
-    "no tokenizer": (lambda s: s.server_info.update(skip_tokenizer_init=True), "skip-tokenizer-init"),
-    "another tokenizer": (lambda s: s.tokens.__setitem__(1, [4, 5]), "<tag>"),
-    "fewer answers than texts": (lambda s: s.tokens.pop(), "<tag>"),
-}
-
-
-@pytest.mark.parametrize("fault", STARTS)
-async def test_a_server_that_cannot_serve_us_is_refused_at_start(server: ScriptedEngine, fault: str) -> None:
-    server.tokens = [[1, 2], [9]]
-    for expected in (None, STARTS[fault]):
-        if expected is not None:
-            expected[0](server)
-        engine = SGLangEngine(server.url, SETTINGS, expected_tokenizer=PROBE)
-        try:
-            if expected is None:
-                await engine.start()
-            else:
-                with pytest.raises(StartupError, match=expected[1]):
-                    await engine.start()
-        finally:
-            await engine.close()
-
-
-async def test_a_model_with_fewer_ids_than_our_tokenizer_is_refused(server: ScriptedEngine) -> None:
-    server.tokens = [[1, 2], [9]]
-    engine = SGLangEngine(server.url, SETTINGS, expected_tokenizer=PROBE, vocab_size=9)
-    with pytest.raises(StartupError, match="only 9 ids"):
-        await engine.start()
-    await engine.close()
-
-
-async def test_the_window_is_the_least_of_the_engines_and_ours(server: ScriptedEngine) -> None:
-    async with attached(server) as engine:
-        assert engine.capabilities.context_length == 4096
-        assert engine.capabilities.longest_scored == 4089
-    async with attached(server, context_length=100) as engine:
-        assert engine.capabilities.context_length == 100
-    server.server_info["max_req_input_len"] = 1000
-    async with attached(server) as engine:
-        assert engine.capabilities.context_length == 1006
-        assert engine.capabilities.longest_scored == 999
-
-
 async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_goes_on(
     server: ScriptedEngine,
 ) -> None:
@@ -407,71 +335,3 @@ async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_
         with pytest.raises(EngineTimeout):
             await engine.update_weights("folder", "v2")
     assert [path for path, _ in server.controls][-1] == "/continue_generation"
-
-
-@pytest.mark.parametrize(("attempts", "reached"), [(1, False), (8, True)])
-async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attempts: int, reached: bool) -> None:
-    """Nothing was sent, so it is the one failure that is safe to repeat."""
-    async with scripted_engine() as server:
-        server.answers(whole("whole_length"))
-        async with attached(server, connect_attempts=attempts) as engine:
-            port = int(server.url.rpartition(":")[2])
-            with socket.socket() as closed:
-                closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-                engine._http.url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-                call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=False))
-                await asyncio.sleep(0.3)
-                engine._http.url = f"http://127.0.0.1:{port}"
-                if reached:
-                    assert len((await call).ids) > 0
-                else:
-                    with pytest.raises(EngineUnavailable, match="cannot be reached"):
-                        await call
-
-
-@asynccontextmanager
-async def repeating(server: ScriptedEngine) -> AsyncIterator[str]:
-    """A proxy that sends the reply to the first call twice; yields its address."""
-    repeated = False
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal repeated
-        host, port = server.url.removeprefix("http://").split(":")
-        answers, asked = await asyncio.open_connection(host, int(port))
-        with closing(writer), closing(asked), suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                request, body = await http_message(reader)
-                asked.write(request + body)
-                reply = b"".join(await http_message(answers))
-                writer.write(reply)
-                if b"/generate" in request and not repeated:
-                    repeated = True
-                    await asyncio.sleep(0.1)
-                    writer.write(reply)
-
-    async with await asyncio.start_server(carry, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-
-
-async def http_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    head = await reader.readuntil(b"\r\n\r\n")
-    found = re.search(rb"(?i)content-length: *(\d+)", head)
-    return head, await reader.readexactly(int(found[1])) if found else b""
-
-
-async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers_tokens(
-    server: ScriptedEngine,
-) -> None:
-    server.generate = answer_by_name
-    async with repeating(server) as url:
-        engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
-        await engine.start()
-        try:
-            await collect(engine, PROMPT, FOUR, rid="call-1", stream=False)
-            await anyio.sleep(0.3)
-            with pytest.raises(EngineProtocolError, match="it answers the call 'call-1', not 'call-2'"):
-                await collect(engine, PROMPT, FOUR, rid="call-2", stream=False)
-            for number in range(3, 9):
-                await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
-        finally:
-            await engine.close()

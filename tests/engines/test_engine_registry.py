@@ -37,5 +37,7 @@ async def test_a_toy_engine_is_added_by_one_module_and_one_line(monkeypatch: pyt
 
 
 def test_a_name_that_is_not_in_the_registry_is_refused_with_those_that_are() -> None:
-    with pytest.raises(StartupError, match="'toy': there is no such engine; take embedded, sglang, trainer, none"):
+    with pytest.raises(
+        StartupError, match="'toy': there is no such engine; take embedded, sglang, trainer, vllm, none"
+    ):
         model_folder(Settings(engine={"kind": "toy"}))

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from scripted_engine import RID, frames, recording, sse, whole
 
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
-from turnstile_server.engines.sglang_wire import (
-    ReplyReader,
-    SseSplitter,
-    chosen_logprob,
-    error_for_status,
-    generate_body,
-    input_logprobs,
-    meta_of,
-)
+from turnstile_server.engines.replies import SseSplitter, error_for_status
+from turnstile_server.engines.sglang.score import chosen_logprob, input_logprobs
+from turnstile_server.engines.sglang.wire import ReplyReader, generate_body, meta_of
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
 VOCAB = 4160
@@ -79,10 +73,11 @@ def test_each_chunk_names_the_weights_of_its_tokens(style: str) -> None:
 def test_tokens_that_may_be_older_than_the_version_of_their_chunk_have_no_version(style: str) -> None:
     """A chunk names the weights served when it was sent: its tokens may have been sampled before an update."""
     payloads = frames(f"stream_length_{style}")
-    for payload in payloads[2:]:
+    for payload in payloads[1:]:
         payload[META]["weight_version"] = "v2"
     versions = [chunk.weight_version for chunk in read_all(payloads)]
-    assert versions == ["default", "default", None, "default"]  # the last chunk has spans of its own
+    # On a busy machine two tokens waited to be sent. The last chunk has spans of its own.
+    assert versions == ["default", None, None, "default"]
     first_of_a_call_sent_under_other_weights = ReplyReader(RID, "v0").read(payloads[0])
     assert first_of_a_call_sent_under_other_weights is not None
     assert first_of_a_call_sent_under_other_weights.weight_version is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from turnstile.models import Int32Array, Message, Tool, ToolCall
-from turnstile_server.engines.protocol import EngineChunk, EngineSampling
+from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineSampling
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, StartupError
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
@@ -61,7 +61,7 @@ class Played:
         self, messages: list[Message], sampling: EngineSampling = SAMPLING, *, stream: bool = True, rid: str = "r"
     ) -> list[EngineChunk]:
         prompt = self.renderer.render(messages, [BASH]).ids
-        call = self.engine.generate(prompt, sampling, rid=rid, routing_key="ep_1", stream=stream)
+        call = self.engine.generate(prompt, sampling, rid=rid, origin=CallOrigin("ep_1"), stream=stream)
         return [chunk async for chunk in call]
 
     def reply(self, chunks: list[EngineChunk], messages: list[Message]) -> Message:
@@ -133,11 +133,13 @@ async def test_a_scene_tells_tools_turns_and_messages_and_no_text_forges_them(
 async def test_a_call_without_tools_or_messages_is_read_too(tiny_model: Path, renderer: Renderer) -> None:
     played = Played(tiny_model, renderer, Step(), Step())
     prompt = renderer.render([TASK], []).ids
-    chunks = [one async for one in played.engine.generate(prompt, SAMPLING, rid="r", routing_key="e", stream=True)]
+    chunks = [
+        one async for one in played.engine.generate(prompt, SAMPLING, rid="r", origin=CallOrigin("e"), stream=True)
+    ]
     assert played.scenes[0].tools == {}
     assert ids_of(chunks).tolist() == [renderer.stop_token_ids[0]], "an empty answer is the end of the turn alone"
     bare = np.array([5, 6, 7], np.int32)
-    async for _ in played.engine.generate(bare, SAMPLING, rid="r", routing_key="e", stream=True):
+    async for _ in played.engine.generate(bare, SAMPLING, rid="r", origin=CallOrigin("e"), stream=True):
         pass
     assert (played.scenes[1].messages, played.scenes[1].turn) == ((), 0)
 
@@ -172,7 +174,7 @@ async def test_a_broken_call_fails_after_that_many_tokens(
         got: list[int] = []
 
         async def call(stream: bool = stream, got: list[int] = got) -> None:
-            chunks = played.engine.generate(prompt, SAMPLING, rid="r", routing_key="e", stream=stream)
+            chunks = played.engine.generate(prompt, SAMPLING, rid="r", origin=CallOrigin("e"), stream=stream)
             async for chunk in chunks:
                 assert chunk.finish is None
                 got.extend(chunk.ids.tolist())
@@ -230,7 +232,7 @@ async def test_a_caller_that_goes_away_frees_its_name_and_a_name_in_use_is_refus
 ) -> None:
     played = Played(tiny_model, renderer, *[Step(text="one two three four")] * 2, chunk_tokens=1)
     prompt = renderer.render([TASK], []).ids
-    call = played.engine.generate(prompt, SAMPLING, rid="r", routing_key="e", stream=True)
+    call = played.engine.generate(prompt, SAMPLING, rid="r", origin=CallOrigin("e"), stream=True)
     async with aclosing(call):
         await anext(call)
         with pytest.raises(EngineRefused, match="in flight"):
@@ -243,7 +245,9 @@ async def test_what_no_engine_takes_is_refused_and_a_closed_one_answers_nobody(
 ) -> None:
     played = Played(tiny_model, renderer, Step())
     for ids in ([], [-1], [played.engine.capabilities.vocab_size]):
-        call = played.engine.generate(np.array(ids, np.int32), SAMPLING, rid="r", routing_key="e", stream=True)
+        call = played.engine.generate(
+            np.array(ids, np.int32), SAMPLING, rid="r", origin=CallOrigin("e"), stream=True
+        )
         with pytest.raises(EngineRefused):
             await anext(call)
     with pytest.raises(EngineRefused, match="no model"):

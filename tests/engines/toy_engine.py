@@ -18,7 +18,7 @@ class ToyEngine(Engine):
     def capabilities(self):
         return EngineCapabilities(context_length=4096, vocab_size=4160, model_name="toy", scores=False)
 
-    async def generate(self, input_ids, sampling, *, rid, routing_key, stream):
+    async def generate(self, input_ids, sampling, *, rid, origin, stream):
         count = sampling.max_new_tokens
         finish = EngineFinish("length", None, (WeightSpan(start=0, end=count, version="toy"),))
         yield EngineChunk(np.full(count, 7, np.int32), np.full(count, -0.5, np.float32), finish, "toy")

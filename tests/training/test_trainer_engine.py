@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from turnstile.models import WeightSpan
-from turnstile_server.engines.protocol import Completion, EngineChunk, EngineSampling
+from turnstile_server.engines.protocol import CallOrigin, Completion, EngineChunk, EngineSampling
 from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.trainer import FIRST_VERSION, TrainerEngine
 from turnstile_server.errors import (
@@ -69,7 +69,7 @@ class Caller:
         self, engine: TrainerEngine, rid: str, episode: str, sampling: EngineSampling = SAMPLING
     ) -> None:
         try:
-            async for chunk in engine.generate(PROMPT, sampling, rid=rid, routing_key=episode, stream=True):
+            async for chunk in engine.generate(PROMPT, sampling, rid=rid, origin=CallOrigin(episode), stream=True):
                 self.chunks.append(chunk)
         except TurnstileError as error:
             self.error = error
@@ -316,7 +316,9 @@ async def test_only_so_many_answered_calls_are_remembered(model: Path) -> None:
 @pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], []])
 async def test_a_prompt_outside_the_vocabulary_is_refused(engine: TrainerEngine, prompt: list[int]) -> None:
     with pytest.raises(EngineRefused):
-        await anext(engine.generate(np.array(prompt, np.int32), SAMPLING, rid="r", routing_key="e", stream=False))
+        await anext(
+            engine.generate(np.array(prompt, np.int32), SAMPLING, rid="r", origin=CallOrigin("e"), stream=False)
+        )
 
 
 async def test_there_is_nothing_to_score_with(engine: TrainerEngine) -> None:

@@ -1,0 +1,141 @@
+"""Workers that hang: nothing breaks, and nothing comes any more."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from fleet_support import QUICK, Said, ToldEngine, running, statuses, until
+
+from turnstile_server.engines.protocol import EngineLoad
+from turnstile_server.errors import EngineUnavailable
+
+pytestmark = pytest.mark.anyio
+
+HURRY = QUICK.model_copy(update={"health_timeout_s": 0.05, "health_failures": 2, "hang_s": 0.2})
+
+
+HOW = ["hangs", "deaf", "stuck_at"]
+
+
+def hang(engine: ToldEngine, how: str) -> None:
+    setattr(engine, how, anyio.current_time() if how == "stuck_at" else True)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_without_a_token_leaves_a_worker_that_hangs(how: str, stream: bool) -> None:
+    engines, said = [ToldEngine("v0"), ToldEngine("v0")], Said()
+    async with running(*engines, settings=HURRY) as fleet, anyio.create_task_group() as tasks:
+        for engine in engines:
+            engine.step_s = 0.05
+        tasks.start_soon(lambda: said.run(fleet, 3, stream=stream))
+        await until(lambda: any(engine.running for engine in engines))
+        stuck = next(engine for engine in engines if engine.running)
+        hang(stuck, how)
+        await until(lambda: said.finish is not None)
+        assert said.ids == [7] * 3
+        assert sorted(statuses(fleet)) == ["down", "serving"]
+        assert fleet.calls.counts.failed_over == 1
+        assert not stuck.running, "its connection was closed"
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_a_call_whose_tokens_left_fails_with_a_worker_that_hangs(how: str) -> None:
+    engine, said = ToldEngine(), Said()
+    async with running(engine, ToldEngine(), settings=HURRY) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 50_000))
+        await said.begun.wait()
+        stuck = engine if engine.running else fleet.roster.workers[1].engine
+        assert isinstance(stuck, ToldEngine)
+        hang(stuck, how)
+        await until(lambda: said.error is not None)
+        assert isinstance(said.error, EngineUnavailable)
+        assert "hangs" in said.error.message
+
+
+async def test_a_worker_that_is_slow_to_say_how_it_is_keeps_the_calls_that_it_serves() -> None:
+    """Its health is not told in time, but tokens come: it gets no further calls, and loses none."""
+    engine, said = ToldEngine(step_s=0.01), Said()
+    async with running(engine, settings=HURRY) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 60))
+        await said.begun.wait()
+        engine.state = anyio.sleep_forever  # type: ignore[method-assign,assignment]
+        await until(lambda: statuses(fleet) == ["down"])
+        await until(lambda: said.finish is not None)
+        assert (said.error, len(said.ids)) == (None, 60)
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_a_worker_that_comes_back_serves_again(how: str) -> None:
+    engine, said = ToldEngine(), Said()
+    settings = HURRY.model_copy(update={"no_worker_s": 20.0})
+    async with running(engine, settings=settings) as fleet, anyio.create_task_group() as tasks:
+        hang(engine, how)
+        tasks.start_soon(lambda: said.run(fleet, 3))
+        await until(lambda: statuses(fleet) == ["down"])
+        await anyio.sleep(0.2)
+        assert statuses(fleet) == ["down"], "it takes requests, which is not enough"
+        setattr(engine, how, None if how == "stuck_at" else False)
+        await until(lambda: said.finish is not None)
+        assert (said.ids, statuses(fleet)) == ([7] * 3, ["serving"])
+
+
+async def test_an_engine_that_loads_new_weights_is_not_taken_for_one_that_hangs() -> None:
+    engine, said = ToldEngine(), Said()
+    async with running(engine, settings=HURRY) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 50))
+        await said.begun.wait()
+        async with fleet.roster.lock:  # an update is under way
+            engine.deaf = True
+            await anyio.sleep(0.5)
+        engine.deaf = False
+        assert statuses(fleet) == ["serving"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_engine_that_said_nothing_while_it_was_idle_does_not_hang() -> None:
+    """Its scheduler slept for want of calls: what it said last is old when the next one comes."""
+    engine, said = ToldEngine(step_s=0.01), Said()
+    engine.told_load = EngineLoad(0, 0, 0.0, 0, age_s=600.0)
+    patient = HURRY.model_copy(update={"hang_s": 0.5})
+    async with running(engine, settings=patient) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 40))
+        await said.begun.wait()
+        await anyio.sleep(0.1)
+        engine.told_load = EngineLoad(1, 0, 0.1, 0, age_s=0.0)
+        await until(lambda: said.finish is not None)
+        assert statuses(fleet) == ["serving"]
+
+
+async def test_an_engine_that_was_paused_for_long_does_not_hang() -> None:
+    """Its scheduler says nothing while it is paused, and is asked again before it has said more."""
+    engine, said = ToldEngine(step_s=0.01), Said()
+    patient = HURRY.model_copy(update={"hang_s": 0.3})
+    async with running(engine, settings=patient) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 60))
+        await said.begun.wait()
+        await fleet.pause("in_place")
+        engine.told_load = EngineLoad(1, 0, 0.1, 0, age_s=600.0)
+        await anyio.sleep(0.6)
+        assert statuses(fleet) == ["serving"]
+        await fleet.resume()
+        await anyio.sleep(0.1)
+        engine.told_load = EngineLoad(1, 0, 0.1, 0, age_s=0.0)
+        await until(lambda: said.finish is not None)
+        assert (said.error, len(said.ids)) == (None, 60)
+
+
+async def test_calls_wait_in_an_engine_that_answers_nobody_while_it_loads_weights() -> None:
+    engine, said = ToldEngine(), Said()
+    async with running(engine, settings=HURRY) as fleet, anyio.create_task_group() as tasks:
+        engine.step_s = 0.3
+        tasks.start_soon(lambda: said.run(fleet, 3))
+        await until(lambda: engine.running)
+        state = engine.state
+        async with fleet.roster.lock:  # an update is under way
+            engine.state = anyio.sleep_forever  # type: ignore[method-assign,assignment]
+            await until(lambda: statuses(fleet) == ["down"])
+            await anyio.sleep(0.2)
+        engine.state = state  # type: ignore[method-assign]
+        await until(lambda: said.finish is not None)
+        assert (said.error, said.ids, fleet.calls.counts.failed_over) == (None, [7] * 3, 0)

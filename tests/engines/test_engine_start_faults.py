@@ -1,0 +1,151 @@
+"""The SGLang client against a server that is wrong at start, and connections that fail: typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
+
+import anyio
+import pytest
+from engines_support import collect
+from scripted_engine import ScriptedEngine, scripted_engine, whole
+from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
+
+from turnstile_server.engines.sglang.engine import SGLangEngine
+from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.errors import EngineProtocolError, EngineUnavailable, StartupError
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedEngine]:
+    async with scripted_engine() as engine:
+        yield engine
+
+
+async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
+    settings = SETTINGS.model_copy(update={"start_timeout_s": 0.3})
+    engine = SGLangEngine(f"http://127.0.0.1:{closed_port()}", settings, vocab_size=10)
+    with pytest.raises(StartupError, match="start_timeout_s"):
+        await engine.start()
+    await engine.close()
+    await engine.close()
+
+
+PROBE = TokenizerProbe(("hello", "<tag>"), ((1, 2), (9,)), 10)
+
+STARTS: dict[str, tuple[Callable[[ScriptedEngine], object], str]] = {
+    "weights without a name": (lambda s: s.model_info.pop("weight_version"), "weight_version"),
+    "no tokenizer": (lambda s: s.server_info.update(skip_tokenizer_init=True), "skip-tokenizer-init"),
+    "another tokenizer": (lambda s: s.tokens.__setitem__(1, [4, 5]), "<tag>"),
+    "fewer answers than texts": (lambda s: s.tokens.pop(), "<tag>"),
+}
+
+
+@pytest.mark.parametrize("fault", STARTS)
+async def test_a_server_that_cannot_serve_us_is_refused_at_start(server: ScriptedEngine, fault: str) -> None:
+    server.tokens = [[1, 2], [9]]
+    for expected in (None, STARTS[fault]):
+        if expected is not None:
+            expected[0](server)
+        engine = SGLangEngine(server.url, SETTINGS, expected_tokenizer=PROBE)
+        try:
+            if expected is None:
+                await engine.start()
+            else:
+                with pytest.raises(StartupError, match=expected[1]):
+                    await engine.start()
+        finally:
+            await engine.close()
+
+
+async def test_a_model_with_fewer_ids_than_our_tokenizer_is_refused(server: ScriptedEngine) -> None:
+    server.tokens = [[1, 2], [9]]
+    engine = SGLangEngine(server.url, SETTINGS, expected_tokenizer=PROBE, vocab_size=9)
+    with pytest.raises(StartupError, match="only 9 ids"):
+        await engine.start()
+    await engine.close()
+
+
+async def test_the_window_is_the_least_of_the_engines_and_ours(server: ScriptedEngine) -> None:
+    async with attached(server) as engine:
+        assert engine.capabilities.context_length == 4096
+        assert engine.capabilities.longest_scored == 4089
+    async with attached(server, context_length=100) as engine:
+        assert engine.capabilities.context_length == 100
+    server.server_info["max_req_input_len"] = 1000
+    async with attached(server) as engine:
+        assert engine.capabilities.context_length == 1006
+        assert engine.capabilities.longest_scored == 999
+
+
+@pytest.mark.parametrize(("attempts", "reached"), [(1, False), (8, True)])
+async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attempts: int, reached: bool) -> None:
+    """Nothing was sent, so it is the one failure that is safe to repeat."""
+    async with scripted_engine() as server:
+        server.answers(whole("whole_length"))
+        async with attached(server, connect_attempts=attempts) as engine:
+            port = int(server.url.rpartition(":")[2])
+            with socket.socket() as closed:
+                closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+                engine._http.url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+                call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=False))
+                await asyncio.sleep(0.3)
+                engine._http.url = f"http://127.0.0.1:{port}"
+                if reached:
+                    assert len((await call).ids) > 0
+                else:
+                    with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                        await call
+
+
+@asynccontextmanager
+async def repeating(server: ScriptedEngine) -> AsyncIterator[str]:
+    """A proxy that sends the reply to the first call twice; yields its address."""
+    repeated = False
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal repeated
+        host, port = server.url.removeprefix("http://").split(":")
+        answers, asked = await asyncio.open_connection(host, int(port))
+        with closing(writer), closing(asked), suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                request, body = await http_message(reader)
+                asked.write(request + body)
+                reply = b"".join(await http_message(answers))
+                writer.write(reply)
+                if b"/generate" in request and not repeated:
+                    repeated = True
+                    await asyncio.sleep(0.1)
+                    writer.write(reply)
+
+    async with await asyncio.start_server(carry, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def http_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: *(\d+)", head)
+    return head, await reader.readexactly(int(found[1])) if found else b""
+
+
+async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers_tokens(
+    server: ScriptedEngine,
+) -> None:
+    server.generate = answer_by_name
+    async with repeating(server) as url:
+        engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
+        await engine.start()
+        try:
+            await collect(engine, PROMPT, FOUR, rid="call-1", stream=False)
+            await anyio.sleep(0.3)
+            with pytest.raises(EngineProtocolError, match="it answers the call 'call-1', not 'call-2'"):
+                await collect(engine, PROMPT, FOUR, rid="call-2", stream=False)
+            for number in range(3, 9):
+                await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
+        finally:
+            await engine.close()
