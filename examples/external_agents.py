@@ -90,9 +90,11 @@ def table_of(outcomes: list[Outcome], reports: dict[str, AuditReport]) -> Table:
 
 async def record(arguments: argparse.Namespace, console: Console, work: Path) -> None:
     model = arguments.model or tiny_model()
-    console.print(f"Model: {model.name}. Engine: {arguments.engine_url or 'embedded'}. Agent: {arguments.agent}.")
+    console.print(
+        f"Model: {model.name}. Engine: {arguments.engine_url or arguments.engine}. Agent: {arguments.agent}."
+    )
     async with (
-        serve(model, work / "data", engine_url=arguments.engine_url) as server,
+        serve(model, work / "data", engine_url=arguments.engine_url, engine=arguments.engine) as server,
         AsyncClient(server.control_url, key=server.control_key) as client,
     ):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -121,6 +123,9 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the tiny model)")
     parser.add_argument(
         "--engine-url", help="a running SGLang that serves --model, in place of the embedded engine"
+    )
+    parser.add_argument(
+        "--engine", choices=("embedded", "sglang", "vllm"), default="embedded", help="what runs at --engine-url"
     )
     parser.add_argument("--agent", choices=sorted(AGENTS), default="bash")
     parser.add_argument("--episodes", type=int, default=4)

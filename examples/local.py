@@ -14,13 +14,14 @@ TURNSTILE = str(Path(sys.executable).with_name("turnstile"))
 MAKER = ROOT / "examples" / "make_tiny_model.py"
 
 
-def tiny_model(seed: int = 1) -> Path:
-    """The folder of the random-weight model with ``seed``: made once, kept in .cache until its maker changes."""
+def tiny_model(seed: int = 1, *options: str) -> Path:
+    """The folder of the random-weight model with ``seed``: made once, kept in .cache until its maker changes.
+    ``options``: further flags of the maker."""
     digest = hashlib.sha256(MAKER.read_bytes()).hexdigest()[:12]
-    folder = ROOT / ".cache" / f"tiny-{digest}-{seed}"
+    folder = ROOT / ".cache" / "".join((f"tiny-{digest}-{seed}", *options))
     if not (folder / "tokenizer.json").exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
-        subprocess.run([sys.executable, MAKER, partial, "--seed", str(seed)], check=True)
+        subprocess.run([sys.executable, MAKER, partial, "--seed", str(seed), *options], check=True)
         try:
             partial.rename(folder)
         except OSError:  # another process was faster

@@ -1,11 +1,14 @@
 """Makes a tiny random-weight Qwen3 with its own tokenizer and chat template. No network.
 
-    python examples/make_tiny_model.py OUT [--seed 1] [--vocab 4096]
+    python examples/make_tiny_model.py OUT [--seed 1] [--vocab 4096] [--head-dim 16] [--tied] [--experts 8]
+
+``--experts``: a mixture of experts (Qwen3-MoE) with so many, two of them for each token.
 
 The weights are random, so the model's answers are nonsense. Everything else is real: a byte-level BPE
 trained on the Python standard library, ChatML control tokens, `<think>` and `<tool_call>` tokens, a chat
 template with tools that drops thinking from earlier turns (so re-rendering a history would not give the tokens
-that were sampled), and a Hugging Face folder that transformers and SGLang both load.
+that were sampled), and a Hugging Face folder that transformers and SGLang both load. vLLM on a CPU loads it with
+`--head-dim 32`: its attention has no kernel for 16.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -91,27 +101,38 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Under a million parameters of noise, float32, with logits wide enough to sample varied text."""
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, head_dim: int = 16, tied: bool = False, experts: int = 0
+) -> PreTrainedModel:
+    """Under a million parameters of noise, float32, with logits wide enough to sample varied text.
+
+    ``tied``: the output layer is the embedding. ``experts`` 0: a dense model.
+    """
     torch.manual_seed(seed)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    config = Qwen3Config(
-        vocab_size=(len(tokenizer) + 63) // 64 * 64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=32_768,
-        rope_theta=10_000.0,
-        tie_word_embeddings=False,
-        eos_token_id=end,
-        bos_token_id=None,
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        initializer_range=0.2,
-    )
-    model = Qwen3ForCausalLM(config).to(torch.float32)
+    common = {
+        "vocab_size": (len(tokenizer) + 63) // 64 * 64,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": tied,
+        "eos_token_id": end,
+        "bos_token_id": None,
+        "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        "initializer_range": 0.2,
+    }
+    if experts:
+        config = Qwen3MoeConfig(
+            **common, num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True
+        )
+        model: PreTrainedModel = Qwen3MoeForCausalLM(config).to(torch.float32)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**common)).to(torch.float32)
     model.generation_config.eos_token_id = end
     return model
 
@@ -121,9 +142,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--head-dim", type=int, default=16)
+    parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--experts", type=int, default=0)
     arguments = parser.parse_args()
     tokenizer = make_tokenizer(arguments.vocab)
-    model = make_model(tokenizer, arguments.seed)
+    shape = {"head_dim": arguments.head_dim, "tied": arguments.tied, "experts": arguments.experts}
+    model = make_model(tokenizer, arguments.seed, **shape)
     model.save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
     parameters = sum(parameter.numel() for parameter in model.parameters())

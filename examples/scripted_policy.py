@@ -27,7 +27,7 @@ from aiohttp import web
 from scripted.script import Policy, ScriptError, load_script
 from scripted.server import ScriptedModelServer
 from turnstile_server.engines.embedded.process import WorkerProcess
-from turnstile_server.engines.sglang_start import read_vocab_size
+from turnstile_server.engines.model_config import read_vocab_size
 from turnstile_server.errors import StartupError
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary

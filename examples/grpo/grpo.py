@@ -1,6 +1,10 @@
 """GRPO on the tiny policy: a real agent plays episodes in sandboxes while the learner trains.
 
     python -m grpo.grpo OUT [--steps 16] [--seed 1]     (in examples/; docs/grpo.md has the results)
+    python -m grpo.grpo OUT --engine sglang --engine-url http://127.0.0.1:30000
+
+Without an engine of its own it plays on the embedded one. SGLang is given the weights as tensors, every other
+engine as a folder.
 
 The collector plays groups of episodes in an endless stream (`AsyncClient.rollouts`) and puts each finished group
 into a queue. The learner takes the groups of a step, trains, and pushes the new weights to the engine under a new
@@ -19,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,18 +35,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo.learner import GrpoSettings, Learner, Row, Update
 from local import ROOT
+from program import exit_code_of, run_program
 from tiny_policy.evaluate import Score
-from turnstile import AsyncClient, Rollout, TurnstileError, advantages, by_group, has_signal
+from turnstile import AsyncClient, Rollout, advantages, by_group, has_signal
 from turnstile_server.demo import TINY
-from turnstile_server.demo.checks import leaves
 from turnstile_server.demo.errands import LEVELS, errands
-from turnstile_server.demo.local_server import (
-    SUPERVISED,
-    LocalServerError,
-    interrupt_on_termination,
-    serve,
-    stopped_at_exit,
-)
+from turnstile_server.demo.local_server import SUPERVISED, serve, stopped_at_exit
 
 EXAMPLES = ROOT / "examples"
 AGENT = "plain-loop"
@@ -69,6 +67,8 @@ class RunSettings:
     monitor_episodes: int = 200
     final_episodes: int = 1000
     seed: int = 1
+    keep: bool = False
+    """The weights of every step and the server's folder stay; else the last weights alone."""
 
 
 class RunError(Exception):
@@ -168,10 +168,17 @@ def rows_of(groups: list[list[Rollout]]) -> list[Row]:
 
 
 class Weights:
-    """Pushes the network to the engine, as the folders ``v1``, ``v2``, …; only the last one is kept."""
+    """Pushes the network to the engine, and saves it as ``v0``, ``v1``, …: the last one stays, with ``keep`` all.
 
-    def __init__(self, client: AsyncClient, network: PreTrainedModel, folder: Path) -> None:
+    ``tensors``: the engine is sent the tensors themselves; else it loads the folder.
+    """
+
+    def __init__(
+        self, client: AsyncClient, network: PreTrainedModel, folder: Path, *, tensors: bool, keep: bool
+    ) -> None:
         self._client = client
+        self._tensors = tensors
+        self._keep = keep
         self._network = network
         self._tokenizer = AutoTokenizer.from_pretrained(TINY)
         self._folder = folder
@@ -180,8 +187,13 @@ class Weights:
         folder = self._folder / f"v{version}"
         self._network.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
-        await self._client.update_weights(str(folder), str(version))
-        shutil.rmtree(self._folder / f"v{version - 1}", ignore_errors=True)
+        if self._tensors:
+            # Parameters, not the state: that one has a tied output layer twice, the folder and the engine once.
+            await self._client.update_weights_from_tensors(self._network.named_parameters(), str(version))
+        else:
+            await self._client.update_weights(str(folder), str(version))
+        if not self._keep:
+            shutil.rmtree(self._folder / f"v{version - 1}", ignore_errors=True)
         return folder
 
 
@@ -252,12 +264,14 @@ async def judge(checkpoint: Path, episodes: int, seed: int) -> Score:
     return Score.from_json(output)
 
 
-async def learn(client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log) -> Path:
+async def learn(
+    client: AsyncClient, out: Path, settings: RunSettings, grpo: GrpoSettings, log: Log, *, tensors: bool
+) -> Path:
     """Train for ``settings.steps`` steps. Returns the folder of the last weights."""
     network = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     learner = Learner(network, grpo, settings.seed)
     collector = Collector(client, settings, log.progress)
-    weights = Weights(client, network, out)
+    weights = Weights(client, network, out, tensors=tensors, keep=settings.keep)
     folder = await weights.push(0)
     collecting = asyncio.create_task(collector.run())
     try:
@@ -287,16 +301,24 @@ async def _unless_ended(collecting: asyncio.Task[None], wanted: Coroutine[Any, A
     return await waiting
 
 
-async def run(out: Path, settings: RunSettings, grpo: GrpoSettings, options: list[str]) -> None:
+async def run(
+    out: Path,
+    settings: RunSettings,
+    grpo: GrpoSettings,
+    options: list[str],
+    engine: str = "embedded",
+    engine_urls: Sequence[str] = (),
+) -> None:
     log = Log(out)
     log.score("held out", 0, await judge(TINY, settings.final_episodes, FINAL_SEED))
     print("          the server starts …", flush=True)
     with tempfile.TemporaryDirectory(prefix="turnstile-grpo-") as work:
+        data = (out if settings.keep else Path(work)) / "data"
         async with (
-            serve(TINY, Path(work) / "data", options=options) as server,
+            serve(TINY, data, engine=engine, engine_url=engine_urls, options=options) as server,
             AsyncClient(server.control_url, key=server.control_key) as client,
         ):
-            last = await learn(client, out, settings, grpo, log)
+            last = await learn(client, out, settings, grpo, log, tensors=engine == "sglang")
     log.score("held out", settings.steps, await judge(last, settings.final_episodes, FINAL_SEED))
 
 
@@ -304,10 +326,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="GRPO on the tiny policy.")
     parser.add_argument("out", type=Path, help="folder for log.jsonl and the last weights")
     parser.add_argument("--sandbox", default="auto", help="auto, docker or local")
+    parser.add_argument("--engine", default="embedded", help="embedded, sglang or vllm")
+    parser.add_argument("--engine-url", action="append", default=[], help="of a running engine; may be repeated")
     defaults = RunSettings()
-    for name in ("steps", "seed", "groups", "group-size", "final-episodes"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name.replace("-", "_")))
+    names = ["steps", "seed", "groups", "group_size", "max_concurrent", "staleness"]
+    names += ["monitor_episodes", "final_episodes"]
+    for name in names:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
     parser.add_argument("--rate", type=float, default=GrpoSettings().rate)
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the weights of every step, and the server's records in OUT/data"
+    )
     arguments = parser.parse_args()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     if arguments.out.exists():
@@ -315,23 +344,12 @@ def main() -> int:
     arguments.out.mkdir(parents=True)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    names = ("steps", "seed", "groups", "group_size", "final_episodes")
-    settings = RunSettings(**{name: vars(arguments)[name] for name in names})
+    settings = RunSettings(**{name: vars(arguments)[name] for name in (*names, "keep")})
     options = ["--sandbox", arguments.sandbox, "--durability", "process"]
-    failed: list[BaseException] = []
-    try:
-        asyncio.run(run(arguments.out.resolve(), settings, GrpoSettings(rate=arguments.rate), options))
-    except* (RunError, LocalServerError, TurnstileError) as errors:
-        failed = leaves(errors)
-    for error in failed:
-        print(f"Failed: {error}", file=sys.stderr)
-    return 1 if failed else 0
+    grpo = GrpoSettings(rate=arguments.rate)
+    work = run(arguments.out.resolve(), settings, grpo, options, arguments.engine, arguments.engine_url)
+    return exit_code_of(work, RunError)
 
 
 if __name__ == "__main__":
-    interrupt_on_termination()
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("Interrupted; everything was stopped.", file=sys.stderr)
-        sys.exit(130)
+    run_program(main)

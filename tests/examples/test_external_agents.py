@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from interruption import leaves_nothing_when_interrupted
 
+from vllm_server import TIMEOUT_S, vllm_model
+
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +51,14 @@ def test_it_passes_with_the_real_mini_swe_agent() -> None:
 def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, agent: str) -> None:
     engine = ("--engine-url", sglang_url, "--model", str(tiny_model))
     done = run_script(*engine, "--agent", agent, "--episodes", "2", "--turns", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(TIMEOUT_S)
+def test_it_passes_on_a_real_vllm_server(vllm_url: str) -> None:
+    engine = ("--engine", "vllm", "--engine-url", vllm_url, "--model", str(vllm_model()))
+    done = run_script(*engine, "--episodes", "2", "--turns", "4")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

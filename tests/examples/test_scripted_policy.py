@@ -24,8 +24,8 @@ from scripted.script import THE_END, Play, PolicyInput, Script, ScriptError, Ste
 from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile_server.demo.local_server import descendants, running, serve
-from turnstile_server.engines.protocol import EngineChunk, EngineSampling
-from turnstile_server.engines.sglang import SGLangEngine
+from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineSampling
+from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 from turnstile_server.settings import EngineSettings
 from turnstile_server.tasks.model import Task
@@ -86,7 +86,7 @@ async def shared(tiny_model: Path) -> AsyncIterator[SGLangEngine]:
 async def whole(engine: SGLangEngine, prompt: Any, sampling: EngineSampling, **options: Any) -> EngineChunk:
     """All chunks of a call as one."""
     options = {"rid": "call", "stream": True} | options
-    chunks = [chunk async for chunk in engine.generate(prompt, sampling, routing_key="test", **options)]
+    chunks = [chunk async for chunk in engine.generate(prompt, sampling, origin=CallOrigin("test"), **options)]
     return EngineChunk(
         np.concatenate([chunk.ids for chunk in chunks]),
         np.concatenate([chunk.logprobs for chunk in chunks]),
@@ -188,7 +188,7 @@ async def test_an_abort_ends_a_stream_with_what_was_sent(tiny_model: Path) -> No
             prompt_of(tiny_model, TASK),
             EngineSampling(max_new_tokens=200),
             rid="call",
-            routing_key="test",
+            origin=CallOrigin("test"),
             stream=True,
         ):
             if not chunks:
@@ -203,7 +203,7 @@ async def test_an_abort_ends_a_stream_with_what_was_sent(tiny_model: Path) -> No
 async def test_a_caller_that_goes_away_frees_its_call(tiny_model: Path) -> None:
     async with engine_of(tiny_model, chunk_tokens=1, chunk_pause_s=60.0) as engine:
         prompt, sampling = prompt_of(tiny_model, TASK), EngineSampling(max_new_tokens=200)
-        chunks = engine.generate(prompt, sampling, rid="call", routing_key="test", stream=True)
+        chunks = engine.generate(prompt, sampling, rid="call", origin=CallOrigin("test"), stream=True)
         async with aclosing(chunks):
             async for _ in chunks:
                 break
