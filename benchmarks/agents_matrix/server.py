@@ -22,7 +22,7 @@ from turnstile.models import Int32Array
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.app import open_apps
 from turnstile_server.backends import build_backends
-from turnstile_server.engines.protocol import EngineChunk, EngineSampling
+from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineSampling
 from turnstile_server.errors import TurnstileError
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary
@@ -56,12 +56,12 @@ class TracedEngine(ScriptedEngine):
         self._renderer = renderer
 
     async def generate(
-        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, routing_key: str, stream: bool
+        self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, origin: CallOrigin, stream: bool
     ) -> AsyncGenerator[EngineChunk, None]:
         request = CURRENT.get()
         ids: list[int] = []
         said = Said()
-        chunks = super().generate(input_ids, sampling, rid=rid, routing_key=routing_key, stream=stream)
+        chunks = super().generate(input_ids, sampling, rid=rid, origin=origin, stream=stream)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:

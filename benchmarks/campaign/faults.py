@@ -23,7 +23,7 @@ import httpx
 
 from campaign import journal_damage, proc
 from campaign.arena import Arena
-from campaign.programs import KEY
+from campaign.programs import KEY, MODEL
 from campaign.wire import KINDS, Kind, Way
 
 STOP_S = (0.2, 3.0)
@@ -310,7 +310,7 @@ async def _weights(arena: Arena, chance: random.Random) -> Outcome:
         async with httpx.AsyncClient(timeout=15) as client:
             answer = await client.post(
                 arena.settings.control_url + "/engine/weights",
-                json={"path": f"/weights/{version}", "version": version},
+                json={"path": str(MODEL), "version": version},
                 headers={"authorization": f"Bearer {KEY}"},
             )
     except httpx.HTTPError as error:
