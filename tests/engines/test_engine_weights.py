@@ -20,12 +20,14 @@ from engines_support import (
     tolerance_of,
 )
 
+from turnstile.models import Int32Array, PauseMode
 from turnstile_server.engines.protocol import Engine, EngineSampling
 from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable
 
 pytestmark = pytest.mark.anyio
 
 ATTEMPTS = 3
+ON_THEIR_WAY_S = 0.5
 
 
 async def test_new_weights_are_served_under_their_version(
@@ -102,15 +104,31 @@ async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
     assert_true_logprobs(served_model, prompt, result, 0.0)
 
 
+async def running_at_a_pause(
+    engine: Engine, prompt: Int32Array, sampling: EngineSampling, mode: PauseMode
+) -> asyncio.Task[Result]:
+    """Pauses while a call runs, and gives that call. On a busy machine this process may get no turn for as long as
+    a call takes, which then ran to its end before the pause was asked for or answered, and whose last tokens may
+    still be on their way: another is begun."""
+    for _ in range(ATTEMPTS):
+        started = asyncio.Event()
+        call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
+        await started.wait()
+        await engine.pause(mode)
+        await asyncio.wait({call}, timeout=ON_THEIR_WAY_S)
+        if not call.done() or len(call.result().ids) < sampling.max_new_tokens:
+            return call
+        await engine.resume()
+    pytest.fail(f"{ATTEMPTS} calls ran to their end before a pause was answered")
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_call_goes_on_after_resume(
-    target: Target, engine: Engine, served_model: Path, mode: str
+    target: Target, engine: Engine, served_model: Path, mode: PauseMode
 ) -> None:
-    prompt, started = prompt_of(22, 20), asyncio.Event()
+    prompt = prompt_of(22, 20)
     sampling = EngineSampling(max_new_tokens=target.many, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
-    await started.wait()
-    await engine.pause(mode)  # type: ignore[arg-type]
+    call = await running_at_a_pause(engine, prompt, sampling, mode)
     try:
         assert (await engine.state()).paused is True
         arrived = asyncio.create_task(collect(engine, prompt, replace(sampling, max_new_tokens=4), rid=rid()))
@@ -125,28 +143,12 @@ async def test_a_paused_call_goes_on_after_resume(
     await arrived
 
 
-async def paused_by_abort(engine: Engine) -> Result | None:
-    """A call that runs when the engine pauses; None where it ran to its end before the pause was asked for or
-    answered: on a busy machine this process may get no turn for as long as that takes."""
-    started = asyncio.Event()
-    call = asyncio.create_task(collect(engine, prompt_of(23, 20), LONG, rid=rid(), started=started))
-    await started.wait()
-    await engine.pause("abort")
-    ran_out = call.done() and len(call.result().ids) == LONG.max_new_tokens
+async def test_pause_abort_ends_running_calls_with_what_they_have(engine: Engine) -> None:
+    call = await running_at_a_pause(engine, prompt_of(23, 20), LONG, "abort")
     try:
         result = await call
     finally:
         await engine.resume()
-    return None if ran_out else result
-
-
-async def test_pause_abort_ends_running_calls_with_what_they_have(engine: Engine) -> None:
-    for _ in range(ATTEMPTS):
-        result = await paused_by_abort(engine)
-        if result is not None:
-            break
-    else:
-        pytest.fail(f"{ATTEMPTS} calls ran to their end before a pause was answered")
     assert result.finish.reason == "abort"
     assert 0 < len(result.ids) < LONG.max_new_tokens
 
