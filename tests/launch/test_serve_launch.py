@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -134,6 +136,34 @@ def test_a_start_that_waits_for_the_engine_says_so_and_can_be_stopped(
         server.process.terminate()
         assert server.ends() == 0
         assert toy.left() == []
+
+
+def test_ready_says_that_no_engine_serves_and_that_a_pause_lasts(
+    toy: Toy, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = {"TURNSTILE_LAUNCH__BACKOFF_START_S": "0", "TURNSTILE_WORKERS__PAUSE_ALARM_S": "0.2"}
+    with served(toy, tiny_model, tmp_path, **settings) as server:
+        url = server.ready()["control_url"]
+        key = (tmp_path / "data" / "control.key").read_text().strip()
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as http:
+
+            def ready() -> tuple[int, str]:
+                answer = http.get("/ready")
+                return answer.status_code, answer.text
+
+            assert ready() == (200, '{"status":"ready"}')
+            toy.behave("never_ready")
+            os.kill(toy.starts[0], signal.SIGKILL)
+            toy.wait_for(lambda: ready()[0] == 503)
+            assert "No engine serves: w1 is down: " in ready()[1]
+            toy.forget("never_ready")
+            toy.wait_for(lambda: ready() == (200, '{"status":"ready"}'))
+            http.post("/engine/pause", json={"mode": "retract"}).raise_for_status()
+            assert ready()[1].startswith('{"status":"ready","engine":"model calls wait: the engine is paused')
+            toy.wait_for(lambda: ready()[0] == 503)
+            assert '"reason":"model calls wait: the engine is paused' in ready()[1]
+            http.post("/engine/resume").raise_for_status()
+            assert ready() == (200, '{"status":"ready"}')
 
 
 def test_an_engine_that_cannot_start_ends_the_server_with_the_engines_words(

@@ -75,12 +75,15 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Whether new episodes are taken. These routes serve once all is started; ``http/starting.py`` answers
-        before."""
+        """Whether new episodes are taken and their model calls served. These routes serve once all is started;
+        ``http/starting.py`` answers before."""
         refusal = parts.episodes.refusal
         if refusal is not None:
             reason = f"new episodes and turns are refused: {refusal}"
             return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        unserved = parts.engine.why_none_serves
+        if unserved is not None:
+            return JSONResponse({"status": "not ready", "reason": unserved}, 503)
         waits_s = parts.engine.held_s
         if waits_s is None:
             return JSONResponse({"status": "ready"})

@@ -31,6 +31,11 @@ class EngineAdmin(Protocol):
         """Seconds for which model calls have been held by a pause, an update or sleep; None while they are not."""
         return None
 
+    @property
+    def why_none_serves(self) -> str | None:
+        """Why no engine takes calls, though none are held; None while one does."""
+        return None
+
     @abstractmethod
     async def pause(self, mode: PauseMode) -> None:
         """Holds all model calls until ``resume``."""

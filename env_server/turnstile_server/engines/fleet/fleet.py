@@ -260,6 +260,10 @@ class Fleet(Engine, EngineAdmin):
         since = self.roster.held_at
         return None if since is None else anyio.current_time() - since
 
+    @property
+    def why_none_serves(self) -> str | None:
+        return None if self.roster.serving or self.roster.held else self.roster.why_none()
+
     async def pause(self, mode: PauseMode) -> None:
         self._updates.check_no_pieces()
         await self._pauses.pause(mode)
