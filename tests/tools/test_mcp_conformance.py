@@ -4,8 +4,6 @@ The suite is installed by scripts/install_mcp_clients.sh DIR; TURNSTILE_MCP_CLIE
 no longer true, ``RECORD=1`` writes it anew.
 """
 
-# ruff: noqa: ASYNC240 - files of a test are small
-
 from __future__ import annotations
 
 import json
@@ -13,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -177,20 +176,37 @@ class Scenario:
         return f"| `{self.name}` | passes, {self.passed} of {count} check{'' if count == 1 else 's'} |"
 
 
+async def _play(url: str, folder: Path, *options: str) -> str:
+    """Runs the suite, which leaves its checks in ``folder``. Gives what it printed."""
+    command = conformance("server", "--url", url, *options, "--output-dir", str(folder))
+    done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
+    return done.stdout.decode()
+
+
+def _read(folder: Path, name: str, printed: str) -> Scenario:
+    found = [each for each in folder.iterdir() if re.fullmatch(rf"server-{name}-[0-9T:.Z-]+", each.name)]
+    assert len(found) == 1, (name, printed[-3000:])
+    checks = json.loads((found[0] / "checks.json").read_text())
+    return Scenario(name, tuple(check for check in checks if check["status"] != "INFO"))
+
+
 async def played(folder: Path) -> list[Scenario]:
-    """Every server scenario of the suite, in its own order."""
+    """Every server scenario of the suite, in its own order.
+
+    Its clients wait for two seconds at most for some events, and no option changes that. So what fails beside the
+    rest is played again alone, once.
+    """
     listed = await anyio.run_process(conformance("list"))
     servers = listed.stdout.decode().split("Client scenarios")[0]
     names = re.findall(r"^ +- ([a-z0-9-]+)", servers, re.MULTILINE)
     async with episode_url() as url:
-        command = conformance("server", "--url", url, "--suite", "all", "--output-dir", str(folder))
-        done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
-    scenarios = []
-    for name in names:
-        found = [each for each in folder.iterdir() if re.fullmatch(rf"server-{name}-[0-9T:.Z-]+", each.name)]
-        assert len(found) == 1, (name, done.stdout.decode()[-3000:])
-        checks = json.loads((found[0] / "checks.json").read_text())
-        scenarios.append(Scenario(name, tuple(check for check in checks if check["status"] != "INFO")))
+        printed = await _play(url, folder / "all", "--suite", "all")
+        scenarios = [_read(folder / "all", name, printed) for name in names]
+        for index, scenario in enumerate(scenarios):
+            if scenario.name not in NOT_SERVED and scenario.faults:
+                warnings.warn(f"played again: {scenario.faults}", stacklevel=1)
+                printed = await _play(url, folder / scenario.name, "--scenario", scenario.name)
+                scenarios[index] = _read(folder / scenario.name, scenario.name, printed)
     return scenarios
 
 
