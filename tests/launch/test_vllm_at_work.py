@@ -17,10 +17,11 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
+from judged import Judged
 from launch_support import Toy, below, left_of
 from safetensors.torch import load_file
 from server_process import TIMEOUT_S, environment, serve_command
-from test_engines_at_work import VLLM_TOLERANCE, Judged, retrained
+from test_engines_at_work import retrained
 from test_real_vllm import FLAGS, START_S, settings_of, title
 from test_sglang_weights import free_port
 
@@ -88,7 +89,7 @@ async def play(client: AsyncClient, folders: dict[str, Path], version: str) -> N
         judged.add(await client.episode(rollout.episode.episode_id).turns(), folders)
     assert set(judged.tokens) == {version}, judged
     assert judged.tokens[version] > 20
-    assert max(judged.largest.values()) < VLLM_TOLERANCE, judged
+    judged.check()
     (info,) = (await client.engine()).values()
     assert (info.ok, info.weight_version, info.paused) == (True, version, False)
 
