@@ -82,7 +82,7 @@ class ScriptedEngine:
     called: asyncio.Event = field(default_factory=asyncio.Event)
     abort_events: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     controls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    slow_control: dict[str, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
     """Seconds before the answer, by path."""
     refuses: dict[str, str] = field(default_factory=dict)
     """What is answered once with 400, by path."""
@@ -152,6 +152,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         rid = (await request.json())["rid"]
         engine.aborted.append(rid)
         engine.abort_events[rid].set()
+        await asyncio.sleep(engine.slow.get(request.path, 0.0))
         return web.Response()
 
     async def control(request: web.Request) -> web.Response:
@@ -160,7 +161,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         if request.path in engine.drops:
             assert request.transport is not None
             request.transport.abort()
-        await asyncio.sleep(engine.slow_control.get(request.path, 0.0))
+        await asyncio.sleep(engine.slow.get(request.path, 0.0))
         refused = engine.refuses.pop(request.path, None)
         if engine.takes_versions:
             renamed = body.get("weight_version") or body.get("new_version")
@@ -171,6 +172,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         return web.json_response({"status": "ok"})
 
     async def model_info(request: web.Request) -> web.Response:
+        await asyncio.sleep(engine.slow.get(request.path, 0.0))
         return web.json_response(engine.model_info)
 
     async def server_info(request: web.Request) -> web.Response:

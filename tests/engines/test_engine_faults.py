@@ -327,10 +327,23 @@ async def test_closing_ends_calls_under_way(server: ScriptedEngine, stream: bool
             await call
 
 
+async def test_a_caller_that_leaves_waits_for_its_abort_no_longer_than_it_must(server: ScriptedEngine) -> None:
+    server.slow["/abort_request"] = 3600.0
+    server.streams(without_finish(), 3600.0)
+    async with attached(server, last_abort_s=0.2) as engine:
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1"))
+        await server.called.wait()
+        call.cancel()
+        done, _ = await asyncio.wait({call}, timeout=4.0)  # less than the setting's default
+        assert done
+        assert call.cancelled()
+    assert server.aborted == ["call-1"]
+
+
 async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_goes_on(
     server: ScriptedEngine,
 ) -> None:
-    server.slow_control["/update_weights_from_disk"] = 5.0
+    server.slow["/update_weights_from_disk"] = 5.0
     async with attached(server, weights_timeout_s=0.2) as engine:
         with pytest.raises(EngineTimeout):
             await engine.update_weights("folder", "v2")

@@ -36,6 +36,18 @@ async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
     await engine.close()
 
 
+async def test_an_engine_that_accepts_and_is_silent_is_asked_again(server: ScriptedEngine) -> None:
+    server.slow["/model_info"] = 3600.0
+    settings = SETTINGS.model_copy(update={"start_timeout_s": 30.0, "probe_timeout_s": 0.1})
+    engine = SGLangEngine(server.url, settings, vocab_size=10)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.start)
+        await anyio.sleep(0.3)
+        server.slow.clear()
+    assert engine.capabilities.vocab_size == 10
+    await engine.close()
+
+
 PROBE = TokenizerProbe(("hello", "<tag>"), ((1, 2), (9,)), 10)
 
 STARTS: dict[str, tuple[Callable[[ScriptedEngine], object], str]] = {

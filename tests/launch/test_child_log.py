@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import pytest
 
@@ -44,3 +45,17 @@ async def test_the_last_lines_alone_are_kept_and_all_are_logged(caplog: pytest.L
     with caplog.at_level(logging.INFO):
         assert await lines_of(b"".join(b"%d\n" % number for number in range(100)), kept=2) == ["98", "99"]
     assert [record.getMessage() for record in caplog.records] == [f"engine: {number}" for number in range(100)]
+
+
+async def test_what_several_children_hold_open_is_waited_for_together() -> None:
+    child_log = ChildLog("engine", 10)
+    held = []
+    for _ in range(4):
+        with child_log.writing() as descriptor:
+            held.append(os.dup(descriptor))
+    began = time.monotonic()
+    assert not await child_log.ended(0.5)
+    assert time.monotonic() - began < 1.5
+    for descriptor in held:
+        os.close(descriptor)
+    assert await child_log.ended(10.0)

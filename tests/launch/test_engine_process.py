@@ -54,6 +54,17 @@ async def started(toy: Toy, told: Told | None = None, **changes: Any) -> AsyncIt
         await process.stop()
 
 
+async def test_a_log_that_somebody_else_holds_open_delays_no_stop_beyond_its_limit(toy: Toy) -> None:
+    async with started(toy, log_end_s=0.2) as process:
+        held = os.open(f"/proc/{process.pid}/fd/1", os.O_WRONLY)
+        try:
+            began = anyio.current_time()
+            await process.stop()
+            assert anyio.current_time() - began < 4.0, "the setting's default is 5"
+        finally:
+            os.close(held)
+
+
 async def test_it_answers_at_its_url_and_nothing_is_left_after_stop(toy: Toy) -> None:
     toy.behave("children")
     toy.behave("orphan")

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,10 +72,11 @@ class ChildLog:
     async def ended(self, timeout_s: float | None = None) -> bool:
         """Waits until all that children wrote is read. False when one still held its end after ``timeout_s``."""
         readers = list(self._readers)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
 
         def join() -> bool:
             for reader in readers:
-                reader.join(timeout_s)
+                reader.join(None if until is None else max(until - time.monotonic(), 0.0))
             return not any(reader.is_alive() for reader in readers)
 
         return await anyio.to_thread.run_sync(join)

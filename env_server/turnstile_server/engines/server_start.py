@@ -26,8 +26,6 @@ T = TypeVar("T")
 POLL_S: Final = 0.25
 REPORT_S: Final = 10.0
 """Time between two log lines about an engine that is waited for."""
-PROBE_S: Final = 10.0
-"""Time for one answer while the engine is waited for, so that an engine that accepts and is silent is reported."""
 
 
 class ServerStart:
@@ -67,7 +65,7 @@ class ServerStart:
     async def first_answer(self, ask: Callable[[float], Awaitable[T]]) -> T:
         """Asks until the engine answers; ``reading`` bounds the time. ``ask(timeout_s)``: one question."""
         started = report_at = anyio.current_time()
-        patience_s = min(PROBE_S, self._settings.control_timeout_s)
+        patience_s = self._settings.probe_timeout_s
         while True:
             try:
                 return await ask(patience_s)

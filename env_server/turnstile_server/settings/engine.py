@@ -36,7 +36,19 @@ class EngineSettings(Section):
         600.0, gt=0, description="Time to the engine's first chunk (unstreamed: to its answer); then 504."
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
+    probe_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Time for one answer while the engine is waited for at start: one that accepts and is silent "
+        "is asked again, and reported.",
+    )
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
+    last_abort_s: float = Field(
+        5.0,
+        gt=0,
+        description="`sglang`, `vllm`: time to abort a call that has ended here without a finish; its caller "
+        "waits that long at most.",
+    )
     weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
     group_timeout_s: float = Field(
         60.0,

@@ -75,6 +75,9 @@ class LaunchSettings(Section):
         gt=0,
         description="Time for killed processes to be gone; then the server goes on without, and says so.",
     )
+    log_end_s: float = Field(
+        5.0, gt=0, description="Time to read the rest of an engine's log, once its processes are gone."
+    )
     log_lines: int = Field(40, ge=1, le=1000, description="Last lines of the engine's log that an error repeats.")
 
     @field_validator("inherit")

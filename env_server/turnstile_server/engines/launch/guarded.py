@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 GUARDIAN: Final = Path(__file__).with_name("guardian.py")
 STATUS_BYTES: Final = 1 << 16
 """Longest line of the guardian."""
-LOG_END_S: Final = 5.0
-"""Time to read the rest of the log, once its writers are gone."""
 
 
 @dataclass(frozen=True, slots=True)

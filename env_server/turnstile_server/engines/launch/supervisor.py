@@ -25,7 +25,7 @@ import anyio
 from turnstile_server.engines.child_log import ChildLog
 from turnstile_server.engines.http_client import EngineHttp
 from turnstile_server.engines.launch.command import HOST, check_launch, engine_command, missing_package
-from turnstile_server.engines.launch.guarded import LOG_END_S, EngineExit, GuardedProcess, start_guarded
+from turnstile_server.engines.launch.guarded import EngineExit, GuardedProcess, start_guarded
 from turnstile_server.engines.launch.restarts import Restart, RestartPolicy
 from turnstile_server.errors import EngineUnavailable, StartupError, TurnstileError
 from turnstile_server.settings import EngineSettings, LaunchSettings
@@ -33,8 +33,6 @@ from turnstile_server.settings import EngineSettings, LaunchSettings
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.25
-PROBE_S: Final = 10.0
-"""Time for one answer of an engine that is waited for."""
 REPORT_S: Final = 10.0
 """Time between two log lines about an engine that is waited for."""
 SHOWN_CHARS: Final = 160
@@ -220,7 +218,7 @@ class EngineProcess:
                 self._url = None
                 with anyio.CancelScope(shield=True):
                     await process.close()
-                    await self._log.ended(LOG_END_S)
+                    await self._log.ended(self._launch.log_end_s)
                 self._process = None
 
     async def _until_ready(self, process: GuardedProcess, url: str) -> None:
@@ -256,7 +254,7 @@ class EngineProcess:
                     report_at = now + REPORT_S
                     log.info("waiting for the engine: %s", waited)
                 try:
-                    status, _ = await http.request("GET", "/health", timeout_s=PROBE_S)
+                    status, _ = await http.request("GET", "/health", timeout_s=self._settings.probe_timeout_s)
                 except TurnstileError:
                     status = 0
                 if status == 200:

@@ -10,8 +10,7 @@ Rids are used once and must not be prefixes of each other: SGLang's scheduler ab
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ import anyio
 import numpy as np
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
+from turnstile_server.engines.aborts import abort_ended, logged
 from turnstile_server.engines.call_checks import check_input, check_output, check_start
 from turnstile_server.engines.http_client import EngineHttp, EngineReply
 from turnstile_server.engines.model_config import read_vocab_size
@@ -47,10 +47,8 @@ from turnstile_server.engines.sglang.weights import SGLangWeights
 from turnstile_server.engines.sglang.wire import ReplyReader, generate_body
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.engines.weights import UpdateWay, WeightBucket, WeightGroup
-from turnstile_server.errors import Conflict, EngineProtocolError, EngineRefused, StartupError, TurnstileError
+from turnstile_server.errors import Conflict, EngineProtocolError, EngineRefused, StartupError
 from turnstile_server.settings import EngineSettings
-
-log = logging.getLogger(__name__)
 
 _ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 """SGLang's router (SMG) sends equal keys to one replica, whose prefix cache then holds the episode."""
@@ -58,9 +56,6 @@ _ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 ABORT_INTERVAL_S: Final = 0.2
 ABORT_REPEATS: Final = 10
 """SGLang forgets an abort that comes before it has registered the call, so the abort is repeated."""
-
-LAST_ABORT_S: Final = 5.0
-"""Time to abort a call that has ended here without a finish; its caller waits that long at most."""
 
 
 class SGLangEngine(Engine):
@@ -197,12 +192,10 @@ class SGLangEngine(Engine):
                 return
             await anyio.sleep(ABORT_INTERVAL_S)
             if self._calls.get(rid) is call:
-                await _logged(self._post_abort(rid))
+                await logged(self._post_abort(rid))
 
     async def _abort_ended(self, rid: str) -> None:
-        """Aborts a call that has ended here without a finish. Its caller may have been cancelled."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LAST_ABORT_S):
-            await _logged(self.abort(rid))
+        await abort_ended(self.abort(rid), self._settings.last_abort_s)
 
     async def _post_abort(self, rid: str) -> None:
         await self._control.post("/abort_request", {"rid": rid})
@@ -240,7 +233,7 @@ class SGLangEngine(Engine):
                 await self._weights.from_disk(path, version, mode)
             except BaseException:
                 with anyio.CancelScope(shield=True):
-                    await _logged(self._resume_unasked(), "the engine could not be resumed")
+                    await logged(self._resume_unasked(), "the engine could not be resumed")
                 raise
             await self._resume_unasked()
 
@@ -317,15 +310,7 @@ class SGLangEngine(Engine):
             await anyio.sleep(ABORT_INTERVAL_S)  # until SGLang has passed the calls on to its scheduler
             async with anyio.create_task_group() as group:
                 for rid in aborts:
-                    group.start_soon(_logged, self.abort(rid))
-
-
-async def _logged(action: Awaitable[None], failed: str = "a call could not be aborted on the engine") -> None:
-    """Awaits what nothing depends on."""
-    try:
-        await action
-    except TurnstileError as error:
-        log.warning("%s: %s", failed, error.message)
+                    group.start_soon(logged, self.abort(rid))
 
 
 def create(context: EngineContext) -> SGLangEngine:

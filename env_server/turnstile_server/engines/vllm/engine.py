@@ -11,8 +11,7 @@ Of ``docs/engines/vllm.md`` this module keeps what concerns calls; ``weights`` k
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ import anyio
 import orjson
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
+from turnstile_server.engines.aborts import abort_ended, logged
 from turnstile_server.engines.call_checks import check_input, check_output
 from turnstile_server.engines.http_client import EngineHttp, EngineReply
 from turnstile_server.engines.model_config import read_vocab_size
@@ -48,18 +48,12 @@ from turnstile_server.errors import (
     EngineRefused,
     EngineUnavailable,
     StartupError,
-    TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
-
-log = logging.getLogger(__name__)
 
 ABORT_INTERVAL_S: Final = 0.1
 """vLLM loses an abort that comes within some milliseconds of its call, so it is repeated until the call has
 ended."""
-
-LAST_ABORT_S: Final = 5.0
-"""Time to abort a call that has ended here without a finish; its caller waits that long at most."""
 
 LOWEST_TEMPERATURE: Final = 0.01
 """vLLM samples at this one where a lower one above 0 is asked (sampling_params.py: _MAX_TEMP)."""
@@ -153,7 +147,8 @@ class VLLMEngine(Engine):
         finally:
             self._calls.end(call)
             if not settled:
-                await self._abort_ended(rid)
+                # vLLM notices, too, that the connection is closed: once is enough.
+                await abort_ended(self._post_abort(rid), self._settings.last_abort_s)
 
     async def _whole(
         self, reply: EngineReply, call: VllmCall, input_ids: Int32Array
@@ -193,13 +188,7 @@ class VLLMEngine(Engine):
             while call is not None and self._calls.runs(call):
                 await anyio.sleep(ABORT_INTERVAL_S)
                 if self._calls.runs(call):
-                    await _logged(self._post_abort(rid))
-
-    async def _abort_ended(self, rid: str) -> None:
-        """Aborts a call that has ended here without a finish. Its caller may have been cancelled. Its connection
-        is closed, which vLLM notices too, so once is enough."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LAST_ABORT_S):
-            await _logged(self._post_abort(rid))
+                    await logged(self._post_abort(rid))
 
     async def _post_abort(self, rid: str) -> None:
         body = orjson.dumps({"request_ids": [f"{ID_PREFIX}{rid}"]})
@@ -302,14 +291,6 @@ def _why_not(way: UpdateWay, facts: VllmFacts) -> str:
 def _priority(origin: CallOrigin) -> int:
     """vLLM runs lower numbers first: those of a higher priority, then those of older groups."""
     return int(origin.group_since * 1000) - origin.priority * PRIORITY_STEP
-
-
-async def _logged(abort: Awaitable[None]) -> None:
-    """Awaits an abort that nothing depends on."""
-    try:
-        await abort
-    except TurnstileError as error:
-        log.warning("a call could not be aborted on the engine: %s", error.message)
 
 
 def create(context: EngineContext) -> VLLMEngine:
