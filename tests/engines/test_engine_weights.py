@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from engines_support import (
     LONG,
     Result,
@@ -19,6 +21,7 @@ from engines_support import (
     rid,
     tolerance_of,
 )
+from safetensors.torch import load_file, save_file
 
 from turnstile.models import Int32Array, PauseMode
 from turnstile_server.engines.protocol import Engine, EngineSampling
@@ -120,6 +123,19 @@ async def running_at_a_pause(
             return call
         await engine.resume()
     pytest.fail(f"{ATTEMPTS} calls ran to their end before a pause was answered")
+
+
+async def test_a_folder_with_a_name_that_the_model_has_not_keeps_the_old_weights(
+    target: Target, engine: Engine, other_served_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(other_served_model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"model.stray.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineRefused, match=r"model\.stray\.weight"):
+        await engine.update_weights(str(folder), "v9")
+    state = await engine.state()
+    assert (state.ok, state.weight_version, state.paused) == (True, target.first_version, False)
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])

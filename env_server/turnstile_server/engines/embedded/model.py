@@ -33,14 +33,14 @@ def weights_name(folder: Path) -> str:
 
 
 class LoadedModel:
-    """One set of weights. ``version`` names it; ``window`` is the model's context length. After ``release`` only
-    these facts are left."""
+    """One set of weights. ``version`` names it; ``window`` is the model's context length, ``unknown`` the names in
+    its folder that the model has no weights for. After ``release`` only these facts are left."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder = folder
         self.version = version
         self._model: Any
-        self._model, config = _load(folder)
+        self._model, config, self.unknown = _load(folder)
         self.vocab_size: int = config["vocab_size"]
         self.window: int = config["max_position_embeddings"]
         generation = self._model.generation_config.eos_token_id if self._model.generation_config else None
@@ -114,7 +114,7 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+def _load(folder: Path) -> tuple[Any, dict[str, Any], frozenset[str]]:
     if not folder.is_dir():
         raise ModelError("it is a file, not a folder" if folder.exists() else "there is no such folder")
     if not (folder / "config.json").is_file():
@@ -152,7 +152,7 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     for name in ("vocab_size", "max_position_embeddings"):
         if not isinstance(values.get(name), int):
             raise ModelError(f"its config.json has no {name}")
-    return model, values
+    return model, values, frozenset(report["unexpected_keys"])
 
 
 def _check_attention(config: dict[str, Any]) -> None:

@@ -359,6 +359,9 @@ class Scheduler:
         fresh = LoadedModel(folder, version)
         if (fresh.vocab_size, fresh.window) != (self._model.vocab_size, self._model.window):
             raise ModelError("its vocabulary or context length is not that of the model served")
+        unknown = sorted(fresh.unknown - self._model.unknown)
+        if unknown:
+            raise ModelError(f"the model served has no weights of {len(unknown)} names, the first is {unknown[0]}")
         self._retract()
         self._cache.forget()
         self._model = fresh
