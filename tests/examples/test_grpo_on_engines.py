@@ -64,7 +64,9 @@ class Engine:
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
-        self._http = httpx.Client(base_url=url, timeout=60.0)
+        # The server ends connections that idle, which a request may meet on its way.
+        unkept = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(base_url=url, timeout=60.0, limits=unkept)
 
     def version(self) -> str:
         path = "/model_info" if self.kind == "sglang" else "/weight_info"
