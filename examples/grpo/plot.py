@@ -20,7 +20,7 @@ SMOOTHED = 3
 """Steps over which a point of the reward curve is averaged."""
 
 TOLERANCE = 1e-4
-"""Nats by which an audit lets two log-probabilities differ; drawn as a line."""
+"""Nats that few tokens in float32 exceed; drawn as a line."""
 
 Entries = list[dict[str, Any]]
 

@@ -90,7 +90,7 @@ async def test_its_whole_run_is_recorded_although_it_drops_the_replies_it_cannot
         audit = await client.audit(run.episode.episode_id)
         assert audit.passed
         assert audit.max_abs_delta is not None
-        assert audit.max_abs_delta < 1e-4
+        assert audit.max_abs_delta < audit.tolerance
 
 
 async def test_it_mends_the_repository_when_the_model_calls_its_tool(tiny_model: Path, tmp_path: Path) -> None:

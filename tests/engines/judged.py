@@ -12,7 +12,7 @@ tokens by more than ``WORST``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,11 +42,8 @@ class Judged:
     """Tokens on an old cache."""
 
     def add(self, turns: Sequence[Turn], folders: dict[str, Path]) -> None:
-        paths: dict[str, np.ndarray] = {}
-        for turn in turns:
-            before = paths[turn.parent_id] if turn.parent_id is not None else np.empty(0, np.int32)
-            prompt = np.concatenate([before, turn.context_ids])
-            ids = paths[turn.turn_id] = np.concatenate([prompt, turn.completion_ids])
+        forwards: dict[tuple[Path, int], tuple[np.ndarray, np.ndarray]] = {}
+        for turn, start, path in _on_longest_paths(turns):
             for span in turn.weight_spans:
                 if span.version == UNKNOWN_WEIGHTS:  # interrupted after an update that it lived through
                     assert turn.finish_reason == "abort"
@@ -54,20 +51,41 @@ class Judged:
                 if span.stale_kv:
                     self.stale += span.end - span.start
                     continue
-                folder = folders[span.version]
-                expected = reference_logprobs(folder, ids, len(prompt), 1.0, torch.float64)
-                rounding = np.abs(reference_logprobs(folder, ids, len(prompt), 1.0) - expected)
-                off = np.abs(expected - turn.logprobs)
-                mean = float(off[span.start : span.end].mean())
-                self.means[span.version] = max(self.means[span.version], mean)
-                gap = np.maximum(off - rounding, 0.0)[span.start : span.end]
-                if float(gap.max()) > self.largest[span.version]:
-                    at = span.start + int(gap.argmax())
-                    self.worst[span.version] = (float(turn.logprobs[at]), float(expected[at]))
-                    self.largest[span.version] = float(gap.max())
-                self.tokens[span.version] += span.end - span.start
+                key = (folders[span.version], id(path))
+                if key not in forwards:
+                    exact = reference_logprobs(key[0], path, 1, 1.0, torch.float64)
+                    forwards[key] = exact, np.abs(reference_logprobs(key[0], path, 1, 1.0) - exact)
+                sampled, of_path = slice(span.start, span.end), slice(start + span.start - 1, start + span.end - 1)
+                exact, rounding = (values[of_path] for values in forwards[key])
+                self._compare(span.version, turn.logprobs[sampled], exact, rounding)
+
+    def _compare(self, version: str, recorded: np.ndarray, exact: np.ndarray, rounding: np.ndarray) -> None:
+        off = np.abs(exact - recorded)
+        self.means[version] = max(self.means[version], float(off.mean()))
+        beyond = np.maximum(off - rounding, 0.0)
+        at = int(beyond.argmax())
+        if float(beyond[at]) > self.largest[version]:
+            self.worst[version] = (float(recorded[at]), float(exact[at]))
+            self.largest[version] = float(beyond[at])
+        self.tokens[version] += len(recorded)
 
     def check(self) -> None:
         """Every token on a fresh cache has the logprob of its version."""
         assert max(self.means.values()) < MEAN, self
         assert max(self.largest.values()) < WORST, self
+
+
+def _on_longest_paths(turns: Sequence[Turn]) -> Iterator[tuple[Turn, int, np.ndarray]]:
+    """Each turn, where its completion starts, and the ids of a longest path that has it: one forward serves all of
+    them. ``turns``: parents before children."""
+    starts: dict[str, int] = {}
+    paths: dict[str, np.ndarray] = {}
+    for turn in turns:
+        before = paths[turn.parent_id] if turn.parent_id is not None else np.empty(0, np.int32)
+        starts[turn.turn_id] = len(before) + len(turn.context_ids)
+        paths[turn.turn_id] = np.concatenate([before, turn.context_ids, turn.completion_ids])
+    for turn in reversed(turns):
+        if turn.parent_id is not None and len(paths[turn.turn_id]) > len(paths[turn.parent_id]):
+            paths[turn.parent_id] = paths[turn.turn_id]
+    for turn in turns:
+        yield turn, starts[turn.turn_id], paths[turn.turn_id]

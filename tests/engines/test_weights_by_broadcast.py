@@ -161,6 +161,7 @@ async def test_the_workers_of_two_servers_join_one_group(
     assert [(info.weight_version, info.paused) for info in infos] == [(version, False)] * RANKS
 
 
+@pytest.mark.thorough
 async def test_the_command_broadcasts_a_folder(
     urls: tuple[str, ...], folders: dict[str, Path], tmp_path: Path
 ) -> None:

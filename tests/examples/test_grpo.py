@@ -238,7 +238,7 @@ def test_two_steps_of_the_loop_learn_from_exact_tokens(short_run: Path) -> None:
         assert entry["tokens"] > 0
         assert entry["gradient_norm"] > 0
     first = next(entry for entry in entries if entry["kind"] == "step")
-    assert first["fresh_gap"] < 1e-4
+    assert first["fresh_gap"] < 1e-3
     assert abs(first["drift"]) < 1e-4
     assert [folder.name for folder in short_run.glob("v*")] == ["v2"]
 

@@ -24,8 +24,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from engines_support import TOLERANCE, VLLM_TOLERANCE
-from judged import WORST, Judged
+from judged import MEAN, WORST, Judged
 from safetensors.torch import load_file
 
 from local import ROOT
@@ -135,7 +134,7 @@ def play(engine: Engine, url: str, out: Path) -> list[Served]:
         return served()
 
 
-def check_log(out: Path, tolerance: float) -> None:
+def check_log(out: Path) -> None:
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in entries] == ["held out", "monitor", *["step"] * STEPS, "held out"]
     steps = [entry for entry in entries if entry["kind"] == "step"]
@@ -145,8 +144,8 @@ def check_log(out: Path, tolerance: float) -> None:
         assert step["tokens"] > 0
         assert step["gradient_norm"] > 0
         assert step["lag"] == 0.0
-        assert step["fresh_gap"] < tolerance
-        assert abs(step["drift"]) < tolerance
+        assert step["fresh_gap"] < WORST
+        assert abs(step["drift"]) < MEAN
 
 
 def check_weights(out: Path) -> dict[str, Path]:
@@ -199,12 +198,12 @@ def judge(episodes: list[list[Turn]], folders: dict[str, Path]) -> None:
     assert max(mistaken.largest.values()) > 10 * WORST, mistaken
 
 
-def check_run(engine: Engine, url: str, out: Path, tolerance: float) -> list[Served]:
+def check_run(engine: Engine, url: str, out: Path) -> list[Served]:
     """Plays and checks all that is the same on every engine. Gives the weights of the run that were served."""
     first, *served = play(engine, url, out)
     assert (first.version, first.folder) == ("default", str(TINY))
     assert [weights.version for weights in served] == [str(version) for version in range(STEPS + 1)]
-    check_log(out, tolerance)
+    check_log(out)
     folders = check_weights(out)
     episodes = asyncio.run(_turns(out))
     check_turns(episodes, served)
@@ -213,17 +212,19 @@ def check_run(engine: Engine, url: str, out: Path, tolerance: float) -> list[Ser
 
 
 @pytest.mark.sglang
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_on_sglang_every_step_is_served_from_tensors_and_sampled_from(tmp_path: Path) -> None:
     with sglang_server(TINY) as url:
-        served = check_run(Engine("sglang", url), url, tmp_path / "run", TOLERANCE)
+        served = check_run(Engine("sglang", url), url, tmp_path / "run")
     assert {weights.folder for weights in served} == {str(TINY)}, "it was given a folder"
 
 
 @pytest.mark.vllm
+@pytest.mark.thorough
 @pytest.mark.timeout(TIMEOUT_S + PLAYED_S)
 def test_on_vllm_every_step_is_served_from_its_folder_and_sampled_from(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with vllm_server(TINY) as url:
-        served = check_run(Engine("vllm", url), url, out, VLLM_TOLERANCE)
+        served = check_run(Engine("vllm", url), url, out)
     assert [weights.folder for weights in served] == [str(out / f"v{version}") for version in range(STEPS + 1)]

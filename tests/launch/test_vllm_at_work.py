@@ -29,7 +29,7 @@ from turnstile import AsyncClient
 from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
 
-pytestmark = [pytest.mark.anyio, pytest.mark.vllm]
+pytestmark = [pytest.mark.anyio, pytest.mark.vllm, pytest.mark.thorough]
 
 KEY = "control-key-of-a-test"
 LIMITS = {"max_turns": 3, "max_completion_tokens": 48, "wall_s": START_S}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from turnstile import AsyncClient
 from turnstile.models import AuditReport, SampleSet
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Largest distance, in nats, between a recorded logprob and the engine's when it scores the token again."""
 
 

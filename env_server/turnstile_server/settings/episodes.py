@@ -64,7 +64,7 @@ class EpisodeSettings(Section):
     retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
     export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
     audit_tolerance: float = Field(
-        1e-4, gt=0, description="Largest |recorded − re-scored logprob|, in nats, that passes an audit."
+        1e-3, gt=0, description="Largest |recorded − re-scored logprob|, in nats, that passes an audit."
     )
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
     trained_share_alert: float = Field(
