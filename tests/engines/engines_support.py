@@ -75,6 +75,25 @@ def tolerance_of(engine: Engine) -> float:
     return VLLM_TOLERANCE if isinstance(engine, VLLMEngine) else TOLERANCE
 
 
+class Progress:
+    """How far a call is: for what must happen when some more of its tokens are there, however slow the engine."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._came = asyncio.Event()
+
+    def add(self, count: int) -> None:
+        self._count += count
+        self._came.set()
+        self._came = asyncio.Event()
+
+    async def more(self, count: int) -> None:
+        """Returns when ``count`` more tokens have come. The call must have as many to come."""
+        until = self._count + count
+        while self._count < until:
+            await self._came.wait()
+
+
 async def collect(
     engine: Engine,
     prompt: Int32Array,
@@ -84,6 +103,7 @@ async def collect(
     stream: bool = True,
     started: asyncio.Event | None = None,
     start_after: int = 1,
+    progress: Progress | None = None,
 ) -> Result:
     """Runs one call and checks the laws of its chunks. ``started`` is set at ``start_after`` tokens."""
     ids: list[Int32Array] = []
@@ -101,6 +121,8 @@ async def collect(
         versions += [chunk.weight_version] * len(chunk.ids)
         if chunk.finish is not None:
             finishes.append(chunk.finish)
+        if progress is not None:
+            progress.add(len(chunk.ids))
         if started is not None and sum(map(len, ids)) >= start_after:
             started.set()
     assert len(finishes) == 1

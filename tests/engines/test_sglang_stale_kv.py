@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines_support import TOLERANCE, Result, collect, probe_of, prompt_of, reference_logprobs
+from engines_support import TOLERANCE, Progress, Result, collect, probe_of, prompt_of, reference_logprobs
 
 from turnstile.models import Int32Array, new_id
 from turnstile_server.engines.protocol import EngineSampling
@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.sglang]
 
 LONG_ENOUGH = EngineSampling(max_new_tokens=1200, temperature=0.0)
 SHORT = EngineSampling(max_new_tokens=24, temperature=0.0)
+
+AWHILE = 200
+"""Tokens."""
 
 APART = 0.1
 """A logprob that is off by more was not made by a fresh forward of these weights."""
@@ -97,12 +100,12 @@ async def test_a_call_sent_before_and_started_after_is_marked_where_it_found_an_
 async def test_an_update_that_retracts_ends_the_mark(
     engine: SGLangEngine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
-    prompt, started = prompt_of(45, 50), asyncio.Event()
+    prompt, progress = prompt_of(45, 50), Progress()
     sampling = EngineSampling(max_new_tokens=2500, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), started=started))
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
+    await progress.more(1)
     await engine.update_weights(str(other_tiny_model), "placed-4", "in_place")
-    await asyncio.sleep(0.3)
+    await progress.more(AWHILE)
     await engine.update_weights(str(tiny_model), "retracted-1", "retract")
     folders = {"default": tiny_model, "placed-4": other_tiny_model, "retracted-1": tiny_model}
     marks = assert_marks_are_exact(prompt, await call, folders)
@@ -112,12 +115,12 @@ async def test_an_update_that_retracts_ends_the_mark(
 async def test_a_call_aborted_across_an_update_in_place_keeps_its_marks(
     engine: SGLangEngine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
-    prompt, started, rid = prompt_of(46, 50), asyncio.Event(), new_id("rid")
+    prompt, progress, rid = prompt_of(46, 50), Progress(), new_id("rid")
     sampling = EngineSampling(max_new_tokens=3000, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid, started=started))
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid, progress=progress))
+    await progress.more(1)
     await engine.update_weights(str(other_tiny_model), "placed-5", "in_place")
-    await asyncio.sleep(0.3)
+    await progress.more(AWHILE)
     await engine.abort(rid)
     result = await call
     assert result.finish.reason == "abort"
