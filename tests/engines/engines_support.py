@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnstile.models import Float32Array, Int32Array, new_id
+from turnstile.models import Float32Array, Int32Array, PauseMode, new_id
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.protocol import CallOrigin, Engine, EngineFinish, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
@@ -30,6 +31,12 @@ LONG = EngineSampling(max_new_tokens=3900, temperature=0.0)
 """A call that takes seconds; greedy, because the tiny model then never happens to sample its end token."""
 
 CONTEXT = 4096
+
+ATTEMPTS = 3
+"""On a busy machine a test's process may get no turn for as long as a call takes, which then runs to its end
+before what was to change it was asked for. Another call is begun, that often."""
+ON_THEIR_WAY_S = 0.5
+"""What the engine had sampled before a pause has come after that."""
 
 
 def rid() -> str:
@@ -133,6 +140,24 @@ async def collect(
     assert [span.start for span in spans] == [0, *[span.end for span in spans]][: len(spans)]
     assert (spans[-1].end if spans else 0) == total
     return Result(np.concatenate(ids), np.concatenate(logprobs), finishes[0], len(ids), tolerance_of(engine))
+
+
+async def running_at_a_pause(
+    engine: Engine, prompt: Int32Array, sampling: EngineSampling, mode: PauseMode, *, start_after: int = 1
+) -> asyncio.Task[Result]:
+    """Pauses while a call runs that has ``start_after`` tokens, and gives that call."""
+    for _ in range(ATTEMPTS):
+        started = asyncio.Event()
+        call = asyncio.create_task(
+            collect(engine, prompt, sampling, rid=rid(), started=started, start_after=start_after)
+        )
+        await started.wait()
+        await engine.pause(mode)
+        await asyncio.wait({call}, timeout=ON_THEIR_WAY_S)
+        if not call.done() or len(call.result().ids) < sampling.max_new_tokens:
+            return call
+        await engine.resume()
+    pytest.fail(f"{ATTEMPTS} calls ran to their end before a pause was answered")
 
 
 @cache

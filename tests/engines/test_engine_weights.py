@@ -12,25 +12,22 @@ import pytest
 import torch
 from engines_support import (
     LONG,
-    Result,
     Target,
     assert_true_logprobs,
     collect,
     prompt_of,
     reference_logprobs,
     rid,
+    running_at_a_pause,
     tolerance_of,
 )
 from safetensors.torch import load_file, save_file
 
-from turnstile.models import Int32Array, PauseMode
+from turnstile.models import PauseMode
 from turnstile_server.engines.protocol import Engine, EngineSampling
 from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable
 
 pytestmark = pytest.mark.anyio
-
-ATTEMPTS = 3
-ON_THEIR_WAY_S = 0.5
 
 
 async def test_new_weights_are_served_under_their_version(
@@ -105,24 +102,6 @@ async def test_a_folder_that_cannot_be_loaded_keeps_the_old_weights(
     prompt = prompt_of(21, 10)
     result = await collect(engine, prompt, EngineSampling(max_new_tokens=10, temperature=0.0), rid=rid())
     assert_true_logprobs(served_model, prompt, result, 0.0)
-
-
-async def running_at_a_pause(
-    engine: Engine, prompt: Int32Array, sampling: EngineSampling, mode: PauseMode
-) -> asyncio.Task[Result]:
-    """Pauses while a call runs, and gives that call. On a busy machine this process may get no turn for as long as
-    a call takes, which then ran to its end before the pause was asked for or answered, and whose last tokens may
-    still be on their way: another is begun."""
-    for _ in range(ATTEMPTS):
-        started = asyncio.Event()
-        call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started))
-        await started.wait()
-        await engine.pause(mode)
-        await asyncio.wait({call}, timeout=ON_THEIR_WAY_S)
-        if not call.done() or len(call.result().ids) < sampling.max_new_tokens:
-            return call
-        await engine.resume()
-    pytest.fail(f"{ATTEMPTS} calls ran to their end before a pause was answered")
 
 
 async def test_a_folder_with_a_name_that_the_model_has_not_keeps_the_old_weights(

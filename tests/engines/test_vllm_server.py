@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engines_support import (
+    ATTEMPTS,
     CONTEXT,
     LONG,
     VLLM_TOLERANCE,
@@ -22,6 +23,8 @@ from engines_support import (
     probe_of,
     prompt_of,
     reference_logprobs,
+    rid,
+    running_at_a_pause,
 )
 from safetensors.torch import load_file, save, save_file
 
@@ -40,11 +43,6 @@ LASTING = EngineSampling(max_new_tokens=3500, temperature=0.0)
 
 TURNS = 10
 """A tenth of the aborts that are sent while a call runs to its end, on a machine that is not busy."""
-ATTEMPTS = 5
-
-
-def rid() -> str:
-    return new_id("rid")
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +88,8 @@ def difference(folder: Path, prompt: Int32Array, result: Result, start: int, end
 async def test_an_update_in_place_marks_exactly_the_tokens_on_an_old_cache(
     engine: VLLMEngine, old: Path, new: Path
 ) -> None:
-    prompt, started = prompt_of(31, 300), asyncio.Event()
-    running = asyncio.create_task(collect(engine, prompt, LASTING, rid=rid(), started=started, start_after=20))
-    await started.wait()
-    await engine.pause("in_place")
+    prompt = prompt_of(31, 300)
+    running = await running_at_a_pause(engine, prompt, LASTING, "in_place", start_after=20)
     arrived = asyncio.create_task(collect(engine, prompt, GREEDY, rid=rid()))
     await asyncio.sleep(0.3)
     version = new_id("rid")
@@ -116,10 +112,8 @@ async def test_an_update_in_place_marks_exactly_the_tokens_on_an_old_cache(
 async def test_an_update_marks_nothing_where_the_cache_is_dropped(
     engine: VLLMEngine, old: Path, new: Path
 ) -> None:
-    prompt, started = prompt_of(32, 300), asyncio.Event()
-    running = asyncio.create_task(collect(engine, prompt, LASTING, rid=rid(), started=started, start_after=20))
-    await started.wait()
-    await engine.pause("in_place")
+    prompt = prompt_of(32, 300)
+    running = await running_at_a_pause(engine, prompt, LASTING, "in_place", start_after=20)
     await engine.pause("retract")
     await engine.update_weights(str(new), new_id("rid"))
     await engine.resume()
@@ -130,10 +124,8 @@ async def test_an_update_marks_nothing_where_the_cache_is_dropped(
 
 
 async def test_a_pause_without_an_update_marks_nothing(engine: VLLMEngine, old: Path) -> None:
-    prompt, started = prompt_of(33, 20), asyncio.Event()
-    running = asyncio.create_task(collect(engine, prompt, LASTING, rid=rid(), started=started))
-    await started.wait()
-    await engine.pause("in_place")
+    prompt = prompt_of(33, 20)
+    running = await running_at_a_pause(engine, prompt, LASTING, "in_place")
     await engine.resume()
     result = await running
     assert [span.stale_kv for span in result.finish.weight_spans] == [False]
