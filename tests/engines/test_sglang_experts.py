@@ -169,20 +169,20 @@ async def test_a_dialogue_has_the_experts_that_an_independent_forward_routes_to(
     assert moe_engine.capabilities.experts == SHAPE
     async with staged(moe_model, tmp_path, engine=moe_engine) as stage:
         episode = await stage.episode()
-        agent = stage.agent(episode)
         messages: list[Any] = [{"role": "user", "content": "count to three"}]
-        for streamed in (False, True, False):
-            if streamed:
-                text = ""
-                async for part in await agent.chat.completions.create(
-                    model="m", max_tokens=30, messages=messages, stream=True
-                ):
-                    text += (part.choices[0].delta.content or "") if part.choices else ""
-            else:
-                answer = await agent.chat.completions.create(model="m", max_tokens=30, messages=messages)
-                text = answer.choices[0].message.content or ""
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
-        await agent.chat.completions.create(model="m", max_tokens=10, messages=messages[:3])
+        async with stage.agent(episode) as agent:
+            for streamed in (False, True, False):
+                if streamed:
+                    text = ""
+                    async for part in await agent.chat.completions.create(
+                        model="m", max_tokens=30, messages=messages, stream=True
+                    ):
+                        text += (part.choices[0].delta.content or "") if part.choices else ""
+                else:
+                    answer = await agent.chat.completions.create(model="m", max_tokens=30, messages=messages)
+                    text = answer.choices[0].message.content or ""
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+            await agent.chat.completions.create(model="m", max_tokens=10, messages=messages[:3])
         turns = (await stage.get(episode, "/turns"))["turns"]
         found = decode_samples((await stage.control.get(f"/episodes/{episode['episode_id']}/samples")).content)
     first, *later = turns
@@ -205,9 +205,11 @@ async def test_an_aborted_call_has_the_experts_of_its_tokens(
     prompt = np.arange(100, 130, dtype=np.int32)
     sampling = EngineSampling(max_new_tokens=2000, temperature=0.0, experts_from=0)
     ids: list[int] = []
+    aborted = False
     async for chunk in moe_engine.generate(prompt, sampling, rid="ab", origin=CallOrigin("e"), stream=True):
         ids += chunk.ids.tolist()
-        if len(ids) == 20:
+        if len(ids) >= 20 and not aborted:
+            aborted = True
             async with httpx.AsyncClient(base_url=moe_url) as raw:
                 await raw.post("/abort_request", json={"rid": "ab"})
         finish = chunk.finish
