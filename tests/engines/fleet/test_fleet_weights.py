@@ -9,6 +9,7 @@ import anyio
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, fleet_of, running, statuses, until
 
+from turnstile_server.engines.protocol import EngineState
 from turnstile_server.engines.weights import TensorBucket, WeightGroup
 from turnstile_server.errors import (
     Conflict,
@@ -252,6 +253,34 @@ async def test_a_sleeping_engine_that_cannot_be_reached_says_so_until_it_can() -
         await until(lambda: "wake it" in worker.detail)
         await fleet.wake()
         assert statuses(fleet) == ["fenced"]
+
+
+@pytest.mark.parametrize("late", [EngineState(True, "v0", False), EngineState(False, None, None, "it broke off")])
+async def test_a_late_answer_puts_no_engine_to_sleep_that_was_found_gone(late: EngineState) -> None:
+    """The health checks ask, and so does each ``GET /engine``."""
+    engine, asked, answered = ToldEngine(), anyio.Event(), anyio.Event()
+    unwatched = QUICK.model_copy(update={"health_interval_s": 60.0})
+
+    async def answer_late() -> EngineState:
+        asked.set()
+        await answered.wait()
+        return late
+
+    async def say_gone() -> EngineState:
+        return EngineState(False, None, None, "it ended", gone=True)
+
+    async with running(engine, settings=unwatched) as fleet:
+        await fleet.sleep()
+        (worker,) = fleet.roster.workers
+        engine.state = answer_late  # type: ignore[method-assign]
+        async with anyio.create_task_group() as group:
+            group.start_soon(fleet.roster.check, worker)
+            await asked.wait()
+            engine.state = say_gone  # type: ignore[method-assign]
+            await fleet.roster.check(worker)
+            assert worker.status == "down"
+            answered.set()
+        assert (worker.status, worker.detail, worker.gone) == ("down", "it ended", True)
 
 
 async def test_sleep_is_given_up_where_calls_do_not_end() -> None:

@@ -271,8 +271,8 @@ class Roster:
         state = None
         with anyio.move_on_after(self._settings.health_timeout_s):
             state = await worker.engine.state()
-        if self.lock.locked():
-            return
+        if self.lock.locked() or worker.status != "asleep":
+            return  # a check that was asked later may have found meanwhile that it is gone
         if state is not None and state.gone:
             self.down(worker, state.detail, gone=True)
             if not self.sleeping:  # nobody is left to be woken: calls that wait are to hear why
