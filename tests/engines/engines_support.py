@@ -87,18 +87,26 @@ class Progress:
 
     def __init__(self) -> None:
         self._count = 0
-        self._came = asyncio.Event()
+        self._ended = False
+        self._changed = asyncio.Event()
 
     def add(self, count: int) -> None:
         self._count += count
-        self._came.set()
-        self._came = asyncio.Event()
+        self._tell()
+
+    def end(self) -> None:
+        self._ended = True
+        self._tell()
 
     async def more(self, count: int) -> None:
-        """Returns when ``count`` more tokens have come. The call must have as many to come."""
+        """Returns when ``count`` more tokens have come or the call has ended, also by an error."""
         until = self._count + count
-        while self._count < until:
-            await self._came.wait()
+        while self._count < until and not self._ended:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 async def collect(
@@ -108,11 +116,19 @@ async def collect(
     *,
     rid: str,
     stream: bool = True,
-    started: asyncio.Event | None = None,
-    start_after: int = 1,
     progress: Progress | None = None,
 ) -> Result:
-    """Runs one call and checks the laws of its chunks. ``started`` is set at ``start_after`` tokens."""
+    """Runs one call, tells ``progress`` of it, and checks the laws of its chunks."""
+    try:
+        return await _collected(engine, prompt, sampling, rid, stream, progress)
+    finally:
+        if progress is not None:
+            progress.end()
+
+
+async def _collected(
+    engine: Engine, prompt: Int32Array, sampling: EngineSampling, rid: str, stream: bool, progress: Progress | None
+) -> Result:
     ids: list[Int32Array] = []
     logprobs: list[Float32Array] = []
     finishes: list[EngineFinish] = []
@@ -130,8 +146,6 @@ async def collect(
             finishes.append(chunk.finish)
         if progress is not None:
             progress.add(len(chunk.ids))
-        if started is not None and sum(map(len, ids)) >= start_after:
-            started.set()
     assert len(finishes) == 1
     spans = finishes[0].weight_spans
     total = sum(map(len, ids))
@@ -147,11 +161,9 @@ async def running_at_a_pause(
 ) -> asyncio.Task[Result]:
     """Pauses while a call runs that has ``start_after`` tokens, and gives that call."""
     for _ in range(ATTEMPTS):
-        started = asyncio.Event()
-        call = asyncio.create_task(
-            collect(engine, prompt, sampling, rid=rid(), started=started, start_after=start_after)
-        )
-        await started.wait()
+        progress = Progress()
+        call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), progress=progress))
+        await progress.more(start_after)
         await engine.pause(mode)
         await asyncio.wait({call}, timeout=ON_THEIR_WAY_S)
         if not call.done() or len(call.result().ids) < sampling.max_new_tokens:

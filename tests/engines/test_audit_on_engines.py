@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from engines_support import TOLERANCE, Result, Target, collect, probe_of, prompt_of, tolerance_of
+from engines_support import TOLERANCE, Progress, Result, Target, collect, probe_of, prompt_of, tolerance_of
 
 from capture.play import FACTS, Play, reply
 from capture.turns import make_turn
@@ -49,16 +49,12 @@ async def test_each_version_of_a_turn_passes_the_audit_while_it_is_served(
     target: Target, engine: Engine, temperature: float
 ) -> None:
     first, second = target.first_version, f"audit-{temperature}"
-    prompt, started = prompt_of(70, 40), asyncio.Event()
+    prompt = prompt_of(70, 40)
     # One token is enough to end such a call early, so it is asked for again.
     for _ in range(5):
-        sampling = EngineSampling(max_new_tokens=LENGTH, temperature=temperature)
-        call = asyncio.create_task(
-            collect(engine, prompt, sampling, rid=new_id("rid"), started=started, start_after=START_AFTER)
-        )
-        waiting = asyncio.create_task(started.wait())
-        await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        sampling, progress = EngineSampling(max_new_tokens=LENGTH, temperature=temperature), Progress()
+        call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
+        await progress.more(START_AFTER)
         if not call.done():
             break
         await call
@@ -92,12 +88,10 @@ async def test_tokens_on_an_old_attention_cache_are_far_apart_and_reported_apart
     await engine.start()
     served = (await engine.state()).weight_version
     assert served is not None
-    prompt, started = prompt_of(71, 40), asyncio.Event()
+    prompt, progress = prompt_of(71, 40), Progress()
     sampling = EngineSampling(max_new_tokens=LENGTH, temperature=0.0)
-    call = asyncio.create_task(
-        collect(engine, prompt, sampling, rid=new_id("rid"), started=started, start_after=START_AFTER)
-    )
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
+    await progress.more(START_AFTER)
     async with httpx.AsyncClient(base_url=sglang_url, timeout=60) as raw:
         try:
             await raw.post("/pause_generation", json={"mode": "in_place"})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines_support import CONTEXT, LONG, collect, prompt_of
+from engines_support import CONTEXT, LONG, Progress, collect, prompt_of
 from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
@@ -86,9 +86,9 @@ def names(folder: Path) -> list[str]:
 async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_model: Path) -> None:
     engine = embedded(tiny_model)
     await engine.start()
-    started = asyncio.Event()
-    call = asyncio.create_task(collect(engine, prompt_of(1, 5), LONG, rid="call-1", started=started))
-    await started.wait()
+    progress = Progress()
+    call = asyncio.create_task(collect(engine, prompt_of(1, 5), LONG, rid="call-1", progress=progress))
+    await progress.more(1)
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
@@ -123,10 +123,10 @@ async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Pat
 async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: Path, sockets: Path) -> None:
     engine = embedded(tiny_model)
     await engine.start()
-    pid, started = engine.pid, asyncio.Event()
+    pid, progress = engine.pid, Progress()
     assert pid is not None
-    call = asyncio.create_task(collect(engine, prompt_of(2, 5), LONG, rid="call-1", started=started))
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt_of(2, 5), LONG, rid="call-1", progress=progress))
+    await progress.more(1)
     await engine.close()
     with pytest.raises(EngineUnavailable):
         await call
@@ -158,9 +158,9 @@ async def test_only_this_user_reaches_the_socket_and_no_key_reaches_the_child(si
 
 
 async def test_calls_above_max_batch_wait_their_turn_and_may_be_aborted_there(single: EmbeddedEngine) -> None:
-    started = asyncio.Event()
-    first = asyncio.create_task(collect(single, prompt_of(3, 5), LONG, rid="first", started=started))
-    await started.wait()
+    progress = Progress()
+    first = asyncio.create_task(collect(single, prompt_of(3, 5), LONG, rid="first", progress=progress))
+    await progress.more(1)
     second = asyncio.create_task(collect(single, prompt_of(4, 5), SHORT, rid="second"))
     third = asyncio.create_task(collect(single, prompt_of(5, 5), SHORT, rid="third"))
     done, _ = await asyncio.wait({second, third}, timeout=0.3)

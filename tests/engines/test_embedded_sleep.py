@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from engines_support import CONTEXT, TOLERANCE, collect, prompt_of, reference_logprobs
+from engines_support import CONTEXT, TOLERANCE, Progress, collect, prompt_of, reference_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from turnstile import AsyncClient, AsyncEpisodeHandle, errors
@@ -234,10 +234,10 @@ async def test_it_sleeps_on_where_its_folder_is_gone_and_wakes_when_it_is_back(
 
 async def test_a_child_with_calls_refuses_to_sleep_and_goes_on(own_engine: EmbeddedEngine) -> None:
     """Its fleet waits until it is idle; alone it is asked at once."""
-    begun = asyncio.Event()
+    progress = Progress()
     sampling = EngineSampling(max_new_tokens=MANY, temperature=0.0)
-    call = asyncio.create_task(collect(own_engine, prompt_of(2, 5), sampling, rid="a", started=begun))
-    await begun.wait()
+    call = asyncio.create_task(collect(own_engine, prompt_of(2, 5), sampling, rid="a", progress=progress))
+    await progress.more(1)
     with pytest.raises(EngineRefused, match="calls run"):
         await own_engine.sleep()
     assert (await own_engine.state()).paused is False

@@ -14,6 +14,7 @@ from engines_support import (
     ATTEMPTS,
     CONTEXT,
     LONG,
+    Progress,
     Result,
     Target,
     assert_true_logprobs,
@@ -202,9 +203,9 @@ async def test_closing_the_iterator_early_frees_the_engine(engine: Engine) -> No
 
 
 async def test_a_cancelled_caller_frees_the_engine(engine: Engine) -> None:
-    name, started = rid(), asyncio.Event()
-    call = asyncio.create_task(collect(engine, prompt_of(14, 10), LONG, rid=name, started=started))
-    await started.wait()
+    name, progress = rid(), Progress()
+    call = asyncio.create_task(collect(engine, prompt_of(14, 10), LONG, rid=name, progress=progress))
+    await progress.more(1)
     call.cancel()
     async with asyncio.timeout(8):
         while True:

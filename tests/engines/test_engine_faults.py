@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from aiohttp import web
-from engines_support import collect
+from engines_support import Progress, collect
 from scripted_engine import ScriptedEngine, frames, scripted_engine, sse, whole
 from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
@@ -192,9 +192,9 @@ async def test_time_in_which_we_hold_the_engine_paused_does_not_count(server: Sc
     first, *rest = frames("stream_length_cumulative")
     server.streams(sse([first], done=False), 0.9, sse(rest))
     async with attached(server, chunk_timeout_s=0.4) as engine:
-        started = asyncio.Event()
-        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", started=started))
-        await started.wait()
+        progress = Progress()
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
+        await progress.more(1)
         await engine.pause("retract")
         await asyncio.sleep(0.7)
         await engine.resume()
@@ -262,9 +262,9 @@ async def test_leaving_a_stream_closes_its_connection_and_aborts(server: Scripte
             async with aclosing(chunks):
                 await anext(chunks)
         else:
-            started = asyncio.Event()
-            call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", started=started))
-            await started.wait()
+            progress = Progress()
+            call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
+            await progress.more(1)
             call.cancel()
             await asyncio.wait({call})
         await server.wait_for_abort("call-1")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from engines_support import (
     LONG,
+    Progress,
     Target,
     assert_true_logprobs,
     collect,
@@ -53,10 +54,10 @@ async def test_new_weights_are_served_under_their_version(
 async def test_weights_that_change_under_a_call_divide_it_into_exact_spans(
     target: Target, engine: Engine, served_model: Path, other_served_model: Path
 ) -> None:
-    prompt, started = prompt_of(20, 40), asyncio.Event()
+    prompt, progress = prompt_of(20, 40), Progress()
     sampling = EngineSampling(max_new_tokens=target.many, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), started=started, start_after=30))
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), progress=progress))
+    await progress.more(30)
     try:
         await engine.update_weights(str(other_served_model), "v2")
         result = await call

@@ -54,12 +54,12 @@ def assert_marks_are_exact(prompt: Int32Array, result: Result, folders: dict[str
 async def test_a_call_alive_across_an_update_in_place_is_marked_from_there_on(
     engine: SGLangEngine, tiny_model: Path, other_tiny_model: Path, stream: bool
 ) -> None:
-    prompt, started = prompt_of(41, 50), asyncio.Event()
+    prompt, progress = prompt_of(41, 50), Progress()
     call = asyncio.create_task(collect(engine, prompt, LONG_ENOUGH, rid=new_id("rid"), stream=stream))
     # A call that is sent later and streams says when the other one runs too.
-    beside = collect(engine, prompt_of(40, 9), LONG_ENOUGH, rid=new_id("rid"), started=started, start_after=20)
+    beside = collect(engine, prompt_of(40, 9), LONG_ENOUGH, rid=new_id("rid"), progress=progress)
     second = asyncio.create_task(beside)
-    await started.wait()
+    await progress.more(20)
     await engine.update_weights(str(other_tiny_model), "placed-1", "in_place")
     folders = {"default": tiny_model, "placed-1": other_tiny_model}
     assert assert_marks_are_exact(prompt, await call, folders) == [("default", False), ("placed-1", True)]
@@ -132,10 +132,10 @@ async def test_a_retracting_pause_after_an_update_in_place_empties_the_old_cache
     engine: SGLangEngine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
     """Retracted calls find no old prefix: what they sample from there on is that of a fresh forward."""
-    prompt, started = prompt_of(47, 50), asyncio.Event()
+    prompt, progress = prompt_of(47, 50), Progress()
     sampling = EngineSampling(max_new_tokens=2000, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), started=started))
-    await started.wait()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
+    await progress.more(1)
     await engine.update_weights(str(other_tiny_model), "placed-6", "in_place")
     await engine.pause("retract")
     await engine.resume()

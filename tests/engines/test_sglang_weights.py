@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines_support import assert_true_logprobs, collect, probe_of, prompt_of
+from engines_support import Progress, assert_true_logprobs, collect, probe_of, prompt_of
 from safetensors.torch import load_file, save_file
 
 from sglang_server import sglang_server
@@ -273,7 +273,7 @@ async def test_pieces_out_of_order_are_a_conflict(engine: SGLangEngine) -> None:
 
 
 async def test_the_load_counts_the_calls_that_run(engine: SGLangEngine) -> None:
-    started = asyncio.Event()
+    progress = Progress()
     calls = [
         asyncio.create_task(
             collect(
@@ -281,12 +281,12 @@ async def test_the_load_counts_the_calls_that_run(engine: SGLangEngine) -> None:
                 PROMPT,
                 EngineSampling(max_new_tokens=600, temperature=0.0),
                 rid=new_id("rid"),
-                started=started,
+                progress=progress,
             )
         )
         for _ in range(3)
     ]
-    await started.wait()
+    await progress.more(1)
     seen = 0
     while seen < 1 and not all(call.done() for call in calls):
         load = await engine.load()

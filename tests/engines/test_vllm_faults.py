@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from engines_support import collect, prompt_of
+from engines_support import Progress, collect, prompt_of
 from scripted_vllm import ScriptedVllm, body_of, frames, scripted_vllm, sse, whole
 
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
@@ -250,9 +250,9 @@ async def test_an_abort_repeats_until_the_call_has_ended(server: ScriptedVllm) -
     first, *rest = frames("stream_length")
     server.streams(sse([first], done=False), 1.0, sse(rest))
     async with attached(server) as engine:
-        started = asyncio.Event()
-        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", started=started))
-        await started.wait()
+        progress = Progress()
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
+        await progress.more(1)
         await engine.abort("call-1")
         assert call.done() or (await call)
     assert len(server.aborted) > 2

@@ -17,6 +17,7 @@ from engines_support import (
     CONTEXT,
     LONG,
     VLLM_TOLERANCE,
+    Progress,
     Result,
     assert_true_logprobs,
     collect,
@@ -169,9 +170,9 @@ async def test_an_abort_ends_a_call_however_soon_it_comes(engine: VLLMEngine, st
 
 
 async def test_a_rid_that_is_in_use_is_refused(engine: VLLMEngine) -> None:
-    name, started = rid(), asyncio.Event()
-    call = asyncio.create_task(collect(engine, prompt_of(35, 20), LONG, rid=name, started=started))
-    await started.wait()
+    name, progress = rid(), Progress()
+    call = asyncio.create_task(collect(engine, prompt_of(35, 20), LONG, rid=name, progress=progress))
+    await progress.more(1)
     with pytest.raises(EngineRefused, match="running already"):
         await collect(engine, prompt_of(35, 20), GREEDY, rid=name)
     await engine.abort(name)
