@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.protocol import Component, Grade, GradingTools, Work
 from turnstile_server.grading.registry import GRADERS, unknown_graders
@@ -31,7 +33,7 @@ class TaskGrader:
         settings: GradingSettings,
         task_settings: TaskSettings,
     ) -> None:
-        tools = GradingTools(provider, spec_of, settings, task_settings)
+        tools = GradingTools(provider, spec_of, settings, task_settings, anyio.Semaphore(settings.parallel))
         self._graders = {name: make(tools) for name, make in GRADERS.items()}
 
     async def grade(self, task: Task, work: Work) -> Grade:

@@ -1,14 +1,9 @@
-"""Grades by hidden tests, in a sandbox of its own, with material that the agent never had.
+"""Grades by hidden tests, in a copy of the task (``judged_copy``), with material that the agent never had.
 
-The order, in a sandbox in which no agent ever was: the clean task and its set-up; the agent's archive beside it;
-the diff applied by our own program; the archive removed; the hidden tests, last; the tests run as another user
-than the owner of everything before, and what they run of the work, by the launcher, as a third (``trust:
-boundary``).
+The hidden tests come last into the copy; they run as another user than the owner of everything before, and what
+they run of the work, by the launcher, as a third (``trust: boundary``).
 
-What must hold: the archive is never opened on the host; every sandbox made here is destroyed, also on
-cancellation; only deaths of sandboxes are tried again; work that cannot be taken over, breaks the tests, or ends
-every sandbox in which it is graded (where nothing shows that the machine did) scores 0; hidden tests that cannot
-run are TaskFailed; nothing else becomes a score.
+What must hold: hidden tests that cannot run are TaskFailed; work that breaks them scores 0.
 """
 
 from __future__ import annotations
@@ -16,13 +11,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from posixpath import dirname
 
-import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
 from turnstile_server.grading.programs import (
     AS_WORK,
     HIDDEN,
@@ -32,7 +26,6 @@ from turnstile_server.grading.programs import (
     PROGRAMS,
     PYTHON,
     SHARED,
-    pack_programs,
     private,
 )
 from turnstile_server.grading.protocol import Component, GradingTools, Work
@@ -42,15 +35,12 @@ from turnstile_server.grading.verdict import (
     HiddenTestsVerdict,
     blanket,
     read_command,
-    read_diff,
     read_tests,
 )
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
-from turnstile_server.tasks.model import Files, HiddenTests, Task
-from turnstile_server.tasks.tarball import pack
-from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.settings import GradingSettings
+from turnstile_server.tasks.model import HiddenTests, Task
 
-WORK = f"{PLACE}/work"
 TESTS = f"{PLACE}/tests"
 START = f"{PLACE}/start"
 """The work folder as the task ships it, for the canary of a command."""
@@ -59,7 +49,6 @@ _ROUNDS = 3
 _START_STATE = (INSIDE / "start_state.py").read_text()
 _NOT_THERE = 3
 _IS_THERE = f"import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else {_NOT_THERE})"
-RESULT_BYTES = 16 << 20
 RUNNER_GRACE_S = 30.0
 """The runner ends its tests in time by itself; it gets this much more to start and to report."""
 PROBE_S = 30.0
@@ -83,123 +72,46 @@ def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
     return {"AS_WORK": AS_WORK, "PYTHONPATH": ":".join(folders), "PYTHONSAFEPATH": "1", "TMPDIR": SHARED}
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """What is known of one attempt at a grading."""
-
-    with_work: bool = False
-    """The work had come into the sandbox, so what happened from then on may be its doing."""
-    error: SandboxFailed | SandboxUnavailable | None = None
-
-    @property
-    def lost(self) -> bool:
-        """Something outside ended it, as far as its sandbox shows."""
-        return not isinstance(self.error, SandboxFailed) or self.error.death is SandboxDeath.OUTSIDE
-
-
 class HiddenTestsGrader:
     """The component ``tests``: 1 when every expected test passes, else 0."""
 
     def __init__(self, tools: GradingTools) -> None:
-        self._provider = tools.sandboxes
-        self._spec_of = tools.spec_of
+        self._copies = JudgedCopies(tools)
         self._settings = tools.settings
-        self._task_settings = tools.tasks
-        self._places = anyio.Semaphore(tools.settings.parallel)
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
-        if task.tests is None or work.archive is None:
-            note = "no work was handed in"
-            return Component(0.0, {"tests": {"note": note}}, (f"tests: {note}",))
-        attempts: list[_Attempt] = []
-        async with self._places:
-            with anyio.move_on_after(self._settings.timeout_s):
-                for _ in range(self._settings.attempts):
-                    attempts.append(_Attempt())
-                    try:
-                        return await self._attempt(task, task.tests, work.archive, attempts[-1])
-                    except (SandboxFailed, SandboxUnavailable) as error:
-                        attempts[-1].error = error
-        if attempts[-1].error is None:
-            attempts[-1].error = SandboxFailed(
-                f"Grading took longer than {self._settings.timeout_s:g} s (grading.timeout_s)."
-            )
-        # One that never had the work says nothing of it: the work could end the one before at such a time that no
-        # other can begin.
-        latest = next((one for one in reversed(attempts) if one.with_work), attempts[-1])
-        assert latest.error is not None
-        if not latest.with_work or latest.lost:
-            raise latest.error
-        note = f"the work ended its own grading: {latest.error.message}"
-        return Component(0.0, {"tests": {"note": note}}, (f"tests: {note}",))
-
-    async def _attempt(self, task: Task, tests: HiddenTests, archive: bytes, attempt: _Attempt) -> Component:
-        if self._provider is None:
-            raise SandboxUnavailable(
-                "This task is graded by tests, and this server has no sandboxes to run them in."
-            )
-        sandbox = await self._provider.create(self._spec_of(task))
-        try:
-            await self._prepare(sandbox, task, tests)
-            attempt.with_work = True
-            diff = await self._apply_diff(sandbox, tests, archive)
-            if not diff.applied:
-                return Component(0.0, {"diff": dict(diff.detail)}, diff.summary)
-            verdict = await self._run(sandbox, tests)
-            if verdict.fault is not None:
-                raise TaskFailed(f"The hidden tests of task {task.id} cannot run: {verdict.fault}")
-            detail = {"diff": dict(diff.detail), "tests": {"trust": tests.trust, **verdict.detail}}
-            return Component(float(verdict.passed), detail, diff.summary + verdict.summary)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await sandbox.destroy()
-
-    async def _prepare(self, sandbox: Sandbox, task: Task, tests: HiddenTests) -> None:
-        try:
-            await prepare_workspace(sandbox, task, self._pack)
-            # Processes that the set-up left running could change files during the diff.
-            await sandbox.stop_all()
-            await sandbox.upload(await anyio.to_thread.run_sync(pack_programs), PROGRAMS)
-            if tests.runner == "command" and not await self._start_state(sandbox, "keep"):
-                raise TaskFailed(
-                    f"The files of task {task.id} cannot be copied beside it, which a `runner: command` needs."
-                )
-        except FileProblem as error:
-            raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
-
-    async def _apply_diff(self, sandbox: Sandbox, tests: HiddenTests, archive: bytes) -> DiffVerdict:
-        wrapped = await anyio.to_thread.run_sync(
-            lambda: pack(None, self._task_settings, extra={"work.tar": archive})
+        assert task.tests is not None  # else the task does not ask for this component
+        return await self._copies.judged(
+            task, work, _HiddenTestsJudge(task, task.tests, self._copies, self._settings)
         )
-        try:
-            await sandbox.upload(wrapped, WORK)
-        except FileProblem as error:
-            return DiffVerdict(False, detail={"refused": f"the work cannot be taken over: {error.message}"})
-        config = {
-            "work": f"{WORK}/work.tar",
-            "root": sandbox.workdir,
-            "shared": SHARED,
-            "protected": tests.protected,
-            "max_changed": self._settings.max_changed_files,
-            "max_shown": self._settings.max_shown,
-        }
-        diff = read_diff(
-            await sandbox.exec(
-                Command(
-                    argv=(*PYTHON, f"{PROGRAMS}/inside/workdiff.py"),
-                    cwd="/",
-                    stdin=json.dumps(config).encode(),
-                    timeout_s=self._settings.diff_timeout_s,
-                    max_output_bytes=RESULT_BYTES,
-                )
+
+
+class _HiddenTestsJudge:
+    """A ``CopyJudge``."""
+
+    component = "tests"
+
+    def __init__(self, task: Task, tests: HiddenTests, copies: JudgedCopies, settings: GradingSettings) -> None:
+        self._task = task
+        self._tests = tests
+        self._copies = copies
+        self._settings = settings
+        self.protected = tests.protected
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        if self._tests.runner == "command" and not await self._start_state(sandbox, "keep"):
+            raise TaskFailed(
+                f"The files of task {self._task.id} cannot be copied beside it, which a `runner: command` needs."
             )
-        )
-        if diff.fault is not None:
-            raise TaskFailed(diff.fault)
-        if diff.broken is not None:
-            raise SandboxFailed(diff.broken)
-        return diff
+
+    async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        tests = self._tests
+        verdict = await self._run(sandbox, tests)
+        if verdict.fault is not None:
+            raise TaskFailed(f"The hidden tests of task {self._task.id} cannot run: {verdict.fault}")
+        detail = {"diff": dict(diff.detail), "tests": {"trust": tests.trust, **verdict.detail}}
+        return Component(float(verdict.passed), detail, diff.summary + verdict.summary)
 
     async def _run(self, sandbox: Sandbox, tests: HiddenTests) -> HiddenTestsVerdict:
         folder = folder_of(tests)
@@ -245,7 +157,7 @@ class HiddenTestsGrader:
 
     async def _put_tests(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> None:
         """Raises FileProblem."""
-        archive = await anyio.to_thread.run_sync(self._pack, tests.files)
+        archive = await anyio.to_thread.run_sync(self._copies.pack, tests.files)
         if tests.trust == "boundary":
             parent, name = HIDDEN.rsplit("/", 1)
             closed = await anyio.to_thread.run_sync(private, archive, f"{name}{folder[len(HIDDEN) :]}")
@@ -296,9 +208,3 @@ class HiddenTestsGrader:
             return True
         probe = Command((*PYTHON, "-c", _IS_THERE, program), user=User.TESTS, timeout_s=PROBE_S)
         return (await sandbox.exec(probe)).exit_code != _NOT_THERE
-
-    def _pack(self, files: Files) -> bytes:
-        try:
-            return pack(files, self._task_settings)
-        except ValueError as error:
-            raise TaskFailed(f"The task's files cannot be used: {error}") from None

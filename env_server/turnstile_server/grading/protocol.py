@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import anyio
+
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -68,6 +70,8 @@ class GradingTools:
     """The sandbox that a task is graded in."""
     settings: GradingSettings
     tasks: TaskSettings
+    places: anyio.Semaphore
+    """``grading.parallel``: for sandboxes that judge."""
 
 
 class ComponentGrader(Protocol):

@@ -1,0 +1,179 @@
+"""A work judged in a copy of its task: a sandbox of its own in which no agent ever was.
+
+The order: the clean task and its set-up; what a judge needs before the work is there; the agent's archive beside
+it; the diff applied by our own program; the archive removed; then the judge, which may put hidden material there.
+
+What must hold: the archive is never opened on the host; every sandbox made here is destroyed, also on
+cancellation; only deaths of sandboxes are tried again; work that cannot be taken over, or ends every sandbox in
+which it is judged (where nothing shows that the machine did), scores 0; nothing else becomes a score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+
+from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.grading.programs import PLACE, PROGRAMS, PYTHON, SHARED, pack_programs
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.verdict import DiffVerdict, read_diff
+from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.tarball import pack
+from turnstile_server.tasks.workspace import prepare_workspace
+
+WORK = f"{PLACE}/work"
+RESULT_BYTES = 16 << 20
+
+
+class CopyJudge(Protocol):
+    """Judges one work in its copy."""
+
+    @property
+    def component(self) -> str:
+        """Name of the component that it gives."""
+        ...
+
+    @property
+    def protected(self) -> Sequence[str]:
+        """Globs of paths whose changes are left out of the diff."""
+        ...
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Before the work is there: the task, its set-up and our programs are. Raises as ``judge`` does."""
+        ...
+
+    async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        """Judges the work, which is in place; ``diff`` says what of it is. The component's detail and summary have
+        the diff's, too.
+
+        Raises TaskFailed, and SandboxFailed and SandboxUnavailable, which are tried again.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of one attempt at a grading."""
+
+    with_work: bool = False
+    """The work had come into the sandbox, so what happened from then on may be its doing."""
+    error: SandboxFailed | SandboxUnavailable | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Something outside ended it, as far as its sandbox shows."""
+        return not isinstance(self.error, SandboxFailed) or self.error.death is SandboxDeath.OUTSIDE
+
+
+class JudgedCopies:
+    """Makes the copies, at most ``grading.parallel`` at once over all graders."""
+
+    def __init__(self, tools: GradingTools) -> None:
+        self._provider = tools.sandboxes
+        self._spec_of = tools.spec_of
+        self._settings = tools.settings
+        self._task_settings = tools.tasks
+        self._places = tools.places
+
+    async def judged(self, task: Task, work: Work, judge: CopyJudge) -> Component:
+        """The component that ``judge`` gives. Raises as ``Grader.grade`` does."""
+        if work.archive is None:
+            return _none(judge, "no work was handed in")
+        attempts: list[_Attempt] = []
+        async with self._places:
+            with anyio.move_on_after(self._settings.timeout_s):
+                for _ in range(self._settings.attempts):
+                    attempts.append(_Attempt())
+                    try:
+                        return await self._attempt(task, judge, work.archive, attempts[-1])
+                    except (SandboxFailed, SandboxUnavailable) as error:
+                        attempts[-1].error = error
+        if attempts[-1].error is None:
+            attempts[-1].error = SandboxFailed(
+                f"Grading took longer than {self._settings.timeout_s:g} s (grading.timeout_s)."
+            )
+        # One that never had the work says nothing of it: the work could end the one before at such a time that no
+        # other can begin.
+        latest = next((one for one in reversed(attempts) if one.with_work), attempts[-1])
+        assert latest.error is not None
+        if not latest.with_work or latest.lost:
+            raise latest.error
+        return _none(judge, f"the work ended its own grading: {latest.error.message}")
+
+    async def _attempt(self, task: Task, judge: CopyJudge, archive: bytes, attempt: _Attempt) -> Component:
+        if self._provider is None:
+            raise SandboxUnavailable(
+                "This task is graded by tests, and this server has no sandboxes to run them in."
+            )
+        sandbox = await self._provider.create(self._spec_of(task))
+        try:
+            await self._prepare(sandbox, task, judge)
+            attempt.with_work = True
+            diff = await self._apply_diff(sandbox, judge, archive)
+            if not diff.applied:
+                return Component(0.0, {"diff": dict(diff.detail)}, diff.summary)
+            return await judge.judge(sandbox, diff)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sandbox.destroy()
+
+    async def _prepare(self, sandbox: Sandbox, task: Task, judge: CopyJudge) -> None:
+        try:
+            await prepare_workspace(sandbox, task, self.pack)
+            # Processes that the set-up left running could change files during the diff.
+            await sandbox.stop_all()
+            await sandbox.upload(await anyio.to_thread.run_sync(pack_programs), PROGRAMS)
+            await judge.prepare(sandbox)
+        except FileProblem as error:
+            raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
+
+    async def _apply_diff(self, sandbox: Sandbox, judge: CopyJudge, archive: bytes) -> DiffVerdict:
+        wrapped = await anyio.to_thread.run_sync(
+            lambda: pack(None, self._task_settings, extra={"work.tar": archive})
+        )
+        try:
+            await sandbox.upload(wrapped, WORK)
+        except FileProblem as error:
+            return DiffVerdict(False, detail={"refused": f"the work cannot be taken over: {error.message}"})
+        config = {
+            "work": f"{WORK}/work.tar",
+            "root": sandbox.workdir,
+            "shared": SHARED,
+            "protected": judge.protected,
+            "max_changed": self._settings.max_changed_files,
+            "max_shown": self._settings.max_shown,
+        }
+        diff = read_diff(
+            await sandbox.exec(
+                Command(
+                    argv=(*PYTHON, f"{PROGRAMS}/inside/workdiff.py"),
+                    cwd="/",
+                    stdin=json.dumps(config).encode(),
+                    timeout_s=self._settings.diff_timeout_s,
+                    max_output_bytes=RESULT_BYTES,
+                )
+            )
+        )
+        if diff.fault is not None:
+            raise TaskFailed(diff.fault)
+        if diff.broken is not None:
+            raise SandboxFailed(diff.broken)
+        return diff
+
+    def pack(self, files: Files) -> bytes:
+        """The task's files as a tar. Raises TaskFailed."""
+        try:
+            return pack(files, self._task_settings)
+        except ValueError as error:
+            raise TaskFailed(f"The task's files cannot be used: {error}") from None
+
+
+def _none(judge: CopyJudge, note: str) -> Component:
+    """Of work that was not judged, by its own doing."""
+    return Component(0.0, {judge.component: {"note": note}}, (f"{judge.component}: {note}",))
