@@ -13,7 +13,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, SandboxSettings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
@@ -113,6 +113,9 @@ class Watched:
             self.lost -= 1
             await destroy()
         return sandbox
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        return await self.inner.image_facts(image)
 
     async def close(self) -> None:
         await self.inner.close()

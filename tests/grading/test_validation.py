@@ -12,8 +12,8 @@ from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.registry import NoSandboxes
-from turnstile_server.settings import Settings, TaskSettings
-from turnstile_server.tasks.model import Task
+from turnstile_server.settings import GradingSettings, Settings, TaskSettings
+from turnstile_server.tasks.model import Task, WrongWork
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.worlds.episode_world import Worlds
 
@@ -54,9 +54,26 @@ async def test_a_proof_needs_1_and_not_1_twice(
     gold: list[float | Exception], empty: list[float | Exception], verdict: ProofVerdict, said: str
 ) -> None:
     nobody = NoSandboxes("none here")
-    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings())  # type: ignore[arg-type]
+    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
     validator = Validator(Fickle(gold, empty), parts)
     proof = await validator.prove(TASK)
     assert proof.verdict is verdict
     assert said in "".join(proof.problems)
     assert bool(proof.problems) is (verdict is not ProofVerdict.PROVEN)
+
+
+async def test_every_run_counts_and_a_wrong_work_must_score_what_it_says() -> None:
+    nobody = NoSandboxes("none here")
+    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
+    task = TASK.model_copy(update={"wrong": (WrongWork(name="half", reward=0.5, answer="almost"),)})
+    late = Fickle([1.0, 1.0, 1.0, 0.0], [0.0] * 4 + [0.5] * 4)
+    proof = await Validator(late, parts, runs=4).prove(task)
+    assert proof.problems == ("the gold solution scores 1, then 0 (in 1 of 4 runs another than the first)",)
+    assert [(work.work, work.rewards) for work in proof.works] == [
+        ("gold", (1.0, 1.0, 1.0, 0.0)),
+        ("nothing", (0.0,) * 4),
+        ("half", (0.5,) * 4),
+    ]
+    better = Fickle([1.0] * 2, [0.0] * 2 + [0.75] * 2)
+    proof = await Validator(better, parts).prove(task)
+    assert proof.problems == ("the wrong work 'half' scores 0.75, not 0.5",)

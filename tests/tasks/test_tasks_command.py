@@ -164,3 +164,41 @@ def test_a_tool_of_a_task_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "sound: function" in done.stderr
     assert "there is no file" in done.stderr
+
+
+def test_a_leak_of_the_solution_is_told_with_its_place(tmp_path: Path) -> None:
+    body = (
+        "    first_half = 1 + 0  # one\n    second_half = 0 + 1  # one more\n    return first_half + second_half\n"
+    )
+    fix = f"def two():\n{body}"
+    base = {"inline": {"lib.py": "def two(): return 3\n", "old.py": "", "build/lib.py.orig": fix}}
+    done = run("validate", written(tmp_path, base=base, gold={"files": {"inline": {"lib.py": fix}}}), *LOCAL)
+    assert done.exit_code == 1
+    assert (
+        "the gold solution can be read in the agent's sandbox: /workspace/build/lib.py.orig has 3 of its 3"
+        in done.output
+    )
+
+
+def test_a_work_that_is_known_to_be_wrong_is_proven_wrong(tmp_path: Path) -> None:
+    half = {"name": "half", "reward": 0, "files": {"inline": {"lib.py": "def two(): return 2.5\n"}}}
+    right = {"name": "right", "reward": 0, "files": {"inline": {"lib.py": "def two(): return 2\n"}}}
+    assert run("validate", written(tmp_path, wrong=[half]), *LOCAL).exit_code == 0
+    done = run("validate", written(tmp_path, wrong=[half, right]), *LOCAL)
+    assert (done.exit_code, "sound: the wrong work 'right' scores 1, not 0" in done.output) == (1, True), (
+        done.output
+    )
+
+
+def test_a_report_is_gone_on_with(tmp_path: Path) -> None:
+    report = str(tmp_path / "report.jsonl")
+    source = written(tmp_path)
+    assert run("validate", source, *LOCAL, "--report", report).exit_code == 0
+    first = Path(report).read_text()
+    assert run("validate", source, *LOCAL, "--report", report).exit_code == 2
+    assert run("validate", source, *LOCAL, "--resume").exit_code == 2
+    assert run("validate", source, *LOCAL, "--report", report, "--resume").exit_code == 0
+    assert Path(report).read_text() == first
+    written(tmp_path, instruction="y")
+    assert run("validate", source, *LOCAL, "--report", report, "--resume", "--runs", "3").exit_code == 0
+    assert len(Path(report).read_text().splitlines()) == 2

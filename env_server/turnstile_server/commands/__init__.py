@@ -6,8 +6,8 @@ Each name below is an entry point in ``pyproject.toml``, in the group ``turnstil
 commands shows. A new command is one line here and one there. This module imports nothing, so that listing the
 commands costs nothing.
 
-Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``, ``init`` (with
-the files of ``scaffold/``), ``agents``, ``doctor``, ``openenv_layout``.
+Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``,
+``validate_tasks``, ``init`` (with the files of ``scaffold/``), ``agents``, ``doctor``, ``openenv_layout``.
 """
 
 DEMO = (
@@ -37,8 +37,8 @@ TASKS = (
             "Show one task as YAML, without the parts that are hidden from agents.",
         ),
         "validate": (
-            "turnstile_server.commands.tasks:validate",
-            "Prove tasks: the gold solution scores 1, an empty one does not, twice the same.",
+            "turnstile_server.commands.validate_tasks:validate",
+            "Prove tasks: the gold solution scores 1, an empty one does not, every time the same; no leaks.",
         ),
     },
     "List, show and validate tasks.",

@@ -3,6 +3,6 @@ agent.
 
 Read ``protocol`` first (work, grade, and the seam for graders), then ``registry`` (the graders), ``grader`` (one
 reward from all components), ``judged_copy`` (the sandbox in which a work is judged), ``hidden_tests`` with
-``verdict`` and the programs in ``inside``, ``answers``, ``world``, and ``validation`` with ``world_validation`` (the
-proof that a task can be solved).
+``verdict`` and the programs in ``inside``, ``answers``, ``world``, and ``validation`` with ``world_validation``,
+``leaks`` and ``proof_report`` (the proof that a task can be solved, and only by solving it).
 """

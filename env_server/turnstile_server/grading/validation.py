@@ -1,4 +1,5 @@
-"""Proves a task: its gold solution scores 1, doing nothing does not, and both score the same a second time.
+"""Proves a task: its gold solution scores 1, doing nothing does not, works known to be wrong score what they must,
+all of it the same every time, and nothing that an agent can read holds the solution.
 
 The proof takes the path of an episode: the task's sandbox, files changed in it, the work folder fetched, and
 graded like any agent's work. Its findings are for the task's author.
@@ -7,8 +8,9 @@ graded like any agent's work. Its findings are for the task's author.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -17,13 +19,16 @@ import anyio.to_thread
 
 from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
+from turnstile_server.grading.leaks import LeakReport, find_leaks, secret_texts
 from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.world_validation import ProofParts, played, put_gold
-from turnstile_server.sandboxes.protocol import Sandbox
-from turnstile_server.tasks.model import Gold, Task
+from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
+from turnstile_server.tasks.model import Files, Gold, Task
 from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import prepare_workspace
+
+GOLD, NOTHING = "gold", "nothing"
 
 
 class ProofVerdict(StrEnum):
@@ -39,6 +44,19 @@ class ProofVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkRuns:
+    """One work, graded several times."""
+
+    work: str
+    """``gold``, ``nothing``, or the name of a wrong work."""
+    rewards: tuple[float | None, ...]
+    seconds: tuple[float, ...]
+    """Of each grading."""
+    flaky: Mapping[str, int] = field(default_factory=dict)
+    """Tests that failed in some of the runs: in how many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What was found out about one task."""
 
@@ -46,95 +64,197 @@ class Proof:
     verdict: ProofVerdict
     problems: tuple[str, ...]
     seconds: float
+    works: tuple[WorkRuns, ...] = ()
+    image: ImageFacts | None = None
+    """None where sandboxes have none."""
+    trust: str | None = None
+    """Of its hidden tests."""
+    leak_note: str | None = None
+    """Why leaks were not looked for, or not everywhere."""
 
 
 class Validator:
-    """Proves tasks."""
+    """Proves tasks. ``runs``: how often each work is graded, at least twice."""
 
-    def __init__(self, grader: Grader, parts: ProofParts) -> None:
+    def __init__(self, grader: Grader, parts: ProofParts, runs: int = 2) -> None:
         self._grader = grader
         self._parts = parts
+        self._runs = runs
 
     async def prove(self, task: Task) -> Proof:
         """Does not raise for a task that is wrong or sandboxes that fail: that is the proof's verdict."""
         began = time.monotonic()
+        found = _Findings()
         try:
-            verdict, problems = await self._prove(task)
+            found.image = await image_of(task, self._parts.provider)
+            verdict = await self._prove(task, found)
         except TurnstileError as error:
             infrastructure = error.fault is Fault.INFRASTRUCTURE
             verdict = ProofVerdict.NOT_TRIED if infrastructure else ProofVerdict.WRONG
-            problems = [error.message]
-        return Proof(task.id, verdict, tuple(problems), time.monotonic() - began)
+            found.problems.append(error.message)
+        return Proof(
+            task.id,
+            verdict,
+            tuple(found.problems),
+            time.monotonic() - began,
+            tuple(found.works),
+            found.image,
+            task.tests.trust if task.tests is not None else None,
+            found.leak_note,
+        )
 
-    async def _prove(self, task: Task) -> tuple[ProofVerdict, list[str]]:
+    async def _prove(self, task: Task, found: _Findings) -> ProofVerdict:
         if task.world is not None:
-            return await self._prove_world(task)
+            return await self._prove_world(task, found)
         if not task.graded:
-            return ProofVerdict.NOT_GRADED, []
+            return ProofVerdict.NOT_GRADED
         if task.gold is None:
-            return ProofVerdict.WRONG, ["it has no gold solution, so nothing shows that it can be solved"]
-        empty, gold = await self._works(task, task.gold)
-        problems = await self._visible(task)
-        for name, work, right in (("the gold solution", gold, True), ("the empty work", empty, False)):
-            grades = [await self._grader.grade(task, work) for _ in range(2)]
-            problems += _compared(name, grades, right=right)
-        return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
+            found.problems.append("it has no gold solution, so nothing shows that it can be solved")
+            return ProofVerdict.WRONG
+        found.problems += await self._visible(task)
+        works = await self._works(task, task.gold, found)
+        for name, shown, wanted in (
+            (GOLD, "the gold solution", _scores_1),
+            (NOTHING, "the empty work", _scores_less),
+            *((wrong.name, f"the wrong work {wrong.name!r}", _scores(wrong.reward)) for wrong in task.wrong),
+        ):
+            grades, seconds = [], []
+            for _ in range(self._runs):
+                began = time.monotonic()
+                grades.append(await self._grader.grade(task, works[name]))
+                seconds.append(time.monotonic() - began)
+            found.add(name, shown, grades, seconds, wanted)
+        return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
 
-    async def _prove_world(self, task: Task) -> tuple[ProofVerdict, list[str]]:
+    async def _prove_world(self, task: Task, found: _Findings) -> ProofVerdict:
         """Like any task, but each grade is of a world of its own, made from the same seed: a world that is not the
-        same twice shows itself in two grades that differ."""
+        same twice shows itself in grades that differ."""
         assert task.world is not None
         if not task.graded:
             await played(task, self._parts, solve=False)
-            return ProofVerdict.NOT_GRADED, []
+            return ProofVerdict.NOT_GRADED
         if task.gold is None and not task.world.solvable:
-            return ProofVerdict.WRONG, ["its world has no `solve`, so nothing shows that the task can be solved"]
-        problems = []
-        for name, solve in (("the known solution", True), ("doing nothing", False)):
-            grades = []
-            for _ in range(2):
-                begun, work = await played(task, self._parts, solve=solve)
+            found.problems.append("its world has no `solve`, so nothing shows that the task can be solved")
+            return ProofVerdict.WRONG
+        for name, shown, wanted in (
+            (GOLD, "the known solution", _scores_1),
+            (NOTHING, "doing nothing", _scores_less),
+        ):
+            grades, seconds = [], []
+            for _ in range(self._runs):
+                began = time.monotonic()
+                begun, work = await played(task, self._parts, solve=name == GOLD)
                 grades.append(await self._grader.grade(begun, work))
-            problems += _compared(name, grades, right=solve)
-        return (ProofVerdict.WRONG if problems else ProofVerdict.PROVEN), problems
+                seconds.append(time.monotonic() - began)
+            found.add(name, shown, grades, seconds, wanted)
+        return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
 
     async def _visible(self, task: Task) -> list[str]:
         """What is wrong with the tests' text."""
         if task.tests is None:
             return []
-        files = await anyio.to_thread.run_sync(read_files, task.tests.files, self._parts.tasks)
-        return runs_the_work(task.tests, files)
+        return runs_the_work(task.tests, await self._read(task.tests.files))
 
-    async def _works(self, task: Task, gold: Gold) -> tuple[Work, Work]:
-        """The work of an agent that does nothing, and of one that does what the gold solution says."""
+    async def _works(self, task: Task, gold: Gold, found: _Findings) -> dict[str, Work]:
+        """The works by name: of an agent that does nothing, that does what the gold solution says, and of each
+        that is known to be wrong. Looks for leaks where an agent would begin."""
+        golds = {GOLD: gold, **{wrong.name: wrong for wrong in task.wrong}}
         if not task.grades_files:
-            return Work(), Work(answer=gold.answer)
-        sandbox = await self._parts.provider.create(self._parts.spec_of(task))
-        try:
-            await prepare_workspace(sandbox, task, self._parts.archive_of)
-            empty = await self._fetch(sandbox)
-            await put_gold(sandbox, gold, self._parts.archive_of)
-            solved = await self._fetch(sandbox)
-        except FileProblem as error:
-            raise _wrong(task, error) from error
-        finally:
-            with anyio.CancelScope(shield=True):
-                await sandbox.destroy()
-        return Work(archive=empty), Work(archive=solved, answer=gold.answer)
+            found.leak_note = "only an answer is graded"
+            return {NOTHING: Work(), **{name: Work(answer=each.answer) for name, each in golds.items()}}
+        works: dict[str, Work] = {}
+        for name, each in golds.items():
+            sandbox = await self._parts.provider.create(self._parts.spec_of(task))
+            try:
+                await prepare_workspace(sandbox, task, self._parts.archive_of)
+                if name == GOLD:
+                    works[NOTHING] = Work(archive=await self._fetch(sandbox))
+                    await self._search(sandbox, task, gold, found)
+                await put_gold(sandbox, each, self._parts.archive_of)
+                works[name] = Work(archive=await self._fetch(sandbox), answer=each.answer)
+            except FileProblem as error:
+                raise FileProblem(
+                    f"The files of task {task.id} cannot be put in place: {error.message}"
+                ) from error
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.destroy()
+        return works
+
+    async def _search(self, sandbox: Sandbox, task: Task, gold: Gold, found: _Findings) -> None:
+        tests = task.tests.files if task.tests is not None else None
+        texts = secret_texts(await self._read(task.base), await self._read(gold.files), await self._read(tests))
+        report: LeakReport = await find_leaks(
+            sandbox, texts, self._parts.grading, own_image=found.image is not None
+        )
+        found.problems += report.leaks
+        found.leak_note = report.note
+
+    async def _read(self, files: Files | None) -> dict[str, bytes]:
+        if files is None:
+            return {}
+        return await anyio.to_thread.run_sync(read_files, files, self._parts.tasks)
 
     async def _fetch(self, sandbox: Sandbox) -> bytes:
         await sandbox.stop_all()
         return await sandbox.download(sandbox.workdir, self._parts.max_work_bytes)
 
 
-def _compared(name: str, grades: Sequence[Grade], *, right: bool) -> list[str]:
-    """What two grades of the same work show to be wrong. ``right``: whether the work should score 1."""
-    first, second = grades
-    if (first.reward == 1.0) is not right:
-        return [f"{name} scores {first.reward:g}{_why(first) if right else ', too'}"]
-    if outcome(first) != outcome(second):
-        return [f"{name} scores {first.reward:g}, then {second.reward:g}{_why(second)}"]
+async def image_of(task: Task, provider: SandboxProvider) -> ImageFacts | None:
+    """The image that the task's sandboxes have. Raises SandboxUnavailable."""
+    return await provider.image_facts(task.image) if task.needs_sandbox else None
+
+
+_Wanted = Callable[[float | None], str | None]
+"""Of a reward: how it is wrong, as the end of a sentence; None: it is as it must be."""
+
+
+def _scores_1(reward: float | None) -> str | None:
+    return None if reward == 1.0 else ""
+
+
+def _scores_less(reward: float | None) -> str | None:
+    return ", too" if reward == 1.0 else None
+
+
+def _scores(wanted: float) -> _Wanted:
+    return lambda reward: None if reward == wanted else f", not {wanted:g}"
+
+
+class _Findings:
+    """What one proof has found so far."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.works: list[WorkRuns] = []
+        self.image: ImageFacts | None = None
+        self.leak_note: str | None = None
+
+    def add(
+        self, name: str, shown: str, grades: Sequence[Grade], seconds: Sequence[float], wanted: _Wanted
+    ) -> None:
+        """``shown``: the work as the subject of a sentence."""
+        failed = Counter(test for grade in grades for test in set(failed_tests(grade)))
+        flaky = {test: count for test, count in sorted(failed.items()) if count < len(grades)}
+        self.works.append(WorkRuns(name, tuple(grade.reward for grade in grades), tuple(seconds), flaky))
+        self.problems += _compared(shown, grades, wanted)
+
+
+def _compared(name: str, grades: Sequence[Grade], wanted: _Wanted) -> list[str]:
+    """What the grades of one work show to be wrong."""
+    first = grades[0]
+    if (how := wanted(first.reward)) is not None:
+        return [f"{name} scores {_shown(first.reward)}{how}{_why(first) if not how.startswith(', too') else ''}"]
+    for other in grades[1:]:
+        if outcome(first) != outcome(other):
+            differing = sum(outcome(first) != outcome(each) for each in grades)
+            often = f" (in {differing} of {len(grades)} runs another than the first)" if len(grades) > 2 else ""
+            return [f"{name} scores {_shown(first.reward)}, then {_shown(other.reward)}{often}{_why(other)}"]
     return []
+
+
+def _shown(reward: float | None) -> str:
+    return "nothing" if reward is None else f"{reward:g}"
 
 
 def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]:
@@ -160,7 +280,3 @@ def _why(grade: Grade) -> str:
     reasons += [line for line in grade.detail.get("summary", ()) if line.startswith("world: ")]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)
-
-
-def _wrong(task: Task, error: FileProblem) -> TurnstileError:
-    return FileProblem(f"The files of task {task.id} cannot be put in place: {error.message}")

@@ -11,7 +11,7 @@ import anyio.to_thread
 from turnstile_server.errors import FileProblem
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
-from turnstile_server.settings import TaskSettings
+from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Files, Gold, Task
 from turnstile_server.tasks.workspace import prepare_workspace
 from turnstile_server.tasks.world_source import task_of_episode
@@ -31,6 +31,7 @@ class ProofParts:
     max_work_bytes: int
     worlds: Worlds
     tasks: TaskSettings
+    grading: GradingSettings
 
 
 async def played(task: Task, parts: ProofParts, *, solve: bool) -> tuple[Task, Work]:

@@ -213,6 +213,16 @@ class ProviderSetup:
     """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """An image that a backend has."""
+
+    image_id: str
+    """Changes with the image's content."""
+    size: int
+    """Bytes on the backend's disk."""
+
+
 class SandboxProvider(Protocol):
     """A sandbox backend: makes sandboxes, and knows what it made."""
 
@@ -245,6 +255,11 @@ class SandboxProvider(Protocol):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox in which nothing has run yet. Raises SandboxUnavailable (the backend does not answer, no
         room; worth another try) or TaskFailed (its image is not there, or cannot be used)."""
+        ...
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        """About an image; ``image`` None: the default one. None where the backend has no images, or not this one.
+        Raises SandboxUnavailable."""
         ...
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.pool import SandboxPool
-from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolderUnusable
 from turnstile_server.sandboxes.wrapper import ProviderWrapper
 
@@ -48,6 +48,9 @@ class NoSandboxes:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         raise SandboxUnavailable(self._reason)
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        return None
 
     async def close(self) -> None:
         """There is nothing to close."""

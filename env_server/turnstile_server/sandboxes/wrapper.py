@@ -7,7 +7,15 @@ wrapper can forget it.
 from __future__ import annotations
 
 from turnstile_server.errors import SandboxDeath
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, Sandbox, SandboxProvider, User
+from turnstile_server.sandboxes.protocol import (
+    Command,
+    ExecResult,
+    ImageFacts,
+    Process,
+    Sandbox,
+    SandboxProvider,
+    User,
+)
 
 
 class SandboxWrapper:
@@ -87,6 +95,9 @@ class ProviderWrapper:
     @property
     def missing(self) -> str | None:
         return self.inner.missing
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        return await self.inner.image_facts(image)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -138,3 +138,11 @@ class GradingSettings(Section):
         5.0, gt=0, description="Time to match one answer against a regular expression; then it scores 0."
     )
     max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
+    leak_search_s: float = Field(
+        120.0,
+        gt=0,
+        description="`turnstile tasks validate`: time to look for the solution in what an agent can read.",
+    )
+    leak_search_max_file_bytes: int = Field(
+        32 << 20, ge=1024, description="Larger files are not looked at there, and no more of a packed one."
+    )

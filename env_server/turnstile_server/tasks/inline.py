@@ -62,6 +62,7 @@ def _files(task: Task) -> tuple[tuple[str, Files | None], ...]:
         ("base", task.base),
         ("tests.files", task.tests.files if task.tests else None),
         ("gold.files", task.gold.files if task.gold else None),
+        *((f"wrong.{index}.files", work.files) for index, work in enumerate(task.wrong)),
     )
 
 

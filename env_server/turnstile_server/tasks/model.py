@@ -192,6 +192,13 @@ class Gold(TaskPart):
     answer: str | None = Field(None, description="What to submit.")
 
 
+class WrongWork(Gold):
+    """A work that is known to be wrong, or right in part: `turnstile tasks validate` proves what it scores."""
+
+    name: str = Field(min_length=1, max_length=64, description="For reports.")
+    reward: FiniteFloat = Field(0.0, description="What it must score.")
+
+
 class SandboxWish(TaskPart):
     """Resources that a task asks for. None takes the server's default; more than its ceiling is refused."""
 
@@ -227,6 +234,7 @@ class Task(TaskPart):
         OwnToolSpecs(), description="Tools of its own, beside the server's. Not in inline tasks."
     )
     gold: Gold | None = None
+    wrong: tuple[WrongWork, ...] = Field((), description="Works known to be wrong, with what each must score.")
     world: Annotated[InstanceOf[WorldDefinition] | None, BeforeValidator(_only_from_a_source)] = Field(
         None, description="The Python class that makes, serves and grades its episodes. Not in files and requests."
     )
@@ -235,6 +243,14 @@ class Task(TaskPart):
     difficulty: Literal["easy", "medium", "hard"] | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("wrong")
+    @classmethod
+    def _named_once(cls, wrong: tuple[WrongWork, ...]) -> tuple[WrongWork, ...]:
+        names = ["gold", "nothing", *(work.name for work in wrong)]
+        if len(set(names)) != len(names):
+            raise ValueError("each wrong work has a name of its own, and none is `gold` or `nothing`")
+        return wrong
 
     @field_validator("grading")
     @classmethod
@@ -272,9 +288,10 @@ class Task(TaskPart):
 
     @property
     def all_files(self) -> tuple[Files | None, ...]:
-        """The files of base, tests and gold solution."""
+        """The files of base, tests, gold solution and wrong works."""
         tests = self.tests.files if self.tests is not None else None
-        return (self.base, tests, self.gold.files if self.gold is not None else None)
+        gold = self.gold.files if self.gold is not None else None
+        return (self.base, tests, gold, *(work.files for work in self.wrong))
 
     @property
     def grades_files(self) -> bool:

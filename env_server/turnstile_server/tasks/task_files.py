@@ -114,7 +114,7 @@ def _with_folders(
     """The task with its folders absolute, and what is wrong with them."""
     problems: list[TaskProblem] = []
 
-    def placed(files: Files, *loc: str) -> Files:
+    def placed(files: Files, *loc: str | int) -> Files:
         if files.folder is None:
             return files
         at: Loc = (*loc, "folder")
@@ -133,6 +133,12 @@ def _with_folders(
         changes["tests"] = task.tests.model_copy(update={"files": placed(task.tests.files, "tests", "files")})
     if task.gold is not None and task.gold.files is not None:
         changes["gold"] = task.gold.model_copy(update={"files": placed(task.gold.files, "gold", "files")})
+    changes["wrong"] = tuple(
+        work
+        if work.files is None
+        else work.model_copy(update={"files": placed(work.files, "wrong", index, "files")})
+        for index, work in enumerate(task.wrong)
+    )
     if task.tools:
         changes["tools"] = task.tools.below(path.parent.absolute())
     return task.model_copy(update=changes), problems

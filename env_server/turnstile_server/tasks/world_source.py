@@ -68,6 +68,11 @@ def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[Found
             said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
             yield TaskProblem(file, line, field, whose + said.removeprefix("Value error, "))
         return
+    if task.wrong:
+        yield TaskProblem(
+            file, line, "fields.wrong", f"{whose}a world has no wrong works: test its `grade` instead"
+        )
+        return
     if any(files is not None and files.folder is not None for files in task.all_files):
         message = f"{whose}a world has its files in `inline`, or makes them in `reset`"
         yield TaskProblem(file, line, "fields", message)

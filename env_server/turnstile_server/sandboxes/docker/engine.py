@@ -60,6 +60,8 @@ class Image:
     """The image's PATH."""
     architecture: str
     """As Docker names it: ``amd64``, ``arm64``, …"""
+    size: int = 0
+    """Bytes of all its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class DockerEngine:
                 volumes=tuple(sorted(config.get("Volumes") or ())),
                 path=environment.get("PATH") or _USUAL_PATH,
                 architecture=str(found.get("Architecture")),
+                size=int(found.get("Size") or 0),
             )
 
         return await self.call(inspect, f"look up the image {name}")

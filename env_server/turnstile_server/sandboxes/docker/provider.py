@@ -36,7 +36,7 @@ from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTran
 from turnstile_server.sandboxes.docker.volumes import Volumes
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, SandboxLink
-from turnstile_server.sandboxes.protocol import ProviderSetup, Sandbox, SandboxSpec
+from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.users import Uids, UidSets
 from turnstile_server.settings import SandboxSettings
@@ -182,6 +182,10 @@ class DockerProvider:
             await made.destroy()
             raise SandboxUnavailable("the sandbox provider was closed")
         return made
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        found = await self._engine.image(image or self._settings.docker_image)
+        return None if found is None else ImageFacts(found.image_id, found.size)
 
     async def close(self) -> None:
         started = self._agents is not None

@@ -33,7 +33,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
 from turnstile_server.sandboxes.local.machine_kills import MachineKills
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
-from turnstile_server.sandboxes.protocol import Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import ImageFacts, Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, remove_folder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.sandboxes.users import UidSets, range_is_mapped, uids_of
@@ -176,6 +176,9 @@ class LocalProvider:
             raise
         self._sandboxes[name] = sandbox
         return sandbox
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        return None
 
     async def close(self) -> None:
         self._agents = None
