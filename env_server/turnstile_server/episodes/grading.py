@@ -49,7 +49,8 @@ class EpisodeGrading:
         try:
             if self._sandbox is not None:
                 await self._sandbox.give_up()
-            return replace(outcome, grade=await self._grader.grade(task, work))
+            grade = await self._grader.grade(task, work)
+            return replace(outcome, grade=grade.awaited() if task.reward.pending else grade)
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
         except Exception as error:  # noqa: BLE001 - the boundary to the grader: there is no reward

@@ -75,10 +75,11 @@ class Outcome:
 
 
 def unearned(task: Task, why: str) -> Grade:
-    """The grade where the agent itself has made its work worth nothing: 0 in all that the task asks for.
+    """The grade where the agent itself has made its work worth nothing: 0 in all that the task asks for, and the
+    lowest reward that the task has.
 
     ``why``: a sentence for the trainer."""
-    return Grade(0.0, dict.fromkeys(task.graders, 0.0), {"summary": [why]})
+    return Grade(task.reward.lowest, dict.fromkeys(task.graders, 0.0), {"summary": [why]})
 
 
 def failed_by(error: Exception, what: str, agent: AgentEnd | None = None) -> Outcome:

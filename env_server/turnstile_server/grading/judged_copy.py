@@ -117,7 +117,7 @@ class JudgedCopies:
             attempt.with_work = True
             diff = await self._apply_diff(sandbox, judge, archive)
             if not diff.applied:
-                return Component(0.0, {"diff": dict(diff.detail)}, diff.summary)
+                return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             return await judge.judge(sandbox, diff)
         finally:
             with anyio.CancelScope(shield=True):
@@ -176,4 +176,4 @@ class JudgedCopies:
 
 def _none(judge: CopyJudge, note: str) -> Component:
     """Of work that was not judged, by its own doing."""
-    return Component(0.0, {judge.component: {"note": note}}, (f"{judge.component}: {note}",))
+    return Component(0.0, {judge.component: {"note": note}}, (f"{judge.component}: {note}",), spoiled=True)

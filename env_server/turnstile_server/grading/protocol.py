@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import anyio
@@ -30,13 +30,16 @@ class Component:
     """One component of a reward."""
 
     value: float
-    """In [0, 1]."""
+    """Finite; in [0, 1], but of graders whose options have ``parts``."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Joins the grade's detail: JSON values."""
     summary: tuple[str, ...] = ()
     """Why the value is not 1, for a person: each item is one line."""
     parts: Mapping[str, float] | None = None
-    """Components by name that stand in the grade in the place of this one; ``value`` is their product."""
+    """Components by name that stand in the grade in the place of this one; ``value`` is their product, or what
+    its grader says."""
+    spoiled: bool = False
+    """The work itself kept it from being measured: the whole reward is the lowest of the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,27 @@ class Grade:
     """The judgement of one work."""
 
     reward: float | None
-    """In [0, 1]; None: the task has nothing to grade by."""
+    """In the task's bounds; None: the task has nothing to grade by, or its reward is ``pending``."""
     components: Mapping[str, float] = field(default_factory=dict)
     detail: Mapping[str, Any] = field(default_factory=dict)
     """For the trainer only: which tests failed, what the diff changed, …; ``summary`` has it as lines to show."""
+    pending: bool = False
+    """The reward comes later, from the trainer."""
+
+    def awaited(self) -> Grade:
+        """The grade where the graders' reward is not the episode's: that comes later."""
+        found = {} if self.reward is None else {"graders_reward": self.reward}
+        return replace(self, reward=None, detail={**self.detail, **found}, pending=True)
 
 
 class Grader(Protocol):
     """Gives a work its reward."""
 
     async def grade(self, task: Task, work: Work) -> Grade:
-        """Raises SandboxUnavailable and SandboxFailed (infrastructure: worth another try) and TaskFailed (the task
-        cannot be graded at all, whatever the work). Work that breaks the tests, or ends the sandbox in which it is
-        graded, is reward 0, not an error."""
+        """Raises SandboxUnavailable, SandboxFailed and GraderUnavailable (infrastructure: worth another try),
+        TaskFailed, GraderFailed and RewardInvalid (the task cannot be graded at all). Work that breaks the
+        tests, or ends the sandbox in which it is graded, is reward 0, not an error. An error's ``detail`` has
+        the name of the ``grader`` and what was graded before it: ``components`` and ``grading``."""
         ...
 
 

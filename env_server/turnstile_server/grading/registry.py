@@ -1,18 +1,22 @@
-"""The graders, by the name of the reward component that each gives.
+"""The graders, by name. A new one is one module with a ``ComponentGrader`` and one line here.
 
-A new grader is one module with a ``ComponentGrader`` and one line in ``GRADERS``. A task asks for it under that
-name in its field ``grading``, with options of the grader's own; ``answer``, ``tests`` and ``world`` have fields
-of their own.
+``GRADERS`` are asked for by the name of their component: ``answer``, ``tests`` and ``world`` by fields of the
+task, the others in its field ``grading``, where they check their options themselves. ``ENTRY_GRADERS`` are asked
+for in ``grading`` under any name, as often as a task likes; what they take is a model in
+``tasks/grader_options.py``, which is checked when a task is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from turnstile_server.grading.answer_entries import ExactGrader, NumericGrader, RegexGrader
 from turnstile_server.grading.answers import AnswerGrader
 from turnstile_server.grading.hidden_tests import HiddenTestsGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
 from turnstile_server.grading.world import WorldGrader
+from turnstile_server.tasks.grader_options import kind_of
 from turnstile_server.tasks.model import Task
 
 GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
@@ -21,10 +25,21 @@ GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
     "world": WorldGrader,
 }
 
+ENTRY_GRADERS: dict[str, Callable[[GradingTools, str, Any], ComponentGrader]] = {
+    "exact": ExactGrader,
+    "numeric": NumericGrader,
+    "regex": RegexGrader,
+}
+"""Made with the name of the entry and its options, for each grading."""
+
 
 def unknown_graders(task: Task) -> str | None:
     """A sentence about graders that the task names and that are not registered; None: all are."""
-    unknown = [name for name in task.graders if name not in GRADERS]
-    if not unknown:
-        return None
-    return f"grading: there is no grader {', '.join(map(repr, unknown))}; there are {', '.join(GRADERS)}"
+    for name in task.graders:
+        kind = kind_of(name, task.grading[name]) if name in task.grading else name
+        if kind in GRADERS and kind != name:
+            return f"grading: the grader {kind!r} has a name of its own: write `{kind}` in the place of {name!r}"
+        if kind not in GRADERS and kind not in ENTRY_GRADERS:
+            have = ", ".join((*GRADERS, *ENTRY_GRADERS))
+            return f"grading: there is no grader {kind!r}; there are {have}"
+    return None

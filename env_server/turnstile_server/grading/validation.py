@@ -106,7 +106,7 @@ class Validator:
     async def _prove(self, task: Task, found: _Findings) -> ProofVerdict:
         if task.world is not None:
             return await self._prove_world(task, found)
-        if not task.graded:
+        if not task.graders:
             return ProofVerdict.NOT_GRADED
         if task.gold is None:
             found.problems.append("it has no gold solution, so nothing shows that it can be solved")
@@ -130,7 +130,7 @@ class Validator:
         """Like any task, but each grade is of a world of its own, made from the same seed: a world that is not the
         same twice shows itself in grades that differ."""
         assert task.world is not None
-        if not task.graded:
+        if not task.graders:
             await played(task, self._parts, solve=False)
             return ProofVerdict.NOT_GRADED
         if task.gold is None and not task.world.solvable:

@@ -128,6 +128,17 @@ class GradingSettings(Section):
         "sandbox, unless something outside ended that; else there is none.",
     )
     attempts: int = Field(2, ge=1, description="Attempts at a grading that the infrastructure fails.")
+    retries: int = Field(
+        2, ge=0, description="Further tries of a grader that failed with one of `retry_errors`; then no reward."
+    )
+    retry_errors: tuple[str, ...] = Field(
+        ("grader_unavailable",),
+        description="Types of errors after which a grader is asked again. Sandboxes have `attempts`.",
+    )
+    retry_pause_s: float = Field(
+        1.0, ge=0, description="Pause before a grader is asked again; doubled each time. A judge may ask for more."
+    )
+    max_retry_pause_s: float = Field(30.0, gt=0, description="The longest such pause.")
     diff_timeout_s: float = Field(
         60.0, gt=0, description="Time to find and apply the work's changes; then the work scores 0."
     )

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from turnstile.models import TaskRef
 from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
+from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.protocol import TaskCatalog
 
@@ -67,7 +68,7 @@ def _files(task: Task) -> tuple[tuple[str, Files | None], ...]:
 
 
 def _fault(item: dict[str, Any]) -> str:
-    field = ".".join(["task", *(str(part) for part in item["loc"] if part != "[key]")])
+    field = ".".join(["task", *map(str, field_place(item["loc"]))])
     if item["type"] == "extra_forbidden":
         return f"{field}: there is no such field"
     return f"{field}: {item['msg'].removeprefix('Value error, ')}"

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     FiniteFloat,
     InstanceOf,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
@@ -26,6 +25,9 @@ from turnstile.models import Limits
 from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
+from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
+from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.worlds.definition import WorldDefinition
 
 MAX_PATH = 1024
@@ -43,12 +45,6 @@ def inner_path(path: str) -> str:
 
 InnerPath = Annotated[str, AfterValidator(inner_path)]
 """A path inside a folder."""
-
-
-class TaskPart(BaseModel):
-    """A part of a task; unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Files(TaskPart):
@@ -214,6 +210,18 @@ def _only_from_a_source(value: object) -> object:
     return value
 
 
+def _own_graders(
+    answer: Answer | None, tests: HiddenTests | None, world: WorldDefinition | None
+) -> tuple[str, ...]:
+    """The graders that fields of a task ask for."""
+    asked = (
+        ("answer", answer is not None),
+        ("tests", tests is not None),
+        ("world", world is not None and world.graded),
+    )
+    return tuple(name for name, wanted in asked if wanted)
+
+
 class Task(TaskPart):
     """What an agent is asked, what it is given, and how its work is graded."""
 
@@ -227,7 +235,7 @@ class Task(TaskPart):
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
     answer: Answer | None = None
-    grading: dict[str, dict[str, Any]] = Field(
+    grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
         default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
     )
     tools: OwnToolSpecs = Field(
@@ -237,6 +245,9 @@ class Task(TaskPart):
     wrong: tuple[WrongWork, ...] = Field((), description="Works known to be wrong, with what each must score.")
     world: Annotated[InstanceOf[WorldDefinition] | None, BeforeValidator(_only_from_a_source)] = Field(
         None, description="The Python class that makes, serves and grades its episodes. Not in files and requests."
+    )
+    reward: RewardRules = Field(
+        RewardRules(), description="How the components make the reward; their product where it is not given."
     )
     limits: Limits = Limits()
     sandbox: SandboxWish = SandboxWish()
@@ -254,21 +265,29 @@ class Task(TaskPart):
 
     @field_validator("grading")
     @classmethod
-    def _names_no_field(cls, grading: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _names_no_field(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
         for name in ("answer", "tests", "world"):
             if name in grading:
                 raise ValueError(f"`{name}` is a field of the task, not of `grading`")
         return grading
 
+    @field_validator("reward")
+    @classmethod
+    def _fits_its_graders(cls, reward: RewardRules, info: ValidationInfo) -> RewardRules:
+        grading = info.data.get("grading")
+        if grading is None or not {"answer", "tests", "world"} <= info.data.keys():
+            return reward  # a field that is wrong itself
+        world = info.data["world"]
+        own = _own_graders(info.data["answer"], info.data["tests"], world)
+        unit = [*own, *(name for name, entry in grading.items() if unit_kind(entry))]
+        closed = world is None and not any(map(gives_parts, grading.values()))
+        reward.check((*own, *grading), unit=unit, closed=closed)
+        return reward
+
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        own = (
-            ("answer", self.answer is not None),
-            ("tests", self.tests is not None),
-            ("world", self.world is not None and self.world.graded),
-        )
-        return (*(name for name, asked in own if asked), *self.grading)
+        return (*_own_graders(self.answer, self.tests, self.world), *self.grading)
 
     @property
     def in_process(self) -> bool:
@@ -278,7 +297,7 @@ class Task(TaskPart):
     @property
     def graded(self) -> bool:
         """Whether an episode of the task has a reward."""
-        return bool(self.graders)
+        return bool(self.graders) or self.reward.pending
 
     @field_serializer("world")
     def _shown_world(self, world: WorldDefinition | None) -> dict[str, Any] | None:
@@ -296,7 +315,7 @@ class Task(TaskPart):
     @property
     def grades_files(self) -> bool:
         """Whether the work folder is fetched for the graders; an answer alone needs none."""
-        return self.tests is not None or bool(self.grading)
+        return self.tests is not None or any(map(reads_work, self.grading.values()))
 
     @property
     def offers_sandbox(self) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
@@ -98,7 +99,7 @@ def _checked(path: Path, entry: TaskEntry, settings: TaskSettings) -> Iterator[F
         task = Task.model_validate(entry.value)
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            loc = tuple(part for part in item["loc"] if part != "[key]")
+            loc = field_place(item["loc"])
             message = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
             yield _problem(path, message.removeprefix("Value error, "), entry.line_of(loc), loc)
         return
