@@ -292,7 +292,7 @@ async def _control_app(
         build_catalog_router(
             backends.tasks,
             backends.agents,
-            backends.installer.installed,
+            lambda spec: backends.installer.installed(spec, carried=backends.sandboxes.carries_runtime),
             backends.sandboxes,
             settings.control.page_size,
         ),

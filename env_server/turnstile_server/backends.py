@@ -23,6 +23,8 @@ from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
+from turnstile_server.runtimes.install_folder import InstallFolder, default_install_dir
+from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
@@ -85,7 +87,9 @@ def build_backends(settings: Settings) -> Backends:
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or _default_run_dir(settings.data_dir, owner)
     hidden = (settings.data_dir, *host_paths(settings.tasks.sources))
-    provider = create_provider(ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden))
+    provider = create_provider(
+        ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden, runtimes_of(settings))
+    )
 
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes)
@@ -125,6 +129,12 @@ def _default_run_dir(data_dir: Path, owner: str) -> Path:
         return data_dir / "run"
 
 
+def runtimes_of(settings: Settings) -> RuntimeStore:
+    """What makes the runtime for containers, among the installed agents."""
+    folder = (settings.agents.install_dir or default_install_dir()).absolute()
+    return RuntimeStore(InstallFolder(folder), settings.agents.install_timeout_s)
+
+
 @asynccontextmanager
 async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider]:
     """The sandbox backend of the settings, for sandboxes in which no agent runs. Raises StartupError."""
@@ -134,7 +144,9 @@ async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider
         max_connections=settings.sandboxes.max_connections,
     )
     with _folder_in(settings.sandboxes.run_dir) as run_dir:
-        provider = create_provider(ProviderSetup(settings.sandboxes, run_dir, owner=run_dir.name))
+        provider = create_provider(
+            ProviderSetup(settings.sandboxes, run_dir, run_dir.name, runtimes=runtimes_of(settings))
+        )
         async with BackgroundTasks() as background:
             try:
                 await provider.start(no_agents, background)

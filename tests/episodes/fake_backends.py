@@ -72,6 +72,10 @@ class FakeSandbox:
     write_error: Exception | None = None
 
     @property
+    def python(self) -> str:
+        return "python3"
+
+    @property
     def can_launch(self) -> bool:
         return True
 
@@ -121,6 +125,7 @@ class FakeProvider:
 
     name = "fake"
     isolated = True
+    carries_runtime = False
     description = "fake"
     missing: str | None = None
 

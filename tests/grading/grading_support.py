@@ -92,6 +92,7 @@ class Watched:
 
     name = "watched"
     isolated = True
+    carries_runtime = False
     description = "watched"
     missing: str | None = None
 

@@ -37,6 +37,10 @@ class MemorySandbox:
         return self.spec.workdir
 
     @property
+    def python(self) -> str:
+        return "python3"
+
+    @property
     def can_launch(self) -> bool:
         return True
 

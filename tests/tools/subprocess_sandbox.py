@@ -27,6 +27,10 @@ class SubprocessSandbox:
         self.workdir = str(folder)
 
     @property
+    def python(self) -> str:
+        return "python3"
+
+    @property
     def can_launch(self) -> bool:
         return False
 

@@ -4,7 +4,8 @@ Invariants: a folder appears whole or not at all. Its name is a digest of everyt
 changed spec is installed anew beside the old one.
 
 Python packages are those of this interpreter's minor version, npm packages those of this machine's architecture:
-images must have the same. All agents share one folder with Node.js.
+sandboxes must have the same. All agents share one folder with Node.js. Where sandboxes have the carried runtime,
+each folder has a second one beside it, whose programs start by that runtime's loader (``runtimes/adapt.py``).
 
 Packages have programs and libraries, so the folder must not be mounted noexec; that is checked, because the agent
 that fails by it ("failed to map segment from shared object") would bear the blame.
@@ -14,18 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import sys
-import tempfile
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from turnstile_server.agents.launch import uses_placeholder
 from turnstile_server.agents.packages import (
     ARCH,
     NODE,
@@ -39,18 +38,15 @@ from turnstile_server.agents.packages import (
 )
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled
+from turnstile_server.runtimes.adapt import adapt
+from turnstile_server.runtimes.install_folder import InstallFolder, default_install_dir
 from turnstile_server.settings import AgentSettings
 
-_LOG = logging.getLogger(__name__)
 _CLIENT = "files/turnstile_launch.py"
 """In the install folder of an agent that starts its model's commands by the launcher."""
+_CARRIED = "-carried"
+"""End of the name of a folder whose programs start by the carried runtime's loader."""
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def default_install_dir() -> Path:
-    """``turnstile/agents`` in the user's cache folder (XDG Base Directory Specification)."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "turnstile" / "agents"
 
 
 class Installer:
@@ -59,36 +55,49 @@ class Installer:
     def __init__(self, settings: AgentSettings, launch_client: Path) -> None:
         """``launch_client``: the module that asks the sandbox's launcher, for specs with ``launches``."""
         self._launch_client = launch_client
-        self.folder = (settings.install_dir or default_install_dir()).absolute()
+        self.place = InstallFolder((settings.install_dir or default_install_dir()).absolute())
+        self.folder = self.place.path
         self._timeout_s = settings.install_timeout_s
-        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def name_of(self, spec: AgentSpec) -> str:
         """The name of the agent's folder below ``folder``; an agent shares that of the one it extends, where both
         install the same."""
         return f"{spec.extends or spec.name}-{self._digest(spec)}-py{PYTHON_VERSION}"
 
-    def installed(self, spec: AgentSpec) -> bool:
-        """Whether the agent can be launched without an installation."""
-        return self._exists(self.name_of(spec)) and (not spec.install.npm or self._exists(NODE))
+    def folders_of(self, spec: AgentSpec, *, carried: bool) -> dict[str, Path]:
+        """What a sandbox of the agent mounts, by its name inside. ``carried``: the sandbox has the carried
+        runtime. Many npm packages are binaries, which need no Node.js."""
+        end = _CARRIED if carried else ""
+        names = {self.name_of(spec): end if spec.install.pip or spec.install.npm else ""}
+        if spec.install.npm and uses_placeholder(spec, "node"):
+            names[NODE] = end
+        return {name: self.folder / f"{name}{suffix}" for name, suffix in names.items()}
 
-    async def install(self, spec: AgentSpec) -> None:
-        """Install the agent unless it is installed. Concurrent callers wait for the same installation.
+    def installed(self, spec: AgentSpec, *, carried: bool = False) -> bool:
+        """Whether the agent can be launched without an installation."""
+        return all(folder.is_dir() for folder in self.folders_of(spec, carried=carried).values())
+
+    async def install(self, spec: AgentSpec, *, carried: bool = False) -> None:
+        """Install the agent unless it is installed, for sandboxes with the carried runtime or without. Concurrent
+        callers wait for the same installation.
 
         Raises AgentNotInstalled, also after ``agents.install_timeout_s``.
         """
         if (spec.install.pip or spec.install.npm) and (problem := self.place_problem()) is not None:
             raise AgentNotInstalled(f"agent {spec.name} cannot run: {problem}")
-        if self.installed(spec):
+        if self.installed(spec, carried=carried):
             return
         try:
             with anyio.fail_after(self._timeout_s):
                 if spec.install.npm:
                     npm = self.folder / NPM
                     if not has_npm():
-                        await self._fill_once(NPM, install_npm)
-                    await self._fill_once(NODE, lambda partial: install_node(partial, npm))
-                await self._fill_once(self.name_of(spec), lambda partial: self._install_into(partial, spec))
+                        await self.place.fill_once(NPM, install_npm)
+                    await self.place.fill_once(NODE, lambda target: install_node(target, npm))
+                await self.place.fill_once(self.name_of(spec), lambda target: self._install_into(target, spec))
+                for name, folder in self.folders_of(spec, carried=carried).items():
+                    if folder.name != name:
+                        await self.place.fill_once(folder.name, partial(self._adapt, self.folder / name))
         except TimeoutError as error:
             raise AgentNotInstalled(
                 f"agent {spec.name} was not installed within agents.install_timeout_s ({self._timeout_s:g} s)"
@@ -105,56 +114,30 @@ class Installer:
             "volume, or mount it with exec (`--tmpfs /data:exec`)"
         )
 
-    def _exists(self, name: str) -> bool:
-        return (self.folder / name).is_dir()
+    async def _adapt(self, installed: Path, target: Path) -> None:
+        try:
+            await anyio.to_thread.run_sync(adapt, installed, target)
+        except OSError as error:
+            raise AgentNotInstalled(
+                f"the programs of {installed} cannot be copied for containers into {self.folder}: {error.strerror}"
+            ) from error
 
-    async def _fill_once(self, name: str, fill: Callable[[Path], Awaitable[None]]) -> None:
-        """Make the folder ``name`` unless it exists: fill a temporary folder, then rename it."""
-        async with self._locks[name]:
-            if self._exists(name):
-                return
-            _LOG.info("installing %s", name)
-            try:
-                await anyio.to_thread.run_sync(lambda: self.folder.mkdir(parents=True, exist_ok=True))
-                partial = Path(
-                    await anyio.to_thread.run_sync(lambda: tempfile.mkdtemp(dir=self.folder, prefix="."))
-                )
-            except OSError as error:
-                raise AgentNotInstalled(
-                    f"agents cannot be installed into {self.folder} by uid {os.geteuid()}: {error.strerror}; "
-                    "make it writable, or name another folder (agents.install_dir)"
-                ) from error
-            try:
-                await fill(partial)
-                await anyio.to_thread.run_sync(self._publish, name, partial)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(lambda: shutil.rmtree(partial, ignore_errors=True))
-
-    async def _install_into(self, partial: Path, spec: AgentSpec) -> None:
+    async def _install_into(self, target: Path, spec: AgentSpec) -> None:
         install = spec.install
         if install.pip:
-            await install_python_packages(spec.name, install.pip, partial / "python")
+            await install_python_packages(spec.name, install.pip, target / "python")
         if install.npm:
             node, npm = self.folder / NODE, self.folder / NPM
-            await install_npm_packages(spec.name, install.npm, partial / "node", node=node, npm=npm)
+            await install_npm_packages(spec.name, install.npm, target / "node", node=node, npm=npm)
         if install.tree is not None:
             tree = install.tree
             await anyio.to_thread.run_sync(
-                lambda: shutil.copytree(tree, partial / "files", ignore=shutil.ignore_patterns("__pycache__"))
+                lambda: shutil.copytree(tree, target / "files", ignore=shutil.ignore_patterns("__pycache__"))
             )
         if spec.launches is not None:
-            client = partial / _CLIENT
+            client = target / _CLIENT
             await anyio.to_thread.run_sync(lambda: client.parent.mkdir(exist_ok=True))
             await anyio.to_thread.run_sync(shutil.copy, self._launch_client, client)
-
-    def _publish(self, name: str, partial: Path) -> None:
-        partial.chmod(0o755)  # other users read it, through a read-only mount
-        try:
-            partial.rename(self.folder / name)
-        except OSError as error:
-            if not self._exists(name):  # another server may have been faster
-                raise AgentNotInstalled(f"{name} cannot be put into {self.folder}: {error}") from error
 
     def _digest(self, spec: AgentSpec) -> str:
         """A digest of all that is installed: requirements, packages and files."""

@@ -27,6 +27,7 @@ PLACEHOLDERS = (
     "home",
     "install",
     "node",
+    "python",
     "arch",
     "machine",
     "max_turns",
@@ -54,6 +55,8 @@ class LaunchContext:
     instruction: str
     workdir: str
     home: str
+    python: str
+    """The interpreter for programs of agents (``Sandbox.python``)."""
     install: str
     """Name of the agent's folder below ``INSTALLS``."""
     max_turns: int
@@ -79,6 +82,7 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
         "home": context.home,
         "install": f"{INSTALLS}/{context.install}",
         "node": f"{INSTALLS}/{NODE}/bin/node",
+        "python": context.python,
         "arch": ARCH,
         "machine": MACHINE,
         "max_turns": str(context.max_turns),

@@ -3,7 +3,8 @@
 Texts may hold placeholders, which ``launch`` fills per episode: ``{model_url}`` (the spec adds the dialect's base
 path, e.g. ``/v1``), ``{tool_url}``, ``{episode_key}``, ``{instruction}``, ``{instruction_file}``, ``{workdir}``,
 ``{home}`` (writable, empty), ``{install}`` (the agent's read-only install folder), ``{node}`` (the binary of
-Node.js, for specs with ``install.npm``), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
+Node.js, for specs with ``install.npm``), ``{python}`` (the interpreter for the agent's own program: the carried
+runtime's, else the sandbox's ``python3``), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
 ``aarch64``), ``{max_turns}``. A doubled brace is a brace.
 """
 
@@ -123,8 +124,14 @@ class AgentSpec(SpecPart):
     dialect: Annotated[str, AfterValidator(_known_dialect)] = "chat"
     threads: ThreadHeaders = ThreadHeaders()
     resources: AgentResources = AgentResources()
-    needs: tuple[str, ...] = Field((), description="Debian packages that the image must have; errors name them.")
-    command: tuple[str, ...] = Field(description="argv; `python3` is the sandbox's.")
+    needs: tuple[str, ...] = Field(
+        (),
+        description="Debian packages that an image must have, where sandboxes run on its Python "
+        "(`sandboxes.docker_python`); errors name them.",
+    )
+    command: tuple[str, ...] = Field(
+        description="argv. `{python}` runs a program of the agent's own; `python3` is the image's."
+    )
     stdin: str = Field("", description="Standard input of the command.")
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="Text by absolute path, written before start.")

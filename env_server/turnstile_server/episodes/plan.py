@@ -22,8 +22,7 @@ from turnstile.models import (
     new_id,
 )
 from turnstile_server.agents.installer import Installer
-from turnstile_server.agents.launch import INSTALLS, uses_placeholder
-from turnstile_server.agents.packages import NODE
+from turnstile_server.agents.launch import INSTALLS
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
@@ -71,20 +70,18 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
         missing = backends.sandboxes.missing
         if missing is not None:
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
-        mounts = () if agent is None else agent_mounts(backends.installer, agent)
+        carried = backends.sandboxes.carries_runtime
+        mounts = () if agent is None else agent_mounts(backends.installer, agent, carried=carried)
         spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.docker_image
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
 
 
-def agent_mounts(installer: Installer, agent: AgentSpec) -> tuple[Mount, ...]:
-    """What is installed for this agent, and nothing of the others'. Many npm packages are binaries, which need no
-    Node.js."""
-    names = [installer.name_of(agent)]
-    if agent.install.npm and uses_placeholder(agent, "node"):
-        names.append(NODE)
-    return tuple(Mount(installer.folder / name, f"{INSTALLS}/{name}") for name in names)
+def agent_mounts(installer: Installer, agent: AgentSpec, *, carried: bool = False) -> tuple[Mount, ...]:
+    """What is installed for this agent, and nothing of the others'. ``carried``: for the carried runtime."""
+    folders = installer.folders_of(agent, carried=carried)
+    return tuple(Mount(folder, f"{INSTALLS}/{name}") for name, folder in folders.items())
 
 
 def _merged(first: Limits, then: Limits) -> Limits:

@@ -19,7 +19,7 @@ from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
-from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import prepare_workspace
@@ -68,18 +68,19 @@ class EpisodeSandbox:
         self._task = task
         agent, backends = self._plan.agent, self._backends
         if agent is not None:
-            await backends.installer.install(agent)
+            await backends.installer.install(agent, carried=backends.sandboxes.carries_runtime)
         self._sandbox = sandbox = await backends.sandboxes.create(self._spec)
         if agent is not None and sandbox.agent_url is None:
             raise TaskFailed(
-                f"image {self._plan.image} cannot run the sandbox helper (it has no python3), so no agent in it "
-                "can reach the model; use an image with Python 3.8 or later (the task's or sandboxes.docker_image)"
+                f"image {self._plan.image} cannot run the sandbox helper (it has no python3, and no runtime "
+                "is carried into it), so no agent in it can reach the model; use an image for x86-64, or one with "
+                "Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
         try:
             await prepare_workspace(sandbox, task, backends.archive_of)
         except FileProblem as error:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
-        if agent is not None and agent.install.pip:
+        if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:
             await _check_python(sandbox, agent)
         sandbox.admit(self._episode_id)
         self._usable = self._prepared = True
@@ -135,6 +136,7 @@ class EpisodeSandbox:
             instruction=self._task.instruction,
             workdir=sandbox.workdir,
             home=HOMES[User(agent.user)],
+            python=sandbox.python,
             install=self._backends.installer.name_of(agent),
             max_turns=max_turns,
             env=env,
@@ -175,7 +177,7 @@ class EpisodeSandbox:
 async def _check_python(sandbox: Sandbox, agent: AgentSpec) -> None:
     """Packages that pip installed on the server work only under the server's Python version."""
     script = "import sys; print('%d.%d' % sys.version_info[:2])"
-    result = await sandbox.exec(Command(argv=("python3", "-I", "-S", "-c", script), timeout_s=_HELPER_S))
+    result = await sandbox.exec(Command(argv=(IMAGE_PYTHON, "-I", "-S", "-c", script), timeout_s=_HELPER_S))
     found = result.stdout.decode(errors="replace").strip()
     if result.exit_code != 0:
         raise SandboxFailed(f"python3 in the sandbox ended with {result.exit_code}")

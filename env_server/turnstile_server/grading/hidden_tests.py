@@ -20,13 +20,14 @@ from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
 from turnstile_server.grading.programs import (
     AS_WORK,
     HIDDEN,
+    IMAGE_TESTS,
     INSIDE,
     MODULES,
     PLACE,
     PROGRAMS,
-    PYTHON,
     SHARED,
     private,
+    python_of,
 )
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import (
@@ -37,7 +38,7 @@ from turnstile_server.grading.verdict import (
     read_command,
     read_tests,
 )
-from turnstile_server.sandboxes.protocol import Command, Sandbox, User
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, User
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import HiddenTests, Task
 
@@ -49,6 +50,9 @@ _ROUNDS = 3
 _START_STATE = (INSIDE / "start_state.py").read_text()
 _NOT_THERE = 3
 _IS_THERE = f"import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else {_NOT_THERE})"
+OLDEST_PYTHON = (3, 9)
+"""That runs the hidden tests' runner (``inside/run_tests.py``)."""
+_CAN_TEST = f"import sys; print('%d.%d' % sys.version_info[:2]); sys.exit(sys.version_info < {OLDEST_PYTHON})"
 RUNNER_GRACE_S = 30.0
 """The runner ends its tests in time by itself; it gets this much more to start and to report."""
 PROBE_S = 30.0
@@ -100,9 +104,23 @@ class _HiddenTestsJudge:
         self.protected = tests.protected
 
     async def prepare(self, sandbox: Sandbox) -> None:
+        if self._tests.runner != "command" and sandbox.python != IMAGE_PYTHON:
+            await self._check_python(sandbox)
         if self._tests.runner == "command" and not await self._start_state(sandbox, "keep"):
             raise TaskFailed(
                 f"The files of task {self._task.id} cannot be copied beside it, which a `runner: command` needs."
+            )
+
+    async def _check_python(self, sandbox: Sandbox) -> None:
+        """Tests in Python run on the image's. Where our own programs do too, a failure of those tells."""
+        result = await sandbox.exec(Command((*IMAGE_TESTS, "-c", _CAN_TEST), user=User.TESTS, timeout_s=PROBE_S))
+        if result.exit_code != 0:
+            said = result.stdout.decode(errors="replace").strip()
+            found = "none" if result.exit_code in CANNOT_RUN else said or "a broken one"
+            raise TaskFailed(
+                f"The hidden tests of task {self._task.id} cannot run: `runner: {self._tests.runner}` needs python3 "
+                f"in the image, {'.'.join(map(str, OLDEST_PYTHON))} or later, which has {found}; use another image, "
+                "or `runner: command`"
             )
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
@@ -145,7 +163,7 @@ class _HiddenTestsJudge:
         }
         result = await sandbox.exec(
             Command(
-                argv=(*PYTHON, f"{PROGRAMS}/inside/start.py", "run_tests"),
+                argv=(*IMAGE_TESTS, f"{PROGRAMS}/inside/start.py", "run_tests"),
                 user=User.TESTS,
                 launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
@@ -196,7 +214,7 @@ class _HiddenTestsJudge:
 
     async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
         """Whether it was done. The program is an argument: not every user sees the folder of the programs."""
-        argv = (*PYTHON, "-c", _START_STATE, action, START)
+        argv = (*python_of(sandbox), "-c", _START_STATE, action, START)
         command = Command(argv, user=user, timeout_s=self._settings.diff_timeout_s)
         return (await sandbox.exec(command)).exit_code == 0
 
@@ -206,5 +224,5 @@ class _HiddenTestsJudge:
         reward for an exit status of its choice."""
         if "/" in program and not program.startswith("/"):
             return True
-        probe = Command((*PYTHON, "-c", _IS_THERE, program), user=User.TESTS, timeout_s=PROBE_S)
+        probe = Command((*python_of(sandbox), "-c", _IS_THERE, program), user=User.TESTS, timeout_s=PROBE_S)
         return (await sandbox.exec(probe)).exit_code != _NOT_THERE

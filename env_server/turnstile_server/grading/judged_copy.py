@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
-from turnstile_server.grading.programs import PLACE, PROGRAMS, PYTHON, SHARED, pack_programs
+from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_programs, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, read_diff
 from turnstile_server.sandboxes.protocol import Command, Sandbox
@@ -128,7 +128,7 @@ class JudgedCopies:
             await prepare_workspace(sandbox, task, self.pack)
             # Processes that the set-up left running could change files during the diff.
             await sandbox.stop_all()
-            await sandbox.upload(await anyio.to_thread.run_sync(pack_programs), PROGRAMS)
+            await sandbox.upload(await anyio.to_thread.run_sync(pack_programs, python_of(sandbox)), PROGRAMS)
             await judge.prepare(sandbox)
         except FileProblem as error:
             raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
@@ -152,7 +152,7 @@ class JudgedCopies:
         diff = read_diff(
             await sandbox.exec(
                 Command(
-                    argv=(*PYTHON, f"{PROGRAMS}/inside/workdiff.py"),
+                    argv=(*python_of(sandbox), f"{PROGRAMS}/inside/workdiff.py"),
                     cwd="/",
                     stdin=json.dumps(config).encode(),
                     timeout_s=self._settings.diff_timeout_s,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Sandbox
 
 INSIDE = Path(__file__).parent / "inside"
 LAUNCH_CLIENT = INSIDE / "launch.py"
@@ -19,8 +22,14 @@ HIDDEN = "/tmp/turnstile-hidden"
 """The hidden tests where the work runs apart: a folder of the user that judges, which the work cannot read."""
 SHARED = "/tmp/turnstile-shared"
 """For temporary files of what judges: the work may use them, too. The helper knows it (``compartments.py``)."""
-PYTHON = ("python3", "-I", "-S", "-B")
-_SCRIPT = f'#!/bin/sh\nexec {" ".join(PYTHON)} {PROGRAMS}/inside/launch.py "$@"\n'
+_FLAGS = ("-I", "-S", "-B")
+IMAGE_TESTS = (IMAGE_PYTHON, *_FLAGS)
+"""Runs what the hidden tests are part of: they need the image's interpreter and its packages."""
+
+
+def python_of(sandbox: Sandbox) -> tuple[str, ...]:
+    """Runs our own programs in a sandbox."""
+    return (sandbox.python, *_FLAGS)
 
 
 def private(archive: bytes, name: str) -> bytes:
@@ -40,10 +49,10 @@ def private(archive: bytes, name: str) -> bytes:
     return out.getvalue()
 
 
-def pack_programs() -> bytes:
-    """The same bytes every time."""
+def pack_programs(python: Sequence[str]) -> bytes:
+    """``python``: what runs them. The same bytes every time."""
     found = {f"inside/{path.relative_to(INSIDE).as_posix()}": path.read_bytes() for path in INSIDE.rglob("*.py")}
-    found["bin/as-work"] = _SCRIPT.encode()
+    found["bin/as-work"] = f'#!/bin/sh\nexec {" ".join(python)} {PROGRAMS}/inside/launch.py "$@"\n'.encode()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):

@@ -19,7 +19,7 @@ from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
-from turnstile_server.sandboxes.protocol import HOMES, WORKDIR, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, WORKDIR, Command, ExecResult, Process, User
 from turnstile_server.settings import SandboxSettings
 
 FORWARD_PORT = 8001
@@ -39,6 +39,8 @@ class Layout:
     """PATH of commands."""
     homes: Mapping[User, str] = field(default_factory=lambda: dict(HOMES))
     """Made if they are missing, where /home can be written to."""
+    python: str = IMAGE_PYTHON
+    """The interpreter that the helper runs on, and the server's other programs."""
     temporary: str = "/tmp"
     """TMPDIR of commands; made if it is missing."""
     uids: Mapping[User, int] = field(default_factory=dict)
@@ -189,6 +191,10 @@ class HelperSandbox:
     def lost(self) -> anyio.Event:
         """Set when the sandbox has died or was destroyed."""
         return self._client.lost
+
+    @property
+    def python(self) -> str:
+        return self._layout.python
 
     @property
     def can_launch(self) -> bool:

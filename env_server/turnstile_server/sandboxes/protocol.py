@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Protocol
 
 from turnstile_server.errors import SandboxDeath
+from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.settings import SandboxSettings
 
 WORKDIR = "/workspace"
 """The work folder of a task, unless its image has it elsewhere."""
+
+
+IMAGE_PYTHON = "python3"
+"""The interpreter of the image itself, by its name on the PATH."""
 
 
 class User(StrEnum):
@@ -147,6 +152,12 @@ class Sandbox(Protocol):
         ...
 
     @property
+    def python(self) -> str:
+        """The interpreter of Turnstile's own programs inside, the graders' and the agents': an absolute path where
+        the sandbox has the carried runtime (``runtimes``), else ``IMAGE_PYTHON``."""
+        ...
+
+    @property
     def can_launch(self) -> bool:
         """Whether ``Command.launches`` works. False without the helper; a command then gets no launcher."""
         ...
@@ -211,6 +222,8 @@ class ProviderSetup:
     """Names the data directory to an engine that several servers share."""
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
+    runtimes: RuntimeStore | None = None
+    """What makes the runtime that containers are given; None: they get none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +251,12 @@ class SandboxProvider(Protocol):
     def description(self) -> str:
         """One line for the log and ``GET /sandboxes``: what makes the sandboxes, and which limits hold; where none
         can be made, ``missing``. Known after ``start``."""
+        ...
+
+    @property
+    def carries_runtime(self) -> bool:
+        """Whether sandboxes have the carried runtime: agents' programs are then those that start by its loader.
+        Known after ``start``."""
         ...
 
     @property

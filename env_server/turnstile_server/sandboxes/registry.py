@@ -37,6 +37,7 @@ class NoSandboxes:
 
     name = "none"
     isolated = True
+    carries_runtime = False
 
     def __init__(self, reason: str) -> None:
         self.missing: str | None = reason

@@ -37,6 +37,10 @@ class SandboxWrapper:
         return self.inner.agent_url
 
     @property
+    def python(self) -> str:
+        return self.inner.python
+
+    @property
     def can_launch(self) -> bool:
         return self.inner.can_launch
 
@@ -91,6 +95,10 @@ class ProviderWrapper:
     @property
     def description(self) -> str:
         return self.inner.description
+
+    @property
+    def carries_runtime(self) -> bool:
+        return self.inner.carries_runtime
 
     @property
     def missing(self) -> str | None:

@@ -49,6 +49,12 @@ class SandboxSettings(Section):
         description="How containers are reached: `bind`, over sockets of the server's that they mount; `stream`, "
         "over the engine's connection, for an engine that does not see the server's files. `auto` tries it.",
     )
+    docker_python: Literal["auto", "carried", "image"] = Field(
+        "auto",
+        description="`docker`: the Python that the helper, graders and agents run on. `carried`: one made of "
+        "the server's own and mounted, so images need none; `image`: the image's; `auto`: carried where one can "
+        "be made (x86-64, Debian or Ubuntu).",
+    )
     docker_copy_timeout_s: float = Field(
         600.0, gt=0, description="Time to copy one folder (an agent's) to an engine that does not see it."
     )

@@ -125,11 +125,11 @@ async def check_agent(
 
 async def _install(server: ScriptedServer, spec: AgentSpec) -> float | None:
     """Seconds it took; None if the agent was installed before. Raises AgentNotInstalled."""
-    installer = server.backends.installer
-    if installer.installed(spec):
+    installer, carried = server.backends.installer, server.backends.sandboxes.carries_runtime
+    if installer.installed(spec, carried=carried):
         return None
     began = time.monotonic()
-    await installer.install(spec)
+    await installer.install(spec, carried=carried)
     return time.monotonic() - began
 
 

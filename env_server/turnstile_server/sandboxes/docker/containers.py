@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.docker.engine import Image
 from turnstile_server.sandboxes.helper import HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper_sandbox import Layout
-from turnstile_server.sandboxes.protocol import HOMES, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.users import Uids
 
 OWNER_LABEL = "turnstile.owner"
 SANDBOX_LABEL = "turnstile.sandbox"
 
-HELPER_COMMAND = ("python3", "-I", "-S", "-B", HELPER_TARGET)
-PROBE_COMMAND = ("python3", "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
+PROBE_COMMAND = (IMAGE_PYTHON, "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
 """Exit code 0: the image can run the helper."""
-KERNEL_COMMAND = ("python3", "-I", "-S", "-c", "import os; print(os.uname().release)")
+KERNEL_COMMAND = ("/bin/sh", "-c", "uname -r")
 PLAIN_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600 & wait; done")
 """First process of a container without the helper. A shell that waits reaps whatever is left to it."""
 
+_ARCHITECTURE = "amd64"
+"""Of images that can have the carried runtime, as Docker names it."""
+_OF_LOADERS = ("GLIBC_TUNABLES", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD")
+"""Variables of an image that would give the carried runtime libraries of the image's."""
 _CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL")
 """The helper becomes each user, and kills what they leave. No user has any, not even in its bounding set."""
 _PLAIN_CAPABILITIES = ("KILL",)
@@ -43,9 +47,15 @@ def name(sandbox_id: str) -> str:
     return f"turnstile-{sandbox_id}"
 
 
-def layout(spec: SandboxSpec, image: Image, uids: Uids, *, own_kernel: bool) -> Layout:
+def can_carry(image: Image) -> bool:
+    """Whether the carried runtime starts in the image."""
+    return image.architecture == _ARCHITECTURE
+
+
+def layout(spec: SandboxSpec, image: Image, uids: Uids, python: str, *, own_kernel: bool) -> Layout:
     """``own_kernel``: the engine's bound of processes is the runtime's, too, so each user has one of its own."""
     return Layout(
+        python=python,
         workdir=spec.workdir,
         path=image.path,
         uids=uids,
@@ -61,12 +71,14 @@ def dialing(
     uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
+    python: str,
     environment: Mapping[str, str],
     socket_folder: str,
 ) -> dict[str, Any]:
-    """A container whose first process is the helper, which dials a socket in the server's ``socket_folder``."""
+    """A container whose first process is the helper, run by ``python``, which dials a socket in the server's
+    ``socket_folder``."""
     sockets = bind_mount(socket_folder, SOCKET_TARGET)
-    return _body(spec, image, uids, labels, HELPER_COMMAND, environment, [*mounts, sockets])
+    return _body(spec, image, uids, labels, _helper(python), environment, [*mounts, sockets])
 
 
 def attached(
@@ -75,10 +87,11 @@ def attached(
     uids: Uids,
     labels: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
+    python: str,
 ) -> dict[str, Any]:
-    """A container whose first process is the helper, spoken to by its standard input and output. The input is
-    closed when the one who has attached goes, which ends the helper."""
-    body = _body(spec, image, uids, labels, HELPER_COMMAND, {}, mounts)
+    """A container whose first process is the helper, run by ``python`` and spoken to by its standard input and
+    output. The input is closed when the one who has attached goes, which ends the helper."""
+    body = _body(spec, image, uids, labels, _helper(python), {}, mounts)
     body["HostConfig"]["Tmpfs"][SOCKET_TARGET] = "rw,noexec,nosuid,nodev,size=64k,mode=0755"
     body["HostConfig"]["LogConfig"] = _NO_LOG
     streams = dict.fromkeys(("AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce"), True)
@@ -117,6 +130,10 @@ def kernel_probe(image: Image, labels: Mapping[str, str]) -> dict[str, Any]:
     return _container(image, labels, KERNEL_COMMAND, {}, host)
 
 
+def _helper(python: str) -> tuple[str, ...]:
+    return (python, "-I", "-S", "-B", HELPER_TARGET)
+
+
 def _body(
     spec: SandboxSpec,
     image: Image,
@@ -126,7 +143,7 @@ def _body(
     environment: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    own = _CAPABILITIES if command == HELPER_COMMAND else _PLAIN_CAPABILITIES
+    own = _PLAIN_CAPABILITIES if command == PLAIN_COMMAND else _CAPABILITIES
     capabilities = own + (_TREE_CAPABILITIES if spec.image_files else ())
     host = _host(
         spec.limits,
@@ -135,7 +152,8 @@ def _body(
         tmpfs=_memory_folders(spec, image, uids),
         mounts=mounts,
     )
-    return _container(image, labels, command, environment, host)
+    removed = _OF_LOADERS if command[0] == PYTHON else ()
+    return _container(image, labels, command, environment, host, removed)
 
 
 def _memory_folders(spec: SandboxSpec, image: Image, uids: Uids) -> dict[str, str]:
@@ -195,6 +213,7 @@ def _container(
     command: Sequence[str],
     environment: Mapping[str, str],
     host: dict[str, Any],
+    removed: Sequence[str] = (),
 ) -> dict[str, Any]:
     return {
         "Image": image.image_id,
@@ -203,7 +222,8 @@ def _container(
         "User": "0:0",
         "WorkingDir": "/",
         "Hostname": "sandbox",
-        "Env": [f"{name}={value}" for name, value in environment.items()],
+        # A name alone takes the image's variable away.
+        "Env": [*(f"{name}={value}" for name, value in environment.items()), *removed],
         "Labels": dict(labels),
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host,

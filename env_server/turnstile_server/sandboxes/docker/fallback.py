@@ -69,6 +69,10 @@ class ExecSandbox:
         return None
 
     @property
+    def python(self) -> str:
+        return self._layout.python
+
+    @property
     def can_launch(self) -> bool:
         return False
 

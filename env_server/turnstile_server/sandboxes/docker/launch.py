@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import anyio
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
+from turnstile_server.runtimes.layout import PYTHON, TARGET
+from turnstile_server.runtimes.store import CarriedRuntime
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
@@ -24,7 +26,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import SandboxLink
-from turnstile_server.sandboxes.protocol import SandboxSpec
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, SandboxSpec
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.sandboxes.stream_link import StreamLink
 from turnstile_server.sandboxes.users import Uids
@@ -53,6 +55,12 @@ class NewSandbox:
     """Its name."""
     labels: Mapping[str, str]
     uids: Uids
+    runtime: CarriedRuntime | None
+    """None where the helper runs on the image's Python, or there is no helper."""
+
+    @property
+    def python(self) -> str:
+        return IMAGE_PYTHON if self.runtime is None else PYTHON
 
 
 class Launcher:
@@ -79,6 +87,8 @@ class Launcher:
         wanted = [(mount.source, mount.target) for mount in new.spec.mounts]
         if helper:
             wanted.append(_HELPER)
+        if new.runtime is not None:
+            wanted.append((new.runtime.folder, TARGET))
         for _ in range(_FILL_ROUNDS):
             mounts = await self.files.mounts(wanted, new.image, new.image_name, tasks)
             bodies = [mount.body for mount in mounts]
@@ -129,7 +139,9 @@ class SocketLaunch:
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             environment, folder = link.environment, str(link.folder)
-            return containers.dialing(new.spec, new.image, new.uids, new.labels, mounts, environment, folder)
+            return containers.dialing(
+                new.spec, new.image, new.uids, new.labels, mounts, new.python, environment, folder
+            )
 
         await link.open()
         await launcher.create(new, body, self._tasks)
@@ -165,7 +177,7 @@ class StreamLaunch:
         launcher, new, link = self._launcher, self._new, self.link
 
         def body(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            return containers.attached(new.spec, new.image, new.uids, new.labels, mounts)
+            return containers.attached(new.spec, new.image, new.uids, new.labels, mounts, new.python)
 
         await link.open()
         await launcher.create(new, body, self._tasks)

@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import ContainerState, DockerEngine
@@ -30,6 +31,7 @@ from turnstile_server.sandboxes.docker.launch import (
     StreamLaunch,
 )
 from turnstile_server.sandboxes.docker.probes import ImageProbes
+from turnstile_server.sandboxes.docker.python import NO_RUNTIME, choose_python
 from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
@@ -57,7 +59,8 @@ class DockerProvider:
     """A ``SandboxProvider``.
 
     ``run_dir`` and ``owner``: see ``ProviderSetup``. ``needs_image``: ``start`` fails without the default image.
-    ``known_images``: by image id whether it runs the helper, for providers that share the results.
+    ``known_images``: by image id whether its Python runs the helper, for providers that share the results.
+    ``runtimes``: makes the runtime that sandboxes are given; None: all run on their images' Python.
     """
 
     name = "docker"
@@ -72,6 +75,7 @@ class DockerProvider:
         *,
         needs_image: bool = False,
         known_images: dict[str, bool] | None = None,
+        runtimes: RuntimeStore | None = None,
     ) -> None:
         self._settings = settings
         self._uids = UidSets(settings, from_range=False)
@@ -81,6 +85,8 @@ class DockerProvider:
         self._needs_image = needs_image
         self._engine = DockerEngine(settings)
         self._version = ""
+        self._runtimes = runtimes
+        self._carried = NO_RUNTIME
         self._runtime = ContainerRuntime(self._engine, settings, self._labels("kernel"))
         self._reached = ""
         self._volumes = Volumes(self._engine, owner, settings.docker_copy_timeout_s)
@@ -103,13 +109,18 @@ class DockerProvider:
     def description(self) -> str:
         users = "a uid for each user" + (" of each sandbox" if self._uids.own else "")
         return (
-            f"docker: Docker {self._version}, runtime {self._runtime.description}, {self._reached}; {users}; "
+            f"docker: Docker {self._version}, runtime {self._runtime.description}, {self._reached}; "
+            f"{self._carried.description}; {users}; "
             "limits: memory, cpus and pids of each container"
         )
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
-        return cls(setup.settings, setup.run_dir, setup.owner, needs_image=needs_image)
+        return cls(setup.settings, setup.run_dir, setup.owner, needs_image=needs_image, runtimes=setup.runtimes)
+
+    @property
+    def carries_runtime(self) -> bool:
+        return self._carried.runtime is not None
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._folder.take()
@@ -132,6 +143,7 @@ class DockerProvider:
             swept = await self._sweep()
             stale = await self._volumes.sweep()
             how = await self._first_choice()
+            self._carried = await choose_python(self._settings.docker_python, self._runtimes)
         except SandboxUnavailable as error:
             raise not_possible(error) from error
         self._version, self._reached = version, how
@@ -170,9 +182,10 @@ class DockerProvider:
             raise TaskFailed(missing)
         self._remove_left(tasks)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
-        runs_helper = await self._probes.runs_helper(image, name, tasks)
+        runtime = self._carried.runtime if containers.can_carry(image) else None
+        runs_helper = runtime is not None or await self._probes.runs_helper(image, name, tasks)
         uids = self._uids.take()
-        new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id), uids)
+        new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id), uids, runtime)
         made: HelperSandbox | ExecSandbox
         if runs_helper:
             made = await self._with_helper(sandbox_id, new, agents, tasks)
@@ -222,7 +235,7 @@ class DockerProvider:
         try:
             client = await launch.run()
             own_kernel = (await self._runtime.kernel(new.image)).own
-            layout = containers.layout(new.spec, new.image, new.uids, own_kernel=own_kernel)
+            layout = containers.layout(new.spec, new.image, new.uids, new.python, own_kernel=own_kernel)
             release = partial(self._release, sandbox_id, new.uids)
             death = partial(self._death, sandbox_id)
             sandbox = HelperSandbox(sandbox_id, client, launch.link, layout, self._settings, release, tasks, death)
@@ -237,7 +250,7 @@ class DockerProvider:
         try:
             await self._launcher.without_helper(new, tasks)
             own_kernel = (await self._runtime.kernel(new.image)).own
-            layout = containers.layout(new.spec, new.image, new.uids, own_kernel=own_kernel)
+            layout = containers.layout(new.spec, new.image, new.uids, new.python, own_kernel=own_kernel)
             release = partial(self._release, sandbox_id, new.uids)
             sandbox = ExecSandbox(sandbox_id, self._engine, new.container, layout, self._settings, release, tasks)
             await sandbox.open()

@@ -107,7 +107,7 @@ class ContainerRuntime:
                 await self._engine.remove(container)
         if code != 0 or not said:
             log.warning(
-                "the runtime %s is taken for one with a kernel of its own: %s has no Python that could tell",
+                "the runtime %s is taken for one with a kernel of its own: %s has no `uname` that could tell",
                 self.name,
                 image.image_id,
             )

@@ -55,6 +55,7 @@ class LocalProvider:
     """
 
     name = "local"
+    carries_runtime = False
     missing: str | None = None
 
     def __init__(
