@@ -118,9 +118,9 @@ class _HiddenTestsJudge:
             said = result.stdout.decode(errors="replace").strip()
             found = "none" if result.exit_code in CANNOT_RUN else said or "a broken one"
             raise TaskFailed(
-                f"The hidden tests of task {self._task.id} cannot run: `runner: {self._tests.runner}` needs python3 "
-                f"in the image, {'.'.join(map(str, OLDEST_PYTHON))} or later, which has {found}; use another image, "
-                "or `runner: command`"
+                f"The hidden tests of task {self._task.id} cannot run: `runner: {self._tests.runner}` needs "
+                f"python3 in the image, {'.'.join(map(str, OLDEST_PYTHON))} or later, which has {found}; use "
+                "another image, or `runner: command`"
             )
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:

@@ -22,6 +22,7 @@ from turnstile_server.own_tools.declare import CommandOutput, EpisodeState, LogL
 from turnstile_server.own_tools.signature import FunctionSignature
 from turnstile_server.own_tools.threads import ToolThreads
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.sandboxes.shell import shell_argv
 from turnstile_server.settings import ToolSettings
 from turnstile_server.threads import LoopCaller
 from turnstile_server.tools.functions import cut_middle, decoded
@@ -211,7 +212,7 @@ class _CallSandbox:
         self._check()
         most = self._settings.max_output_chars
         done = await self._sandbox.exec(
-            Command(("bash", "-c", command), timeout_s=timeout_s, max_output_bytes=4 * most, stdin=stdin)
+            Command(shell_argv(command), timeout_s=timeout_s, max_output_bytes=4 * most, stdin=stdin)
         )
         stdout, stderr = (cut_middle(decoded(data), most) for data in (done.stdout, done.stderr))
         return CommandOutput(done.exit_code, stdout, stderr)

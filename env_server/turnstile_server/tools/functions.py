@@ -11,6 +11,7 @@ import posixpath
 from collections.abc import Sequence
 
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.sandboxes.shell import shell_argv
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.arguments import (
     BashArguments,
@@ -96,7 +97,7 @@ async def bash(
         raise WrongArguments(f"timeout_s is {timeout_s:g}, but no command may run longer than {most:g} s")
     joined = "" if settings.separate_stderr else _OUTPUTS_JOINED
     command = Command(
-        argv=("bash", "-c", joined + arguments.command),
+        argv=shell_argv(joined + arguments.command),
         timeout_s=timeout_s,
         max_output_bytes=settings.max_output_chars * _UTF8_BYTES,
     )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from turnstile_server.errors import FileProblem
 from turnstile_server.own_tools import CommandOutput
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.sandboxes.shell import shell_argv
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.threads import LoopCaller
 from turnstile_server.tools.functions import decoded
@@ -45,7 +46,7 @@ class BlockingSandbox:
         self._wait(sandbox.write(_absolute(sandbox, path), data))
 
     def run(self, command: str, *, timeout_s: float = 60.0) -> CommandOutput:
-        argv = ("bash", "-c", command)
+        argv = shell_argv(command)
         result = self._wait(self._sandbox().exec(Command(argv, timeout_s=timeout_s)))
         return CommandOutput(result.exit_code, decoded(result.stdout), decoded(result.stderr))
 
