@@ -352,14 +352,6 @@ class AgentNotInstalled(TurnstileError):
     fault = Fault.INFRASTRUCTURE
 
 
-class RuntimeNotMade(TurnstileError):
-    """The Python that containers are given cannot be made on this server's machine."""
-
-    status = 503
-    type = "runtime_not_made"
-    fault = Fault.INFRASTRUCTURE
-
-
 class AgentFailed(TurnstileError):
     """The agent crashed, could not be started, or never called the model."""
 

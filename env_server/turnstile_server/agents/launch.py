@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from turnstile_server.agents.packages import ARCH, MACHINE, NODE
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import TaskFailed
-from turnstile_server.sandboxes.protocol import Command, User
+from turnstile_server.runtimes.layout import ca_file_of
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, User
 
 INSTALLS = "/opt/turnstile/agents"
 """The folder inside in which each sandbox has what is installed for its agent."""
@@ -28,6 +29,7 @@ PLACEHOLDERS = (
     "install",
     "node",
     "python",
+    "ca_file",
     "arch",
     "machine",
     "max_turns",
@@ -55,14 +57,14 @@ class LaunchContext:
     instruction: str
     workdir: str
     home: str
-    python: str
-    """The interpreter for programs of agents (``Sandbox.python``)."""
     install: str
     """Name of the agent's folder below ``INSTALLS``."""
     max_turns: int
     env: Mapping[str, str]
     """The episode's own environment; it overrides the spec's."""
     max_output_bytes: int
+    python: str = IMAGE_PYTHON
+    """The interpreter for programs of agents (``Sandbox.python``)."""
 
 
 def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
@@ -83,6 +85,7 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
         "install": f"{INSTALLS}/{context.install}",
         "node": f"{INSTALLS}/{NODE}/bin/node",
         "python": context.python,
+        "ca_file": ca_file_of(context.python),
         "arch": ARCH,
         "machine": MACHINE,
         "max_turns": str(context.max_turns),

@@ -4,8 +4,9 @@ Texts may hold placeholders, which ``launch`` fills per episode: ``{model_url}``
 path, e.g. ``/v1``), ``{tool_url}``, ``{episode_key}``, ``{instruction}``, ``{instruction_file}``, ``{workdir}``,
 ``{home}`` (writable, empty), ``{install}`` (the agent's read-only install folder), ``{node}`` (the binary of
 Node.js, for specs with ``install.npm``), ``{python}`` (the interpreter for the agent's own program: the carried
-runtime's, else the sandbox's ``python3``), ``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or
-``aarch64``), ``{max_turns}``. A doubled brace is a brace.
+runtime's, else the sandbox's ``python3``), ``{ca_file}`` (certificates, for programs that do not start without),
+``{arch}`` (``x64`` or ``arm64``), ``{machine}`` (``x86_64`` or ``aarch64``), ``{max_turns}``. A doubled brace is
+a brace.
 """
 
 from __future__ import annotations
@@ -128,6 +129,9 @@ class AgentSpec(SpecPart):
         (),
         description="Debian packages that an image must have, where sandboxes run on its Python "
         "(`sandboxes.docker_python`); errors name them.",
+    )
+    programs: tuple[str, ...] = Field(
+        (), description="Programs that the agent starts by name: an image without one is refused."
     )
     command: tuple[str, ...] = Field(
         description="argv. `{python}` runs a program of the agent's own; `python3` is the image's."

@@ -105,7 +105,9 @@ def outcome_of_exit(
         )
         return Outcome(EpisodeStatus.FAILED, error, end)
     if turns == 0:
-        needs = f" (its image must have {', '.join(agent.needs)})" if agent.needs else ""
+        needs = (
+            f" (without the carried runtime its image must have {', '.join(agent.needs)})" if agent.needs else ""
+        )
         error = AgentFailed(f"the agent ended with exit code {end.exit_code} without a model call{needs}{why}")
         return Outcome(EpisodeStatus.FAILED, error, end)
     if isinstance(last_refusal, ContextOverflow):

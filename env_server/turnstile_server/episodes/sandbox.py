@@ -7,7 +7,7 @@ the middle of ``prepare``. Knows nothing of models, tokens or reward.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import anyio
 
@@ -82,6 +82,11 @@ class EpisodeSandbox:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
         if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:
             await _check_python(sandbox, agent)
+        if agent is not None and (missing := await missing_programs(sandbox, agent.programs)):
+            raise TaskFailed(
+                f"the sandbox has no {', '.join(missing)}, which agent {agent.name} starts by name: use another "
+                f"image than {self._plan.image}, or another agent"
+            )
         sandbox.admit(self._episode_id)
         self._usable = self._prepared = True
         self._acted = agent is None  # an external one may act as soon as its tools do
@@ -172,6 +177,15 @@ class EpisodeSandbox:
         if sandbox is not None:
             with anyio.CancelScope(shield=True):
                 await sandbox.destroy()
+
+
+async def missing_programs(sandbox: Sandbox, programs: Sequence[str]) -> list[str]:
+    """Those that are not on the PATH of the sandbox's commands."""
+    if not programs:
+        return []
+    script = 'for name; do command -v "$name" > /dev/null || echo "$name"; done'
+    result = await sandbox.exec(Command(("/bin/sh", "-c", script, "sh", *programs), timeout_s=_HELPER_S))
+    return result.stdout.decode(errors="replace").split() if result.exit_code == 0 else list(programs)
 
 
 async def _check_python(sandbox: Sandbox, agent: AgentSpec) -> None:

@@ -9,22 +9,23 @@ compiled, because the folder is mounted read-only; other users can read it all. 
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import RuntimeNotMade
 from turnstile_server.runtimes import elf
 from turnstile_server.runtimes.layout import (
+    CA_FILE,
     HOST_LOADER,
     LOADER,
     LOADER_EDITS,
     LOADER_FALLBACKS,
     TARGET,
 )
-from turnstile_server.runtimes.source import Source, libraries_of, system_libraries
+from turnstile_server.runtimes.source import RuntimeNotMade, Source, libraries_of, system_libraries
 
 _SYSTEM_LIBRARIES = (
     "libc.so.6",
@@ -59,6 +60,7 @@ _LEFT_OUT = (
 )
 """Of the standard library: what needs a screen or a compiler, and Python's own tests. Site packages are not
 its."""
+_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 _COMPILE = ("-I", "-S", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
 _TAIL = 2000
 
@@ -111,6 +113,11 @@ def _copy(source: Source, target: Path) -> None:
         path.chmod(0o755)
         elf.drop_search_paths(path)
     elf.set_loader(python, HOST_LOADER, LOADER)
+    certificates = ssl.get_default_verify_paths().cafile or _CA_FILE
+    if Path(certificates).is_file():
+        copied = target / Path(CA_FILE).relative_to(TARGET)
+        copied.parent.mkdir()
+        shutil.copyfile(certificates, copied)
     loader = target / Path(LOADER).relative_to(TARGET)
     loader.write_bytes(private_loader(Path(HOST_LOADER).read_bytes()))
 

@@ -10,6 +10,9 @@ TARGET: Final = "/turnstile/python"
 PYTHON: Final = f"{TARGET}/bin/python3"
 LOADER: Final = f"{TARGET}/lib/ld.so"
 LIBRARIES: Final = f"{TARGET}/lib/"
+CA_FILE: Final = f"{TARGET}/etc/ca-certificates.crt"
+"""The certificates of the machine that made the runtime, where it had some."""
+_IMAGE_CA_FILE: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 HOST_LOADER: Final = "/lib64/ld-linux-x86-64.so.2"
 """The loader that programs of x86-64 glibc machines name (the System V ABI fixes it)."""
@@ -25,3 +28,8 @@ LOADER_EDITS: Final[tuple[tuple[bytes, bytes], ...]] = (
 """What a private loader has in place of what: it knows neither the image's libraries nor its settings."""
 LOADER_FALLBACKS: Final = (b"\0/lib/\0/usr/lib/\0", b"\0/.no/\0/.no/lib/\0")
 """The last folders that a loader looks into. A musl image's are there."""
+
+
+def ca_file_of(python: str) -> str:
+    """Where programs that insist on certificates find them, beside this interpreter."""
+    return CA_FILE if python == PYTHON else _IMAGE_CA_FILE

@@ -17,16 +17,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile_server.errors import RuntimeNotMade
+from turnstile.models import Fault
+from turnstile_server.errors import TurnstileError
 from turnstile_server.runtimes import elf
 from turnstile_server.runtimes.layout import HOST_LIBRARIES, HOST_LOADER
 
-FORMAT = 1
+FORMAT = 2
 """Of what ``build`` makes: another number makes every runtime anew."""
 MACHINE = "x86_64"
 _LIST_S = 30.0
 _RESOLVED = re.compile(r"^\s*(\S+) => (/\S+) \(0x")
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.M)
+
+
+class RuntimeNotMade(TurnstileError):
+    """The Python that containers are given cannot be made on this server's machine."""
+
+    status = 503
+    type = "runtime_not_made"
+    fault = Fault.INFRASTRUCTURE
 
 
 @dataclass(frozen=True, slots=True)

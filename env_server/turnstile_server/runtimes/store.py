@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.errors import AgentNotInstalled, RuntimeNotMade
+from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.runtimes.build import build_runtime
 from turnstile_server.runtimes.install_folder import InstallFolder
-from turnstile_server.runtimes.source import MACHINE, Source
+from turnstile_server.runtimes.source import MACHINE, RuntimeNotMade, Source
 
 
 @dataclass(frozen=True, slots=True)

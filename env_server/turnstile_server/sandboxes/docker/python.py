@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile_server.errors import RuntimeNotMade, StartupError
+from turnstile_server.errors import StartupError
+from turnstile_server.runtimes.source import RuntimeNotMade
 from turnstile_server.runtimes.store import CarriedRuntime, RuntimeStore
 
 log = logging.getLogger(__name__)
