@@ -17,10 +17,11 @@ import docker
 from docker.models.containers import Container
 from sandbox_backend import Backend
 
+from turnstile_server.backends import runtimes_of
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import SandboxSettings, Settings
 
 RUNSC = os.environ.get("TURNSTILE_TEST_RUNSC", "")
 """gVisor's runtime, by its name in the engine; empty where the engine has none (``scripts/ci_runsc.sh``)."""
@@ -89,11 +90,15 @@ def _only_busybox(packed: bytes) -> bytes:
     return made.getvalue()
 
 
-def docker_provider(settings: SandboxSettings, run_dir: Path, image: str | None = None) -> DockerProvider:
-    """The run folder is the test's own, so its name is an owner that no other test has."""
+def docker_provider(
+    settings: SandboxSettings, run_dir: Path, image: str | None = None, *, carried: bool = False
+) -> DockerProvider:
+    """The run folder is the test's own, so its name is an owner that no other test has. ``carried``: with the
+    runtime that all suites share; else on the image's Python."""
     chosen = settings.model_copy(update={"docker_image": image or python_image()})
+    runtimes = runtimes_of(Settings()) if carried else None
     OWNERS.add(run_dir.name)
-    return DockerProvider(chosen, run_dir, owner=run_dir.name, known_images=KNOWN_IMAGES)
+    return DockerProvider(chosen, run_dir, owner=run_dir.name, known_images=KNOWN_IMAGES, runtimes=runtimes)
 
 
 def streaming_provider(settings: SandboxSettings, run_dir: Path) -> DockerProvider:

@@ -50,7 +50,9 @@ async def bare(bare_provider: DockerProvider) -> Sandbox:
 
 @pytest.mark.parametrize("agent", ["plain-loop", "tool-loop"])
 async def test_the_doctor_names_an_image_in_which_no_agent_can_run(tiny_model: Path, agent: str) -> None:
-    settings = Settings(model=tiny_model, sandboxes={"kind": "docker", "docker_image": bare_image()})
+    settings = Settings(
+        model=tiny_model, sandboxes={"kind": "docker", "docker_image": bare_image(), "docker_python": "image"}
+    )
     with pytest.raises(StartupError, match=f"image {bare_image()} cannot run the sandbox helper"):
         await check_agent(settings, agent, wall_s=60)
 

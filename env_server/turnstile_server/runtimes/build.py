@@ -112,7 +112,7 @@ def _copy(source: Source, target: Path) -> None:
     for path in files:
         path.chmod(0o755)
         elf.drop_search_paths(path)
-    elf.set_loader(python, HOST_LOADER, LOADER)
+        elf.set_loader(path, HOST_LOADER, LOADER)  # libc names one, too: it is a program that tells its version
     certificates = ssl.get_default_verify_paths().cafile or _CA_FILE
     if Path(certificates).is_file():
         copied = target / Path(CA_FILE).relative_to(TARGET)
