@@ -26,6 +26,7 @@ WAIT_S = 600.0
 
 HOSTILE = "Look around in a folder that would like to configure you."
 LOOK = "echo key=$OPENAI_API_KEY; python3 -c 'import litellm' 2>&1 | tail -n 1; id -u; pwd"
+LOOK += "; env | grep -E '^(PYTHON|LD_)'; python3 -c 'import sys; print(sys.prefix)'"
 LOOKS = Play(
     instruction=HOSTILE,
     steps=(
@@ -109,5 +110,5 @@ async def test_the_work_folder_does_not_configure_it_and_its_own_packages_and_ke
     (result,) = turns[1].new_messages
     seen = json.loads(result.content)["output"].splitlines()
     uid = seen.pop(2)
-    assert seen == ["key=", "RuntimeError: the work folder is on the path", "/workspace"]
+    assert seen == ["key=", "RuntimeError: the work folder is on the path", "/workspace", "/usr"]
     assert int(uid) >= SandboxSettings().uid_range
