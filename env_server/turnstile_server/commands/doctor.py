@@ -1,6 +1,7 @@
 """``turnstile doctor`` and ``turnstile agents doctor``: what holds on this machine, before an episode needs it.
 
-The first makes a sandbox and attacks it from inside (``testing/machine.py``). The second installs an agent, which
+The first makes a sandbox and attacks it from inside (``testing/machine.py``), or tells what works in an image
+(``testing/image_check.py``). The second installs an agent, which
 plays one small task (or the task that ``--task`` names) with a scripted policy in place of a model. No model is
 needed, and nothing of it is for training.
 
@@ -25,6 +26,7 @@ from turnstile.visible import visible, visible_json
 from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.testing.doctor import DoctorReport, Finding, check_agent
+from turnstile_server.testing.image_check import check_image
 from turnstile_server.testing.machine import MachineReport, check_machine
 
 FAILED = 1
@@ -98,16 +100,21 @@ def machine(
         str | None, typer.Option("--sandbox", help="Sandbox backend; else as in the settings.")
     ] = None,
     sandbox_image: Annotated[str | None, typer.Option("--sandbox-image", help="Docker image.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Tell instead what works in sandboxes of this Docker image.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Data directory of the server.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
 ) -> None:
-    """Try what holds sandboxes on this machine: one is made, and attacked from inside."""
+    """Try what holds sandboxes on this machine: one is made, and attacked from inside. Or what works in an
+    image."""
     flags = {"sandboxes.kind": sandbox, "sandboxes.docker_image": sandbox_image, "data_dir": data_dir}
     settings = settings_of(nested(flags), config)
     try:
-        report = anyio.run(_until_signalled, partial(check_machine, settings))
-    except StartupError as error:
+        check = partial(check_machine, settings) if image is None else partial(check_image, settings, image)
+        report = anyio.run(_until_signalled, check)
+    except (StartupError, TaskFailed) as error:
         typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
         raise typer.Exit(USAGE) from None
     if isinstance(report, int):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile_server.errors import SandboxFailed
-from turnstile_server.grading.programs import INSIDE, PYTHON
+from turnstile_server.grading.programs import INSIDE, python_of
 from turnstile_server.grading.verdict import printable, storable
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox
 from turnstile_server.settings import GradingSettings
@@ -105,7 +105,7 @@ async def find_leaks(
     }
     result = await sandbox.exec(
         Command(
-            argv=(*PYTHON, "-c", _PROGRAM),
+            argv=(*python_of(sandbox), "-c", _PROGRAM),
             cwd="/",
             stdin=json.dumps(config).encode(),
             timeout_s=settings.leak_search_s + _GRACE_S,
