@@ -199,6 +199,7 @@ def test_agents_are_installed_by_command_before_an_episode_needs_them(tmp_path: 
     (tmp_path / "mine.yaml").write_text(GOOD + "install: {tree: tree}\n")
     command = [TURNSTILE, "agents", "install", "--agent-specs", str(tmp_path)]
     env = {**os.environ, "TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path / "installs")}
+    env["TURNSTILE_SANDBOXES__KIND"] = "local"
     for said in ("is installed", "was installed before"):
         done = subprocess.run([*command, "mine"], env=env, capture_output=True, text=True, check=True)
         assert said in done.stdout

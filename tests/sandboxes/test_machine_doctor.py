@@ -29,6 +29,7 @@ class OneUser:
     """A sandbox that runs every command as one user."""
 
     inner: Any
+    python = "python3"
 
     async def exec(self, command: Command) -> ExecResult:
         result: ExecResult = await self.inner.exec(replace(command, user=User.AGENT))
@@ -41,6 +42,8 @@ class OneUser:
 
 class NoSandbox:
     """Runs commands on this machine, as a process of the test: nothing holds them."""
+
+    python = "python3"
 
     async def exec(self, command: Command) -> ExecResult:
         done = await asyncio.create_subprocess_exec(*command.argv, stdout=-1, stderr=-1, cwd="/tmp")

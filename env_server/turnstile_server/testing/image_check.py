@@ -13,10 +13,13 @@ import anyio
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import started_sandboxes
-from turnstile_server.errors import StartupError, TaskFailed, TurnstileError
+from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed, TurnstileError
 from turnstile_server.grading.hidden_tests import OLDEST_PYTHON
+from turnstile_server.sandboxes import call_filter
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.transport import not_possible
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, SandboxLimits, SandboxSpec, User
-from turnstile_server.settings import Settings
+from turnstile_server.settings import SandboxSettings, Settings
 from turnstile_server.testing.doctor import Finding
 from turnstile_server.testing.machine import MachineReport
 
@@ -35,6 +38,7 @@ async def check_image(settings: Settings, image: str) -> MachineReport:
     specs are wrong, and TaskFailed where the engine does not have the image."""
     agents = list(load_registry(settings.agents.specs))
     sandboxes = settings.sandboxes.model_copy(update={"kind": "docker", "docker_image": image})
+    machine = await _architecture(sandboxes, image)
     async with started_sandboxes(settings.model_copy(update={"sandboxes": sandboxes})) as provider:
         try:
             sandbox = await provider.create(SandboxSpec(_LIMITS, image=image))
@@ -43,11 +47,27 @@ async def check_image(settings: Settings, image: str) -> MachineReport:
         except TurnstileError as error:
             raise StartupError(error.message) from error
         try:
-            findings = await _findings(sandbox, agents)
+            findings = [machine, *await _findings(sandbox, agents)]
         finally:
             with anyio.CancelScope(shield=True):
                 await sandbox.destroy()
     return MachineReport(passed=all(each.passed is not False for each in findings), findings=tuple(findings))
+
+
+async def _architecture(settings: SandboxSettings, image: str) -> Finding:
+    """Raises StartupError, TaskFailed."""
+    engine = DockerEngine(settings)
+    try:
+        await engine.open()
+        found = await engine.image(image)
+    except SandboxUnavailable as error:
+        raise not_possible(error) from error
+    finally:
+        engine.close()
+    if found is None:
+        raise TaskFailed(f"Docker has no image {image}; fetch or build it first (docker pull {image})")
+    fits = found.architecture in call_filter.ARCHITECTURES
+    return Finding(name="architecture", passed=fits, text=found.architecture)
 
 
 async def _findings(sandbox: Sandbox, agents: Sequence[AgentSpec]) -> list[Finding]:
@@ -78,7 +98,7 @@ async def _findings(sandbox: Sandbox, agents: Sequence[AgentSpec]) -> list[Findi
         Finding(name="git", passed=None, text=git or "none"),
         Finding(name="libc", passed=None, text=", ".join(dict.fromkeys(libc)) or "none that is known"),
         await _tests_in_python(sandbox),
-        _runnable(agents, has, helper=helper, shell=shell),
+        runnable(agents, has, helper=helper, shell=shell),
     ]
 
 
@@ -95,7 +115,8 @@ async def _tests_in_python(sandbox: Sandbox) -> Finding:
     return Finding(name="tests", passed=None, text=f"python3 {version}, {with_pytest}")
 
 
-def _runnable(agents: Sequence[AgentSpec], has: set[str], *, helper: bool, shell: bool) -> Finding:
+def runnable(agents: Sequence[AgentSpec], has: set[str], *, helper: bool, shell: bool) -> Finding:
+    """Which agents can run, with the programs that the image has of those that they start by name."""
     if not helper or not shell:
         return Finding(name="agents", passed=None, text="none")
     lacking = {spec.name: [each for each in spec.programs if each not in has] for spec in agents}

@@ -202,7 +202,7 @@ async def processes(sandbox: Sandbox) -> Finding:
 async def memory(sandbox: Sandbox) -> Finding:
     """Three processes hold more together than the sandbox may, and each alone less."""
     each = LIMITS.memory_bytes * 2 // 5
-    done = await _run(sandbox, "python3", "-I", "-c", _MEMORY, str(each))
+    done = await _run(sandbox, sandbox.python, "-I", "-c", _MEMORY, str(each))
     found = _result(done)
     if found is None and done.exit_code != 137:
         return Finding(name="memory", passed=None, text=_not_tried(done))
@@ -253,7 +253,7 @@ async def _run(sandbox: Sandbox, *argv: str, user: User = User.AGENT) -> ExecRes
 
 async def _python(sandbox: Sandbox, program: str, *arguments: str) -> tuple[dict[str, Any] | None, str]:
     """What the program printed, else why it could not be tried."""
-    done = await _run(sandbox, "python3", "-I", "-c", program, *arguments)
+    done = await _run(sandbox, sandbox.python, "-I", "-c", program, *arguments)
     return _result(done), _not_tried(done)
 
 
