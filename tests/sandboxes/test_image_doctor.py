@@ -1,4 +1,4 @@
-"""``turnstile doctor --image`` and ``turnstile agents install --runtime``: what an image lacks, told beforehand."""
+"""``turnstile doctor --image`` and ``turnstile agents install --runtime``: what an image lacks, told first."""
 
 from __future__ import annotations
 
