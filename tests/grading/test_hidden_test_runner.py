@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from turnstile_server.grading.inside.run_tests import FAULTY, opened
-from turnstile_server.grading.programs import INSIDE, PYTHON
+from turnstile_server.grading.programs import IMAGE_TESTS, INSIDE
 
 NONCE = b"n" * 32
 UNIT = """
@@ -88,7 +88,7 @@ def run(place: Path, runner: str, *expected: str, python: str = sys.executable) 
         "timeout_s": 60,
         "max_shown": 50,
     }
-    argv = [python, *PYTHON[1:], str(INSIDE / "start.py"), "run_tests"]
+    argv = [python, *IMAGE_TESTS[1:], str(INSIDE / "start.py"), "run_tests"]
     done = subprocess.run(argv, input=json.dumps(config).encode(), capture_output=True, check=False, timeout=100)
     assert not done.stderr, done.stderr.decode()
     said = opened(NONCE, done.stdout.rstrip(b"\n"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from turnstile_server.grading.inside.workdiff import REFUSED, stays_inside
-from turnstile_server.grading.programs import INSIDE, PYTHON
+from turnstile_server.grading.programs import IMAGE_TESTS, INSIDE
 
 BASE = {"a.txt": "a", "sub/b.txt": "b", "sub/deep/c.txt": "c", "run.sh": "true", "conftest.py": "base's own"}
 
@@ -55,7 +55,7 @@ def take_over(root: Path, archive: bytes, **config: Any) -> tuple[dict[str, Any]
         "max_shown": 100,
         **config,
     }
-    argv = [sys.executable, *PYTHON[1:], str(INSIDE / "workdiff.py")]
+    argv = [sys.executable, *IMAGE_TESTS[1:], str(INSIDE / "workdiff.py")]
     done = subprocess.run(argv, input=json.dumps(wanted).encode(), capture_output=True, check=False, timeout=60)
     assert not done.stderr, done.stderr.decode()
     assert not tar.exists()

@@ -54,7 +54,7 @@ class Agent:
         return SPECS / module / f"{module}.py"
 
 
-AGENTS = (Agent("tool-loop", "-sB", 1), Agent("plain-loop", "-IBS", 0))
+AGENTS = (Agent("tool-loop", "-IB", 1), Agent("plain-loop", "-IBS", 0))
 
 
 @pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
@@ -288,7 +288,9 @@ def test_its_spec_runs_this_file_with_the_packages_of_the_lock(agent: Agent) -> 
     spec = load_registry().get(agent.name)
     assert spec.install.tree is not None
     assert Path(spec.install.tree) / agent.program.name == agent.program
-    assert spec.command[1:3] == (agent.options, f"{{install}}/files/{agent.program.name}")
+    assert spec.command[:2] == ("{python}", agent.options)
+    assert agent.program.stem in " ".join(spec.command[2:4])
+    assert "PYTHONPATH" not in spec.env
     assert spec.success == (FINISHED, LIMIT)
     locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text("utf-8"))["package"]
     versions = {package["name"]: package.get("version") for package in locked}
