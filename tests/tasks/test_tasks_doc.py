@@ -10,12 +10,14 @@ from pydantic import BaseModel
 
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.model import Answer, Files, Gold, HiddenTests, SandboxWish, Task
+from turnstile_server.tasks.network import NetworkWish
 
 DOC = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 PARTS: dict[str, type[BaseModel]] = {
     "tests": HiddenTests,
     "answer": Answer,
     "gold": Gold,
+    "network": NetworkWish,
     "tools": OwnToolSpecs,
 }
 

@@ -5,10 +5,11 @@ given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is g
 
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
 openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``sandboxes`` (sandboxes, tools),
-``engine`` (engine, rendering, journal), ``workers`` (several engines) and ``launch`` (an engine that the server
-starts). ``section`` is the base class of all sections.
+``egress`` (the network of sandboxes), ``engine`` (engine, rendering, journal), ``workers`` (several engines) and
+``launch`` (an engine that the server starts). ``section`` is the base class of all sections.
 """
 
+from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.launch import LaunchSettings
@@ -22,6 +23,7 @@ from turnstile_server.settings.worlds import WorldSettings
 __all__ = [
     "AgentSettings",
     "ControlSettings",
+    "EgressSettings",
     "EngineSettings",
     "EpisodeSettings",
     "GateSettings",

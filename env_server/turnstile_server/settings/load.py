@@ -17,6 +17,7 @@ from pydantic_settings import (
 
 from turnstile.models import Sampling
 from turnstile_server.demo import model_folder
+from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.launch import LaunchSettings
@@ -91,6 +92,7 @@ class Settings(BaseSettings):
     rendering: RenderingSettings = RenderingSettings()
     journal: JournalSettings = JournalSettings()
     sandboxes: SandboxSettings = SandboxSettings()
+    egress: EgressSettings = EgressSettings()
     tools: ToolSettings = ToolSettings()
     tasks: TaskSettings = TaskSettings()
     worlds: WorldSettings = WorldSettings()

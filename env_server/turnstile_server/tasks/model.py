@@ -26,6 +26,7 @@ from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
+from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.worlds.definition import WorldDefinition
@@ -251,6 +252,7 @@ class Task(TaskPart):
     )
     limits: Limits = Limits()
     sandbox: SandboxWish = SandboxWish()
+    network: NetworkWish = NetworkWish()
     difficulty: Literal["easy", "medium", "hard"] | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
