@@ -52,6 +52,7 @@ from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.journal import FileJournal
+from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.protocol import Renderer
@@ -181,6 +182,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     tasks = await stack.enter_async_context(BackgroundTasks())
     await engines.control.state()  # the first weights get their place in the order of versions
     tasks.start(engine.watch, name="the engine's watch", shielded=False)
+    metrics.watch(EgressCollector(backends.egress.stats))
     if engines.fleet is not None:
         metrics.watch(FleetCollector(engines.fleet))
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them

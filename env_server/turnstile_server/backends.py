@@ -15,6 +15,8 @@ from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry, load_registry
 from turnstile_server.data_dir import owner_of
+from turnstile_server.egress.addresses import Resolver
+from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
@@ -28,9 +30,10 @@ from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
-from turnstile_server.settings import Settings
+from turnstile_server.settings import EgressSettings, Settings
 from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.network import network_policy
 from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
@@ -46,6 +49,8 @@ class Backends:
     """Built, not started: the caller starts ``sandboxes`` and closes them."""
 
     sandboxes: SandboxProvider
+    egress: EgressProxy
+    """The network of the sandboxes, which hold its listeners."""
     tasks: TaskCatalog
     task_of: Callable[[TaskRef], Task]
     """The task of a request, by id or inline. Raises NotFound, Unprocessable."""
@@ -58,15 +63,19 @@ class Backends:
     worlds: Worlds
 
 
-def build_backends(settings: Settings) -> Backends:
-    """Builds tasks, agents, sandboxes and grader. Raises StartupError for a task file or agent spec that is
-    wrong."""
+def build_backends(settings: Settings, resolver: Resolver | None = None) -> Backends:
+    """Builds tasks, agents, sandboxes and grader. ``resolver``: of the sandboxes' proxy; None: the system's.
+
+    Raises StartupError for a task file or agent spec that is wrong, or a task that asks for more network than the
+    server allows.
+    """
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
     tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
 
     for task in tasks:
         if (problem := unknown_graders(task)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
+        _check_network(task, settings.egress)
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks:
         own_tools.add_task(task.id, task.tools)
@@ -87,18 +96,20 @@ def build_backends(settings: Settings) -> Backends:
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or _default_run_dir(settings.data_dir, owner)
     hidden = (settings.data_dir, *host_paths(settings.tasks.sources))
+    egress = EgressProxy(settings.egress, resolver)
     provider = create_provider(
-        ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, hidden, runtimes_of(settings))
+        ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, egress, hidden, runtimes_of(settings))
     )
 
     def spec_of(task: Task) -> SandboxSpec:
-        return sandbox_spec(task, settings.sandboxes)
+        return sandbox_spec(task, settings.sandboxes, egress=settings.egress)
 
     installer = Installer(settings.agents, LAUNCH_CLIENT)
     if (problem := installer.place_problem()) is not None:
         _LOG.warning("launched agents will be refused: %s", problem)
     return Backends(
         sandboxes=provider,
+        egress=egress,
         tasks=tasks,
         task_of=task_of,
         archive_of=archive_of,
@@ -108,6 +119,14 @@ def build_backends(settings: Settings) -> Backends:
         own_tools=own_tools,
         worlds=Worlds(settings),
     )
+
+
+def _check_network(task: Task, settings: EgressSettings) -> None:
+    """Raises StartupError for a task that asks for more than the server allows."""
+    try:
+        network_policy(task.network, settings)
+    except Unprocessable as error:
+        raise StartupError(f"The task {task.id} cannot be used: {error.message}") from None
 
 
 def _check_world_tools(task: Task, own_tools: OwnToolCatalog) -> None:
@@ -144,8 +163,9 @@ async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider
         max_connections=settings.sandboxes.max_connections,
     )
     with _folder_in(settings.sandboxes.run_dir) as run_dir:
+        egress = EgressProxy(settings.egress)
         provider = create_provider(
-            ProviderSetup(settings.sandboxes, run_dir, run_dir.name, runtimes=runtimes_of(settings))
+            ProviderSetup(settings.sandboxes, run_dir, run_dir.name, egress, runtimes=runtimes_of(settings))
         )
         async with BackgroundTasks() as background:
             try:

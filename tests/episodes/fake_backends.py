@@ -17,6 +17,8 @@ from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec, EndRule
 from turnstile_server.backends import Backends, build_backends
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grade, Work
@@ -81,6 +83,9 @@ class FakeSandbox:
 
     def admit(self, episode_id: str | None) -> None:
         self.admitted = episode_id
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """It has no network."""
 
     async def exec(self, command: Command) -> ExecResult:
         return self.execs.get(command.argv[-1], result())

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from echo_app import agents_of
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
@@ -46,6 +48,9 @@ class MemorySandbox:
 
     def admit(self, episode_id: str | None) -> None:
         return
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """It has no network."""
 
     async def stop_all(self) -> None:
         await asyncio.sleep(0)

@@ -12,6 +12,8 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import MultiListener
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint, TcpEpisodeListener
@@ -62,6 +64,9 @@ class TunnelSandbox:
 
     def admit(self, episode_id: str | None) -> None:
         self._listener.admit(episode_id)
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """It has no network."""
 
     async def exec(self, command: Command) -> ExecResult:
         done = await anyio.run_process(

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import anyio
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, User
 
@@ -35,6 +37,9 @@ class SubprocessSandbox:
         return False
 
     def admit(self, episode_id: str | None) -> None: ...
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """It has no network."""
 
     async def exec(self, command: Command) -> ExecResult:
         started = time.perf_counter()

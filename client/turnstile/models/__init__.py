@@ -1,9 +1,9 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode`` (with ``lease`` and ``staleness``), ``messages``, ``turn``. ``sample`` and ``forest`` are what
-a trainer gets, ``wire`` is their binary form. ``engine`` and ``audit`` are the answers about the engine and about
-recorded episodes.
+made of: ``episode`` (with ``lease`` and ``staleness``), ``messages``, ``turn``, ``network``. ``sample`` and
+``forest`` are what a trainer gets, ``wire`` is their binary form. ``engine`` and ``audit`` are the answers about
+the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -51,6 +51,7 @@ from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
+from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
 from turnstile.models.turn import (
@@ -104,6 +105,10 @@ __all__ = [
     "LeaseTerm",
     "Limits",
     "Message",
+    "NetworkDecision",
+    "NetworkOutcome",
+    "NetworkReport",
+    "NetworkUse",
     "ParseStatus",
     "PauseMode",
     "PauseRequest",

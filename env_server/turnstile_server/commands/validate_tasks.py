@@ -129,7 +129,7 @@ async def _prove_all(
 
     def spec_of(task: Task) -> SandboxSpec:
         try:
-            return sandbox_spec(task, settings.sandboxes)
+            return sandbox_spec(task, settings.sandboxes, egress=settings.egress)
         except Unprocessable as error:
             raise TaskFailed(error.message) from error
 

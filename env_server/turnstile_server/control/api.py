@@ -22,6 +22,7 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     LeaseTerm,
+    NetworkReport,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
@@ -178,6 +179,10 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
         if _wants_json(request.headers.get("accept", "")):
             return await parts_response(forest_json(found), JSON, sent, parts.workers)
         return await parts_response(forest_parts(found), SAFETENSORS, sent, parts.workers)
+
+    @router.get("/episodes/{episode_id}/network", response_model=NetworkReport)
+    async def network(episode_id: str) -> Response:
+        return _model(await episodes.network(episode_id))
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:

@@ -17,6 +17,7 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     LeaseState,
+    NetworkReport,
     SampleSet,
     TokenForest,
     Turn,
@@ -87,6 +88,10 @@ class EpisodeService(Protocol):
 
     async def audit(self, episode_id: str) -> AuditReport:
         """Re-score the recorded tokens on the engine and check every invariant."""
+        ...
+
+    async def network(self, episode_id: str) -> NetworkReport:
+        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
         ...
 
     def subscribe(self) -> AsyncIterator[Episode]:

@@ -20,13 +20,14 @@ import anyio.to_thread
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, NetworkReport
 from turnstile_server.episodes.listing import EpisodeListing
 from turnstile_server.episodes.store import (
     RECORD_UNREADABLE,
     DamagedRecord,
     Forest,
     Stored,
+    network_of,
     rebuild,
     stored_of,
     unreadable_episode,
@@ -168,6 +169,11 @@ class Archive:
             forest = await anyio.to_thread.run_sync(rebuild, records, limiter=threads)
         self._keep(episode_id, forest)
         return forest
+
+    async def network(self, episode_id: str) -> NetworkReport:
+        """What an ended episode reached by the network, from its record."""
+        report = network_of(await self._journal.read(episode_id))
+        return report or NetworkReport(episode_id=episode_id)
 
     def _unreadable(self, episode_id: str) -> bool:
         """Whether the episode is shown as one whose records cannot be read."""

@@ -30,7 +30,7 @@ from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
 from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
-from turnstile_server.settings import EpisodeSettings, GateSettings, SandboxSettings
+from turnstile_server.settings import EpisodeSettings, GateSettings, Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
@@ -56,7 +56,7 @@ class Plan:
         return self.sandbox is not None or bool(self.own_tools) or self.task.world is not None
 
 
-def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxSettings) -> Plan:
+def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings) -> Plan:
     """Raises Unprocessable, naming the field."""
     agent = backends.agents.get(request.agent) if request.agent != EXTERNAL else None
     if agent is None and request.env:
@@ -72,9 +72,10 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: SandboxS
             raise Unprocessable(f"agent, task: this episode needs a sandbox, and {missing}")
         carried = backends.sandboxes.carries_runtime
         mounts = () if agent is None else agent_mounts(backends.installer, agent, carried=carried)
-        spec = sandbox_spec(task, settings, mounts, AgentResources() if agent is None else agent.resources)
+        resources = AgentResources() if agent is None else agent.resources
+        spec = sandbox_spec(task, settings.sandboxes, mounts, resources, egress=settings.egress)
     limits = _merged(request.limits, task.limits)
-    image = task.image or settings.docker_image
+    image = task.image or settings.sandboxes.docker_image
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
 
 

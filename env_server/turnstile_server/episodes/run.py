@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio.abc import TaskGroup
 
-from turnstile.models import Episode, EpisodeStatus
+from turnstile.models import Episode, EpisodeStatus, NetworkReport
 from turnstile_server.backends import Backends
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.grading import EpisodeGrading
@@ -95,11 +95,7 @@ class EpisodeRun:
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
-        self._sandbox = (
-            EpisodeSandbox(episode.episode_id, plan, plan.sandbox, parts.backends, settings)
-            if plan.sandbox is not None
-            else None
-        )
+        self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings)
         self._world = RunningWorld.of(plan.task, parts.backends.worlds, settings.tasks, self._sandbox)
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
@@ -238,7 +234,7 @@ class EpisodeRun:
         try:
             self.session.seal()
             ended = self.measured(self._life.final_record(time.monotonic()))
-            await self._parts.journal.append(replace(self._stored, episode=ended).record())
+            await self._parts.journal.append(replace(self._stored, episode=ended, network=self.network).record())
         except TurnstileError as error:
             _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
             self._attempt_failed(error)
@@ -377,6 +373,11 @@ class EpisodeRun:
     def graded(self) -> bool:
         """The task says how to grade the work."""
         return self._plan.task.graded
+
+    @property
+    def network(self) -> NetworkReport | None:
+        """None without a sandbox."""
+        return None if self._sandbox is None else self._sandbox.network.report(self.episode_id)
 
     @property
     def forest(self) -> Forest:

@@ -16,6 +16,8 @@ from turnstile_server.agents.installer import PYTHON_VERSION
 from turnstile_server.agents.launch import AgentLaunch, LaunchContext, build_launch
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
@@ -34,7 +36,12 @@ class EpisodeSandbox:
     """Not created before ``prepare``, so an episode in the queue costs nothing."""
 
     def __init__(
-        self, episode_id: str, plan: Plan, spec: SandboxSpec, backends: Backends, settings: Settings
+        self,
+        episode_id: str,
+        plan: Plan,
+        spec: SandboxSpec,
+        backends: Backends,
+        settings: Settings,
     ) -> None:
         self._episode_id = episode_id
         self._plan = plan
@@ -43,11 +50,18 @@ class EpisodeSandbox:
         self._backends = backends
         self._max_output_bytes = settings.agents.max_output_bytes
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
+        self.network = NetworkLog(settings.egress.max_decisions)
+        """What the episode reached by the network, the judging of its work included."""
         self._sandbox: Sandbox | None = None
         self._usable = False
         self._prepared = False
         self._acted = False
         """The agent may have run in it, so what happened from then on may be its doing."""
+
+    @classmethod
+    def of(cls, episode_id: str, plan: Plan, backends: Backends, settings: Settings) -> EpisodeSandbox | None:
+        """None where the episode needs none."""
+        return None if plan.sandbox is None else cls(episode_id, plan, plan.sandbox, backends, settings)
 
     @property
     def for_tools(self) -> Sandbox | None:
@@ -77,7 +91,7 @@ class EpisodeSandbox:
                 "Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
         try:
-            await prepare_workspace(sandbox, task, backends.archive_of)
+            await prepare_workspace(sandbox, task, backends.archive_of, self.network)
         except FileProblem as error:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
         if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:
@@ -88,6 +102,7 @@ class EpisodeSandbox:
                 f"image than {self._plan.image}, or another agent"
             )
         sandbox.admit(self._episode_id)
+        sandbox.enter_phase(NetworkPhase.AGENT, self.network)
         self._usable = self._prepared = True
         self._acted = agent is None  # an external one may act as soon as its tools do
 
@@ -157,6 +172,7 @@ class EpisodeSandbox:
         task = self._task
         if sandbox is None or (task.world is None and not task.grades_files):
             return None
+        sandbox.enter_phase(None)
         await sandbox.stop_all()  # also before a world looks at the sandbox
         if not task.grades_files:
             return None

@@ -26,6 +26,7 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     LeaseState,
+    NetworkReport,
     SampleSet,
     TokenForest,
     Turn,
@@ -167,7 +168,7 @@ class Episodes:
                 return self._created(replace(earlier, episode=episode), agent_url), False
             if request.lease is not None:
                 self._leases.check(request.lease.lease_id)
-            plan = plan_episode(request, self._parts.backends, self._parts.settings.sandboxes)
+            plan = plan_episode(request, self._parts.backends, self._parts.settings)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
                 await self._journal.append(stored.record())
@@ -287,6 +288,13 @@ class Episodes:
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self._exported(episode_id)
         return await self._parts.auditor.audit(_unchanging(episode, forest), forest.facts(episode), self._exports)
+
+    async def network(self, episode_id: str) -> NetworkReport:
+        run = self._running.get(episode_id)
+        if run is not None:
+            return run.network or NetworkReport(episode_id=episode_id)
+        await self.get(episode_id)
+        return await self._archive.network(episode_id)
 
     def subscribe(self) -> AsyncIterator[Episode]:
         return self._broadcast.subscribe()

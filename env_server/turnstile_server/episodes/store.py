@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, Sampling
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, NetworkReport, Sampling
 from turnstile.models.base import check_json
 from turnstile_server.capture import EpisodeFacts, TokenTree
 from turnstile_server.journal.protocol import Record, RecordType
@@ -27,6 +27,7 @@ RECORD_UNREADABLE = "record_unreadable"
 """The type of the error of an episode whose record cannot be read."""
 PARENT_LOST = "parent_lost"
 """Why tokens of a whole turn are discarded: the disk has damaged a turn that it continues."""
+_NETWORK = "network"
 _MAX_DEPTH = 190
 """Readers of JSON stop at 200 levels, and listings nest a record deeper."""
 
@@ -39,6 +40,8 @@ class Stored:
     key_nonce: str
     idempotency_key: str | None
     request_digest: str
+    network: NetworkReport | None = None
+    """Of an episode that ends; kept in its record only."""
 
     def record(self) -> Record:
         """The journal record; the episode's fields are at its top, where retention finds status and timings."""
@@ -48,6 +51,8 @@ class Stored:
             "idempotency_key": self.idempotency_key,
             "request_digest": self.request_digest,
         }
+        if self.network is not None and self.network.decisions:
+            meta[_NETWORK] = self.network.model_dump(mode="json")
         return episode_record(self.episode.episode_id, meta)
 
 
@@ -60,7 +65,20 @@ def stored_of(record: Record) -> Stored:
     fields = dict(record.meta)
     check_json(fields, max_depth=_MAX_DEPTH)  # no reader of the answers could take more
     creation = fields.pop("creation")
+    fields.pop(_NETWORK, None)
     return Stored(Episode.model_validate(fields), **creation)
+
+
+def network_of(records: Iterable[Record]) -> NetworkReport | None:
+    """What the last record of an episode says of its network; None: nothing, or what this version cannot read."""
+    report: NetworkReport | None = None
+    for record in records:
+        if record.type is RecordType.EPISODE and _NETWORK in record.meta:
+            try:
+                report = NetworkReport.model_validate(record.meta[_NETWORK])
+            except ValidationError as error:
+                _LOG.error("the network of episode %s cannot be read: %s", record.episode_id, error)
+    return report
 
 
 def unreadable_episode(episode_id: str, fields: Mapping[str, Any], error: Exception) -> Episode:

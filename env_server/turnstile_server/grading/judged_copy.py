@@ -18,6 +18,8 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_programs, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
@@ -91,7 +93,7 @@ class JudgedCopies:
                 for _ in range(self._settings.attempts):
                     attempts.append(_Attempt())
                     try:
-                        return await self._attempt(task, judge, work.archive, attempts[-1])
+                        return await self._attempt(task, judge, work.archive, work.network, attempts[-1])
                     except (SandboxFailed, SandboxUnavailable) as error:
                         attempts[-1].error = error
         if attempts[-1].error is None:
@@ -106,26 +108,29 @@ class JudgedCopies:
             raise latest.error
         return _none(judge, f"the work ended its own grading: {latest.error.message}")
 
-    async def _attempt(self, task: Task, judge: CopyJudge, archive: bytes, attempt: _Attempt) -> Component:
+    async def _attempt(
+        self, task: Task, judge: CopyJudge, archive: bytes, log: NetworkLog | None, attempt: _Attempt
+    ) -> Component:
         if self._provider is None:
             raise SandboxUnavailable(
                 "This task is graded by tests, and this server has no sandboxes to run them in."
             )
         sandbox = await self._provider.create(self._spec_of(task))
         try:
-            await self._prepare(sandbox, task, judge)
+            await self._prepare(sandbox, task, judge, log)
             attempt.with_work = True
             diff = await self._apply_diff(sandbox, judge, archive)
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
+            sandbox.enter_phase(NetworkPhase.TESTS, log)
             return await judge.judge(sandbox, diff)
         finally:
             with anyio.CancelScope(shield=True):
                 await sandbox.destroy()
 
-    async def _prepare(self, sandbox: Sandbox, task: Task, judge: CopyJudge) -> None:
+    async def _prepare(self, sandbox: Sandbox, task: Task, judge: CopyJudge, log: NetworkLog | None) -> None:
         try:
-            await prepare_workspace(sandbox, task, self.pack)
+            await prepare_workspace(sandbox, task, self.pack, log)
             # Processes that the set-up left running could change files during the diff.
             await sandbox.stop_all()
             await sandbox.upload(await anyio.to_thread.run_sync(pack_programs, python_of(sandbox)), PROGRAMS)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from turnstile_server.egress.log import NetworkLog
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -23,6 +24,8 @@ class Work:
     """The last answer that was submitted; None: none was."""
     world_scores: Mapping[str, float] | None = None
     """What the episode's world gave, by component; None: its task has no world that grades."""
+    network: NetworkLog | None = field(default=None, compare=False)
+    """Where what its judging reaches by the network is recorded; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,22 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
+from turnstile_server.sandboxes.link import SandboxLink
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, WORKDIR, Command, ExecResult, Process, User
 from turnstile_server.settings import SandboxSettings
 
-FORWARD_PORT = 8001
+FORWARD_PORT, NETWORK_PORT = 8001, 8002
 _MOST_FORWARDED = 128
 """Connections that the helper forwards at once. Each takes one or two of its descriptors: an agent that opens more
 may not use up those that commands need."""
@@ -62,28 +65,8 @@ class Layout:
     """Commands have only the system calls of ``call_filter``. False: no isolation."""
     forward_port: int | None = FORWARD_PORT
     """Port of the sandbox's loopback that is forwarded to the agent endpoint; 0 takes a free one, None none."""
-
-
-class SandboxLink(Protocol):
-    """What joins one sandbox to the server, beside the helper's connection: its listener of the agent endpoint."""
-
-    @property
-    def gate_inside(self) -> str:
-        """Path inside of the Unix socket that leads to the agent endpoint."""
-        ...
-
-    @property
-    def carried(self) -> bool:
-        """True: the helper makes that socket, and carries its connections. False: it is the server's, mounted."""
-        ...
-
-    def admit(self, episode_id: str | None) -> None:
-        """Serve this episode from now on; None: none."""
-        ...
-
-    async def close(self) -> None:
-        """Cuts every connection, and removes what was made. May be called twice."""
-        ...
+    network_port: int = NETWORK_PORT
+    """The same to the server's proxy, where the sandbox may reach hosts; 0 takes a free one."""
 
 
 class HelperSandbox:
@@ -112,6 +95,7 @@ class HelperSandbox:
         self._release = release
         self._tasks = tasks
         self._agent_url: str | None = None
+        self._network_port = 0
         self._destroying: BackgroundTask[None] | None = None
         self.own_uids = False
         """Whether each user really has the uid that the layout gives it."""
@@ -146,14 +130,12 @@ class HelperSandbox:
                     "inotify": [self._settings.inotify_instances, self._settings.inotify_watches],
                     "filter": b64encode(call_filter.program()).decode() if layout.filtered else None,
                     "grace_s": self._settings.output_grace_s,
-                    "forward": None
-                    if layout.forward_port is None
-                    else {
-                        "port": layout.forward_port,
-                        "socket": self._link.gate_inside,
-                        "carried": self._link.carried,
-                        "connections": min(_MOST_FORWARDED, self._settings.max_connections),
-                    },
+                    "forward": self._forward(
+                        layout.forward_port, self._link.gate_inside, self._settings.max_connections
+                    ),
+                    "network": None
+                    if self._link.network is None
+                    else self._forward(layout.network_port, self._link.network_inside, self._link.network.most),
                 },
                 timeout_s=self._settings.start_timeout_s,
             )
@@ -164,6 +146,14 @@ class HelperSandbox:
         self.filtered = bool(reply.fields.get("filtered"))
         port = reply.fields.get("port")
         self._agent_url = None if port is None else f"http://127.0.0.1:{int(port)}"
+        self._network_port = int(reply.fields.get("network_port") or 0)
+
+    def _forward(self, port: int | None, path: str, most: int) -> dict[str, Any] | None:
+        """A port of the loopback that the helper forwards to a socket."""
+        if port is None:
+            return None
+        most = min(_MOST_FORWARDED, most)
+        return {"port": port, "socket": path, "carried": self._link.carried, "connections": most}
 
     @property
     def users_apart(self) -> bool:
@@ -203,10 +193,14 @@ class HelperSandbox:
     def admit(self, episode_id: str | None) -> None:
         self._link.admit(episode_id)
 
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        if self._link.network is not None:
+            self._link.network.enter(phase, log)
+
     async def exec(self, command: Command) -> ExecResult:
         try:
             reply = await self._client.call(
-                _run(command),
+                self._header(command),
                 data=command.stdin,
                 max_output=command.max_output_bytes,
                 timeout_s=self._reply_timeout(command.timeout_s),
@@ -220,7 +214,7 @@ class HelperSandbox:
         await self._client.settled()
         try:
             request = self._client.begin_detached(
-                _run(command),
+                self._header(command),
                 data=command.stdin,
                 max_output=command.max_output_bytes,
                 timeout_s=self._reply_timeout(command.timeout_s),
@@ -268,6 +262,7 @@ class HelperSandbox:
 
     async def _destroy(self) -> None:
         self._link.admit(None)
+        self.enter_phase(None)
         try:
             await self._client.close()
         finally:
@@ -275,6 +270,10 @@ class HelperSandbox:
                 await self._release()
             finally:
                 await self._link.close()
+
+    def _header(self, command: Command) -> dict[str, Any]:
+        network = self._link.network
+        return _run(command, {} if network is None else network.environment(self._network_port))
 
     def _reply_timeout(self, timeout_s: float | None) -> float | None:
         """How long the helper may take to reply to a command that may run for ``timeout_s``."""
@@ -347,7 +346,7 @@ class _FailedStart:
         return
 
 
-def _run(command: Command) -> dict[str, Any]:
+def _run(command: Command, network: Mapping[str, str]) -> dict[str, Any]:
     header = {
         "op": "run",
         "argv": list(command.argv),
@@ -357,6 +356,8 @@ def _run(command: Command) -> dict[str, Any]:
         "timeout_s": command.timeout_s,
         "max_output": command.max_output_bytes,
     }
+    if network:
+        header["network"] = dict(network)
     if command.launches is not None:
         header["launches"] = command.launches
     return header if command.on_line is None else {**header, "line_s": command.line_s}

@@ -1,9 +1,9 @@
 """Sandboxes and their providers as the rest of the server sees them: the contract of every backend.
 
-What must hold for every backend: code inside reaches no network but the agent endpoint of its own episode; a
-command ends, with its whole process group, when its time is over; output and files that come out are bounded;
-the host never unpacks or interprets anything that the agent wrote; ``destroy`` releases everything, in any
-state, once.
+What must hold for every backend: code inside reaches no network but the agent endpoint of its own episode and,
+through the server's proxy, the hosts that its task is allowed; a command ends, with its whole process group, when
+its time is over; output and files that come out are bounded; the host never unpacks or interprets anything that the
+agent wrote; ``destroy`` releases everything, in any state, once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase, NetworkPolicy
+from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import SandboxDeath
 from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -84,6 +87,8 @@ class SandboxSpec:
     image_files: bool = False
     """True: the work folder is the image's own (so the root cannot be read-only)."""
     mounts: tuple[Mount, ...] = ()
+    network: NetworkPolicy | None = None
+    """What it may reach through the server's proxy, by phase; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,12 @@ class Sandbox(Protocol):
         """From now on the sandbox's socket serves this one episode; any other, and None, is 404."""
         ...
 
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """From now on the hosts that ``SandboxSpec.network`` has for this phase may be reached, and commands are
+        told of the proxy; at first, and for None, nothing may be. Cuts what an earlier phase left open. ``log``
+        records what the proxy decides; None: nobody reads it."""
+        ...
+
     async def exec(self, command: Command) -> ExecResult:
         """Runs a command to its end. Cancelling the call kills it. Raises SandboxFailed when the sandbox died
         or could not start the command by a fault of its own; a program that is not there is exit code 127."""
@@ -220,6 +231,8 @@ class ProviderSetup:
     directory, so that what a killed server left is found again."""
     owner: str
     """Names the data directory to an engine that several servers share."""
+    egress: EgressProxy | None = None
+    """None: sandboxes whose spec has a network cannot be made."""
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
     runtimes: RuntimeStore | None = None

@@ -1,7 +1,8 @@
-"""A sandbox's folder on the host: the two sockets that lead out of the sandbox, and nothing else.
+"""A sandbox's folder on the host: the sockets that lead out of the sandbox, and nothing else.
 
 ``gate.sock`` is the listener of the agent endpoint, restricted to the one episode admitted; ``helper.sock`` waits
-for the helper's one call and is then removed. Owns the folder, both listeners and the helper's connection;
+for the helper's one call and is then removed; ``net.sock`` is there only where the sandbox may reach hosts
+(``network.py``). Owns the folder, the listeners and the helper's connection;
 ``close`` releases them. The folder is mounted into its own sandbox only, and lies in a folder that only the
 server's user can enter: so the sockets' modes let every uid inside connect, and nobody else.
 """
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
+from anyio.abc import ByteStream, Listener, SocketStream
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
@@ -23,23 +24,15 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
+from turnstile_server.sandboxes.network import NETWORK_SOCKET, NetworkDoor
 from turnstile_server.sandboxes.run_folder import remove_folder
+from turnstile_server.unix_streams import over_transport
 
 GATE_SOCKET = "gate.sock"
 HELPER_SOCKET = "helper.sock"
 MAX_SOCKET_PATH = 107
 """unix(7): ``sun_path`` holds 108 bytes with the closing NUL."""
 _HELLO_BYTES = 4096
-
-
-async def over_transport(stream: SocketStream) -> SocketStream:
-    """The connection of anyio's own stream over a Unix socket, which may not be used any more.
-
-    That one (4.16.0) watches the socket itself: if a read or a write is cancelled in the same turn of the event
-    loop in which the socket becomes ready, InvalidStateError is raised in the loop, where nobody can catch it.
-    Asyncio's transports, over which anyio's TCP streams go, do not have this.
-    """
-    return await SocketStream.from_socket(stream.extra(SocketAttribute.raw_socket))
 
 
 class SandboxSockets:
@@ -56,10 +49,12 @@ class SandboxSockets:
         *,
         name: str,
         mounted_at: str = SOCKET_TARGET,
+        network: NetworkDoor | None = None,
     ) -> None:
         self.folder = folder
         self.token = secrets.token_urlsafe(32)
         """Opens the helper's connection, once."""
+        self.network = network
         self._agents = agents
         self._tasks = tasks
         self._mounted_at = mounted_at
@@ -80,6 +75,11 @@ class SandboxSockets:
         """Path of the agent endpoint's socket inside the sandbox."""
         return f"{self._mounted_at}/{GATE_SOCKET}"
 
+    @property
+    def network_inside(self) -> str:
+        """The same of the proxy's."""
+        return f"{self._mounted_at}/{NETWORK_SOCKET}"
+
     def admit(self, episode_id: str | None) -> None:
         """From now on ``gate.sock`` serves this episode's paths only; None serves none."""
         if self._gate is not None:
@@ -95,6 +95,8 @@ class SandboxSockets:
         try:
             self.folder.mkdir(mode=0o755)
             self._gate = await self._agents.listen_unix(gate)
+            if self.network is not None:
+                await self.network.open(self.folder)
             listener = await anyio.create_unix_listener(helper, mode=0o666)
         except OSError as error:
             await self.close()
@@ -121,6 +123,8 @@ class SandboxSockets:
                 await self._client.close()
             if self._gate is not None:
                 await self._gate.close()
+            if self.network is not None:
+                await self.network.close()
             await remove_folder(self.folder)
 
     async def _stop_answering(self) -> None:

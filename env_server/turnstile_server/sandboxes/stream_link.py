@@ -9,18 +9,22 @@ it. Owns the folder, the listener, the helper's connection and what it carries; 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.abc import ByteStream
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
-from turnstile_server.sandboxes.carried import CarriedConnections
+from turnstile_server.sandboxes.carried import CarriedConnections, Send
 from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
+from turnstile_server.sandboxes.network import NETWORK_SOCKET, NetworkDoor
 from turnstile_server.sandboxes.run_folder import remove_folder
 from turnstile_server.sandboxes.sockets import GATE_SOCKET, MAX_SOCKET_PATH
 
@@ -34,10 +38,19 @@ class StreamLink:
     carried = True
     gate_inside = f"{SOCKET_TARGET}/{GATE_SOCKET}"
     """Where the helper makes its own listener: backends give it an empty folder in memory there."""
+    network_inside = f"{SOCKET_TARGET}/{NETWORK_SOCKET}"
 
     def __init__(
-        self, folder: Path, agents: AgentEndpoint, tasks: BackgroundTasks, *, name: str, max_connections: int
+        self,
+        folder: Path,
+        agents: AgentEndpoint,
+        tasks: BackgroundTasks,
+        *,
+        name: str,
+        max_connections: int,
+        network: NetworkDoor | None = None,
     ) -> None:
+        self.network = network
         self._folder = folder
         self._agents = agents
         self._tasks = tasks
@@ -46,7 +59,6 @@ class StreamLink:
         self._gate: EpisodeListener | None = None
         self._stream: ByteStream | None = None
         self._client: HelperClient | None = None
-        self._connections: CarriedConnections | None = None
         self._watch: BackgroundTask[None] | None = None
 
     @property
@@ -62,6 +74,8 @@ class StreamLink:
         try:
             self._folder.mkdir(mode=0o700)
             self._gate = await self._agents.listen_unix(self._gate_path)
+            if self.network is not None:
+                await self.network.open(self._folder)
         except OSError as error:
             await self.close()
             raise SandboxUnavailable(f"no socket could be made in {self._folder}: {error.strerror}") from error
@@ -93,15 +107,26 @@ class StreamLink:
             raise SandboxUnavailable("the sandbox's first program is not this server's helper")
         client = HelperClient(self._stream, decoder, self._name, self._tasks)
         self._client = client
-        connections = CarriedConnections(
-            self._gate_path, self._max_connections, client.send, self._name, self._tasks
-        )
-        self._connections = connections
-        client.carried = connections.take
+        gate = CarriedConnections(self._gate_path, self._max_connections, client.send, self._name, self._tasks)
+        network: CarriedConnections | None = None
+        if self.network is not None:
+            socket, name = self._folder / NETWORK_SOCKET, f"network of {self._name}"
+            send = partial(_to_network, client.send)
+            network = CarriedConnections(socket, self.network.most, send, name, self._tasks)
+
+        def take(header: Mapping[str, Any], payload: bytes) -> None:
+            to = gate if "net" not in header else network
+            if to is None:
+                raise frames.FrameError("no connections to the network are carried")
+            to.take(header, payload)
+
+        client.carried = take
 
         async def cut_when_lost() -> None:
             await client.lost.wait()
-            await connections.close()  # the agent app sees its callers gone, as when an agent dies
+            await gate.close()  # the agent app sees its callers gone, as when an agent dies
+            if network is not None:
+                await network.close()
 
         self._watch = self._tasks.start(cut_when_lost, name=f"connections of {self._name}")
         return client
@@ -117,4 +142,11 @@ class StreamLink:
                 await self._watch.ended.wait()
             if self._gate is not None:
                 await self._gate.close()
+            if self.network is not None:
+                await self.network.close()
             await remove_folder(self._folder)
+
+
+def _to_network(send: Send, header: Mapping[str, Any], payload: bytes) -> None:
+    """Sends a frame of a connection to the proxy, whose numbers are its own."""
+    send({**header, "net": True}, payload)

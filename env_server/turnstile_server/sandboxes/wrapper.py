@@ -6,6 +6,8 @@ wrapper can forget it.
 
 from __future__ import annotations
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.protocol import (
     Command,
@@ -46,6 +48,9 @@ class SandboxWrapper:
 
     def admit(self, episode_id: str | None) -> None:
         self.inner.admit(episode_id)
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        self.inner.enter_phase(phase, log)
 
     async def exec(self, command: Command) -> ExecResult:
         return await self.inner.exec(command)

@@ -14,8 +14,8 @@ _AllowedPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class EgressSettings(Section):
-    """The network of sandboxes, through the server's proxy ([network](network.md)). A task's `network` says what it
-    needs; the sandboxes of all others reach nothing but the gate."""
+    """The network of sandboxes, through the server's proxy ([network](network.md)). A task's `network` says what
+    it needs; the sandboxes of all others reach nothing but the gate."""
 
     allow: tuple[PatternText, ...] = Field(
         (),
@@ -39,11 +39,15 @@ class EgressSettings(Section):
         "must be the tunnel's.",
     )
     max_bytes_up: int = Field(
-        64 << 20, ge=0, description="Bytes that one episode may send to the network; then its connections are cut."
+        64 << 20, ge=0, description="Bytes that one sandbox may send to the network; then its connections are cut."
     )
     max_bytes_down: int = Field(2 << 30, ge=0, description="The same for what it receives.")
-    max_connections: int = Field(2000, ge=1, description="Connections of one episode in all, refused ones too.")
-    max_open: int = Field(32, ge=1, description="Connections of one sandbox at once; one more is closed.")
+    max_connections: int = Field(2000, ge=1, description="Connections of one sandbox in all, refused ones too.")
+    max_open: int = Field(32, ge=1, description="Connections of one sandbox at once; one more is refused.")
+    max_open_total: int = Field(
+        1024, ge=1, description="The same over all sandboxes. Each takes two of the process's descriptors."
+    )
+    resolver_threads: int = Field(16, ge=1, description="Names looked up at once; further ones wait.")
     request_timeout_s: float = Field(
         15.0, gt=0, description="Time for a client in the sandbox to send its request, and its TLS greeting."
     )

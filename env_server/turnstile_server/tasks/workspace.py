@@ -7,10 +7,13 @@ from collections.abc import Callable
 import anyio.to_thread
 
 from turnstile_server.agents.spec import AgentResources
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import TaskFailed, Unprocessable
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox, SandboxLimits, SandboxSpec
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import EgressSettings, SandboxSettings
 from turnstile_server.tasks.model import Files, SandboxWish, Task
+from turnstile_server.tasks.network import network_policy
 
 _TAIL = 2000
 _PARTS_FOR_FILES, _FILE_BYTES = 8, 1024
@@ -22,10 +25,13 @@ def sandbox_spec(
     settings: SandboxSettings,
     mounts: tuple[Mount, ...] = (),
     agent: AgentResources = AgentResources(),  # noqa: B008 - frozen
+    *,
+    egress: EgressSettings = EgressSettings(),  # noqa: B008 - frozen
 ) -> SandboxSpec:
     """The sandbox for a task: for its agent, and for its grading.
 
-    A task may ask for less than the ceilings of the settings; more raises Unprocessable. The agent spec's minimum
+    A task may ask for less than the ceilings of the settings; more raises Unprocessable, as does a network where
+    ``egress`` is left out. The agent spec's minimum
     resources override the ceilings, because the operator writes both.
     """
     wish = _under_ceilings(task.sandbox, settings)
@@ -39,7 +45,12 @@ def sandbox_spec(
         files=min(settings.disk_files, memory_bytes // _PARTS_FOR_FILES // _FILE_BYTES),
     )
     return SandboxSpec(
-        limits=limits, image=task.image, workdir=task.workdir, image_files=task.image_files, mounts=mounts
+        limits=limits,
+        image=task.image,
+        workdir=task.workdir,
+        image_files=task.image_files,
+        mounts=mounts,
+        network=network_policy(task.network, egress),
     )
 
 
@@ -53,13 +64,25 @@ def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish
     return wish
 
 
-async def prepare_workspace(sandbox: Sandbox, task: Task, archive_of: Callable[[Files], bytes]) -> None:
-    """Puts the task's files into the work folder and runs its set-up. ``archive_of`` packs files as a tar.
+async def prepare_workspace(
+    sandbox: Sandbox, task: Task, archive_of: Callable[[Files], bytes], log: NetworkLog | None = None
+) -> None:
+    """Puts the task's files into the work folder and runs its set-up. ``archive_of`` packs files as a tar; ``log``
+    records what the set-up reached. The network is closed when this returns.
 
     Raises TaskFailed when the set-up fails, SandboxFailed.
     """
     if task.base is not None:
         await sandbox.upload(await anyio.to_thread.run_sync(archive_of, task.base), sandbox.workdir)
+    sandbox.enter_phase(NetworkPhase.SETUP, log)
+    try:
+        await _set_up(sandbox, task)
+    finally:
+        sandbox.enter_phase(None)
+
+
+async def _set_up(sandbox: Sandbox, task: Task) -> None:
+    """Raises TaskFailed, SandboxFailed."""
     for line in task.setup:
         result = await sandbox.exec(Command(argv=("/bin/sh", "-c", line), timeout_s=task.setup_timeout_s))
         if result.exit_code != 0:

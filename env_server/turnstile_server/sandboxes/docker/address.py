@@ -23,7 +23,7 @@ from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
 from turnstile_server.errors import SandboxUnavailable
-from turnstile_server.sandboxes.sockets import over_transport
+from turnstile_server.unix_streams import over_transport
 
 DEFAULT = "unix:///var/run/docker.sock"
 _IDLE_S, _PROBE_S, _PROBES = 30, 10, 6

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from turnstile_server.egress.log import NetworkLog
+from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import scripts
@@ -78,6 +80,9 @@ class ExecSandbox:
 
     def admit(self, episode_id: str | None) -> None:
         """No-op: the agent app cannot be reached from inside."""
+
+    def enter_phase(self, phase: NetworkPhase | None, log: NetworkLog | None = None) -> None:
+        """No-op: nor can the proxy. The provider makes no such sandbox for a task with a network."""
 
     async def exec(self, command: Command) -> ExecResult:
         process = await self._begin(command)

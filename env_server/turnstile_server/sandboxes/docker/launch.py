@@ -25,7 +25,8 @@ from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET
 from turnstile_server.sandboxes.helper_client import HelperClient
-from turnstile_server.sandboxes.helper_sandbox import SandboxLink
+from turnstile_server.sandboxes.link import SandboxLink
+from turnstile_server.sandboxes.network import NetworkDoor
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, SandboxSpec
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.sandboxes.stream_link import StreamLink
@@ -127,9 +128,15 @@ class SocketLaunch:
     """A ``Launch`` over sockets in ``folder``, which the container has mounted."""
 
     def __init__(
-        self, launcher: Launcher, new: NewSandbox, folder: Path, agents: AgentEndpoint, tasks: BackgroundTasks
+        self,
+        launcher: Launcher,
+        new: NewSandbox,
+        folder: Path,
+        agents: AgentEndpoint,
+        tasks: BackgroundTasks,
+        network: NetworkDoor | None,
     ) -> None:
-        self.link = SandboxSockets(folder, agents, tasks, name=folder.name)
+        self.link = SandboxSockets(folder, agents, tasks, name=folder.name, network=network)
         self._launcher = launcher
         self._new = new
         self._tasks = tasks
@@ -165,10 +172,16 @@ class StreamLaunch:
     listener."""
 
     def __init__(
-        self, launcher: Launcher, new: NewSandbox, folder: Path, agents: AgentEndpoint, tasks: BackgroundTasks
+        self,
+        launcher: Launcher,
+        new: NewSandbox,
+        folder: Path,
+        agents: AgentEndpoint,
+        tasks: BackgroundTasks,
+        network: NetworkDoor | None,
     ) -> None:
         most = launcher.settings.max_connections
-        self.link = StreamLink(folder, agents, tasks, name=folder.name, max_connections=most)
+        self.link = StreamLink(folder, agents, tasks, name=folder.name, max_connections=most, network=network)
         self._launcher = launcher
         self._new = new
         self._tasks = tasks

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
@@ -37,7 +38,9 @@ from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
 from turnstile_server.sandboxes.docker.volumes import Volumes
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, SandboxLink
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
+from turnstile_server.sandboxes.link import SandboxLink
+from turnstile_server.sandboxes.network import NetworkDoor
 from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.users import Uids, UidSets
@@ -60,7 +63,8 @@ class DockerProvider:
 
     ``run_dir`` and ``owner``: see ``ProviderSetup``. ``needs_image``: ``start`` fails without the default image.
     ``known_images``: by image id whether its Python runs the helper, for providers that share the results.
-    ``runtimes``: makes the runtime that sandboxes are given; None: all run on their images' Python.
+    ``egress``: see ``ProviderSetup``. ``runtimes``: makes the runtime that sandboxes are given; None: all run on
+    their images' Python.
     """
 
     name = "docker"
@@ -75,9 +79,11 @@ class DockerProvider:
         *,
         needs_image: bool = False,
         known_images: dict[str, bool] | None = None,
+        egress: EgressProxy | None = None,
         runtimes: RuntimeStore | None = None,
     ) -> None:
         self._settings = settings
+        self._egress = egress
         self._uids = UidSets(settings, from_range=False)
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
@@ -116,7 +122,14 @@ class DockerProvider:
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup, *, needs_image: bool = False) -> DockerProvider:
-        return cls(setup.settings, setup.run_dir, setup.owner, needs_image=needs_image, runtimes=setup.runtimes)
+        return cls(
+            setup.settings,
+            setup.run_dir,
+            setup.owner,
+            needs_image=needs_image,
+            egress=setup.egress,
+            runtimes=setup.runtimes,
+        )
 
     @property
     def carries_runtime(self) -> bool:
@@ -184,6 +197,10 @@ class DockerProvider:
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         runtime = self._carried.runtime if containers.can_carry(image) else None
         runs_helper = runtime is not None or await self._probes.runs_helper(image, name, tasks)
+        if spec.network is not None and not runs_helper:
+            raise TaskFailed(
+                f"the task asks for a network, but image {name} cannot run the helper, which forwards it"
+            )
         uids = self._uids.take()
         new = NewSandbox(spec, image, name, containers.name(sandbox_id), self._labels(sandbox_id), uids, runtime)
         made: HelperSandbox | ExecSandbox
@@ -231,7 +248,8 @@ class DockerProvider:
     ) -> HelperSandbox:
         choice = await self._transport.choose(new.image)
         make = SocketLaunch if choice.transport == BIND else StreamLaunch
-        launch: Launch = make(self._launcher, new, self._run_dir / sandbox_id, agents, tasks)
+        network = NetworkDoor.of(new.spec, self._egress, tasks, sandbox_id)
+        launch: Launch = make(self._launcher, new, self._run_dir / sandbox_id, agents, tasks, network)
         try:
             client = await launch.run()
             own_kernel = (await self._runtime.kernel(new.image)).own

@@ -23,6 +23,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
@@ -33,6 +34,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
 from turnstile_server.sandboxes.local.machine_kills import MachineKills
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
+from turnstile_server.sandboxes.network import NetworkDoor
 from turnstile_server.sandboxes.protocol import ImageFacts, Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, remove_folder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
@@ -50,7 +52,7 @@ _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_byt
 class LocalProvider:
     """A ``SandboxProvider``.
 
-    ``run_dir`` and ``hidden``: see ``ProviderSetup``. This package and ``run_dir`` are always hidden.
+    ``run_dir``, ``egress`` and ``hidden``: see ``ProviderSetup``. This package and ``run_dir`` are always hidden.
     ``as_root``: try for a uid of each user (None: when the server is root).
     """
 
@@ -65,8 +67,10 @@ class LocalProvider:
         *,
         as_root: bool | None = None,
         hidden: Sequence[Path] = (),
+        egress: EgressProxy | None = None,
     ) -> None:
         self._settings = settings
+        self._egress = egress
         self._uids = UidSets(settings, from_range=False)
         self._run_dir = run_dir
         self._folder = RunFolder(run_dir)
@@ -90,7 +94,7 @@ class LocalProvider:
 
     @classmethod
     def from_setup(cls, setup: ProviderSetup) -> LocalProvider:
-        return cls(setup.settings, setup.run_dir, hidden=setup.hidden)
+        return cls(setup.settings, setup.run_dir, hidden=setup.hidden, egress=setup.egress)
 
     @property
     def isolated(self) -> bool:
@@ -155,7 +159,8 @@ class LocalProvider:
         process = LocalProcess(name, self._run_dir, self._tasks, self._kills)
         folder = self._run_dir / name
         mounted_at = {} if self.isolated else {"mounted_at": str(folder)}
-        sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, **mounted_at)
+        network = NetworkDoor.of(spec, self._egress, self._tasks, name)
+        sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, network=network, **mounted_at)
         try:
             await sockets.open()
             await self._launch(process, sockets, spec)
@@ -268,6 +273,7 @@ class LocalProvider:
                 rlimits={**rlimits, "DATA": spec.limits.memory_bytes},
                 filtered=False,
                 forward_port=0,
+                network_port=0,
                 marks={orphans.MARK_VARIABLE: process.name},
             )
         if self._cgroups is None:

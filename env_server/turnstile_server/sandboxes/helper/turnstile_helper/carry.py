@@ -1,5 +1,5 @@
-"""Carries connections to the agent endpoint over the helper's own connection, where no socket of the server is
-mounted.
+"""Carries connections to the agent endpoint, and to the server's proxy, over the helper's own connection, where no
+socket of the server is mounted.
 
 Listens on 127.0.0.1:``port`` and on a Unix socket inside. Every accepted connection becomes a stream of frames
 (``frames.py``), joined at the server's end to the sandbox's listener. What must hold: bytes are never interpreted;
@@ -23,9 +23,11 @@ _READ = 64 << 10
 
 
 class Carrier:
-    """``port`` 0: a free one. At most ``limit`` connections at once; one more is closed."""
+    """``port`` 0: a free one. At most ``limit`` connections at once; one more is closed. ``network``: they are for
+    the server's proxy, and not for the agent endpoint; the two count their streams apart."""
 
-    def __init__(self, loop: Loop, outbox: Outbox, port: int, path: str, limit: int) -> None:
+    def __init__(self, loop: Loop, outbox: Outbox, port: int, path: str, limit: int, network: bool) -> None:
+        self._mark = {"net": True} if network else {}
         self._loop = loop
         self._outbox = outbox
         self._limit = limit
@@ -62,9 +64,10 @@ class Carrier:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._last += 1
         number = self._last
-        self._outbox.send({"conn": number, "do": "open"})
+        name = {"conn": number, **self._mark}
+        self._outbox.send({**name, "do": "open"})
         self._carried[number] = _Carried(
-            self._loop, self._outbox, number, client, lambda: self._carried.pop(number, None)
+            self._loop, self._outbox, name, client, lambda: self._carried.pop(number, None)
         )
 
 
@@ -72,11 +75,16 @@ class _Carried:
     """One connection. It is over when both sides have ended, or one has cut it."""
 
     def __init__(
-        self, loop: Loop, outbox: Outbox, number: int, client: socket.socket, on_close: Callable[[], object]
+        self,
+        loop: Loop,
+        outbox: Outbox,
+        name: Mapping[str, Any],
+        client: socket.socket,
+        on_close: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._outbox = outbox
-        self._number = number
+        self._name = name
         self._client = client
         self._on_close = on_close
         self._credit = frames.CARRY_WINDOW
@@ -128,10 +136,10 @@ class _Carried:
             return
         if data:
             self._credit -= len(data)
-            self._outbox.send({"conn": self._number, "do": "data"}, data)
+            self._outbox.send({**self._name, "do": "data"}, data)
         else:
             self._client_ended = True
-            self._outbox.send({"conn": self._number, "do": "end"})
+            self._outbox.send({**self._name, "do": "end"})
         self._watch_or_finish()
 
     def _room(self) -> None:
@@ -152,7 +160,7 @@ class _Carried:
             self._cut()
             return
         if self._taken >= frames.CARRY_WINDOW // 4:
-            self._outbox.send({"conn": self._number, "do": "took", "n": self._taken})
+            self._outbox.send({**self._name, "do": "took", "n": self._taken})
             self._taken = 0
         if self._server_ended and not self._buffer and not self._shut:
             self._shut = True
@@ -168,7 +176,7 @@ class _Carried:
 
     def _cut(self) -> None:
         """The client is gone: nothing of what it asked for is wanted."""
-        self._outbox.send({"conn": self._number, "do": "cut"})
+        self._outbox.send({**self._name, "do": "cut"})
         self._close()
 
     def _close(self) -> None:

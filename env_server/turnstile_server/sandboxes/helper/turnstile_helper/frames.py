@@ -11,7 +11,7 @@ First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on stan
 ``id`` being its own number::
 
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
-    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?}
+    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?, network?}
     {"id", "op": "file", action: read|write|unpack|pack, path, user, max_bytes, mode, timeout_s, stdin_size}
     {"id", "op": "stop_all"}
     {"op": "data", "id"} + payload       a part of that request's standard input (file contents, a tar)
@@ -33,6 +33,8 @@ the helper numbers 1, 2, 3, …; the same frames go both ways::
     {"conn", "do": "took", "n"}          n bytes were passed on, so as many more may come
     {"conn", "do": "end"}                no more bytes from this side; the stream is over when both have said so
     {"conn", "do": "cut"}                it is over at once
+
+Those with "net" in the header are of connections to the server's proxy, which have numbers of their own.
 """
 
 from __future__ import annotations

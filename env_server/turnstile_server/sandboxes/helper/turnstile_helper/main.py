@@ -83,8 +83,8 @@ class Helper:
         """What each child's wait status is for."""
         self._spawner = Spawner({}, {}, NO_RIGHTS_TAKEN)
         self._config: Mapping[str, Any] = {}
-        self._forwarder: Forwarder | None = None
-        self._carrier: Carrier | None = None
+        self._carriers: dict[bool, Carrier] = {}
+        """The agent endpoint's, and (True) the network's."""
 
     def run(self) -> None:
         self._loop.run()
@@ -107,8 +107,9 @@ class Helper:
 
     def _dispatch(self, header: dict[str, Any], payload: bytes) -> None:
         if "conn" in header:
-            if self._carrier is not None:
-                self._carrier.take(header, payload)
+            carrier = self._carriers.get("net" in header)
+            if carrier is not None:
+                carrier.take(header, payload)
             return
         request, operation = header["id"], header["op"]
         try:
@@ -148,26 +149,30 @@ class Helper:
         self._spawner = Spawner(uids, header["rlimits"], rights, compartments, proc)
         setup.check(self._spawner)
         self._config = header
-        port, forward = None, header["forward"]
-        if forward is not None and forward["carried"]:
-            limit = forward["connections"]
-            self._carrier = Carrier(self._loop, self._outbox, forward["port"], forward["socket"], limit)
-            port = self._carrier.port
-        elif forward is not None:
-            self._forwarder = Forwarder(self._loop, forward["port"], forward["socket"], forward["connections"])
-            port = self._forwarder.port
         return {
             "own_uids": bool(uids),
             "compartments": compartments is not None,
             "filtered": rights.held,
-            "port": port,
+            "port": self._forwarded(header["forward"], network=False),
+            "network_port": self._forwarded(header["network"], network=True),
         }
+
+    def _forwarded(self, forward: Mapping[str, Any] | None, *, network: bool) -> int | None:
+        """The port of the loopback that is forwarded from now on."""
+        if forward is None:
+            return None
+        port, path, limit = forward["port"], forward["socket"], forward["connections"]
+        if not forward["carried"]:
+            return Forwarder(self._loop, port, path, limit).port  # the loop keeps it
+        self._carriers[network] = Carrier(self._loop, self._outbox, port, path, limit, network)
+        return self._carriers[network].port
 
     def _run(self, request: int, header: Mapping[str, Any]) -> None:
         user = header["user"]
         env = {
             **self._config["env"],
             "HOME": self._config["homes"][user],
+            **header.get("network", {}),
             **header["env"],
         }
         outputs = (
@@ -185,7 +190,7 @@ class Helper:
         stdio = [pipes.child_in, pipes.child_out, pipes.child_err]
         launcher = None
         if header.get("launches") is not None:
-            launcher = self._launcher(header["launches"])
+            launcher = self._launcher(header["launches"], header.get("network", {}))
             stdio.append(launcher.given)
             environment[os.fsencode(VARIABLE)] = str(DESCRIPTOR).encode()
         try:
@@ -202,9 +207,9 @@ class Helper:
                 launcher.started()
         self._own(request, pid, pipes, outputs, header, launcher)
 
-    def _launcher(self, user: str) -> Launcher:
+    def _launcher(self, user: str, network: Mapping[str, str]) -> Launcher:
         """For a command that may run programs as ``user``."""
-        env = {**self._config["env"], "HOME": self._config["homes"][user]}
+        env = {**self._config["env"], "HOME": self._config["homes"][user], **network}
         config = LaunchConfig(user, env, self._config["workdir"])
         return Launcher(self._loop, self._spawner, config, self._by_pid.__setitem__, self._config["grace_s"])
 

@@ -1,0 +1,145 @@
+"""The name that a TLS client asks for, read from the first bytes that it sends (RFC 8446, sections 4.1.2 and 5.1).
+
+Nothing is decrypted. The greeting may come in any pieces, of bytes and of records; it is read strictly, and to its
+last byte, so that no server can read another name in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_HANDSHAKE = 22
+_CLIENT_HELLO = 1
+_SERVER_NAME = 0
+_HIDDEN_NAMES = {0xFE0D: "encrypted_client_hello", 0xFFCE: "encrypted_server_name"}
+_MAX_RECORD = 1 << 14
+
+
+class NotTls(Exception):
+    """The bytes are no greeting of a TLS client, or one that could be read in two ways. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    """What of a greeting matters here. ``server_name`` None: it names no host."""
+
+    server_name: str | None
+    hidden: str | None = None
+    """The extension by which it may ask for another name, encrypted."""
+
+
+class HelloReader:
+    """Takes bytes until the greeting is whole. At most ``max_bytes`` of it, its records' heads included."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max = max_bytes
+        self._buffer = bytearray()
+        self._message = bytearray()
+        self._taken = 0
+
+    def feed(self, data: bytes) -> ClientHello | None:
+        """The greeting, if it is whole now. Raises NotTls."""
+        self._buffer += data
+        while True:
+            if len(self._message) >= 4:
+                size = int.from_bytes(self._message[1:4], "big")
+                if self._message[0] != _CLIENT_HELLO:
+                    raise NotTls("its first message is not a ClientHello")
+                self._bound(self._taken - len(self._message) + 4 + size)
+                if len(self._message) > 4 + size:
+                    raise NotTls("its ClientHello shares a record with another message")
+                if len(self._message) == 4 + size:
+                    return parse_hello(bytes(self._message[4:]))
+            if not self._next_record():
+                return None
+
+    def _next_record(self) -> bool:
+        """Moves one record into the message; False: it is not whole yet."""
+        head = self._buffer[:5]
+        if head[:2] != bytes((_HANDSHAKE, 3))[: len(head)]:
+            raise NotTls("it does not begin with TLS")
+        if len(head) < 5:
+            return False
+        size = int.from_bytes(head[3:5], "big")
+        if not 0 < size <= _MAX_RECORD:
+            raise NotTls("a record of it has no size that TLS allows")
+        self._bound(self._taken + 5 + size)
+        if len(self._buffer) < 5 + size:
+            return False
+        self._message += self._buffer[5 : 5 + size]
+        self._taken += 5 + size
+        del self._buffer[: 5 + size]
+        return True
+
+    def _bound(self, size: int) -> None:
+        if size > self._max:
+            raise NotTls(f"its ClientHello is larger than {self._max} bytes (egress.max_client_hello_bytes)")
+
+
+def parse_hello(body: bytes) -> ClientHello:
+    """The body of a ClientHello message. Raises NotTls."""
+    reader = _Reader(body)
+    reader.take(2 + 32)
+    reader.vector(1)  # session id
+    reader.vector(2)  # cipher suites
+    reader.vector(1)  # compression methods
+    if reader.empty:
+        return ClientHello(None)
+    extensions = _Reader(reader.vector(2))
+    reader.end()
+    seen: set[int] = set()
+    name: str | None = None
+    hidden: str | None = None
+    while not extensions.empty:
+        kind = extensions.number(2)
+        data = extensions.vector(2)
+        if kind in seen:
+            raise NotTls("its ClientHello has an extension twice")
+        seen.add(kind)
+        if kind == _SERVER_NAME:
+            name = _server_name(data)
+        elif kind in _HIDDEN_NAMES:
+            hidden = _HIDDEN_NAMES[kind]
+    return ClientHello(name, hidden)
+
+
+def _server_name(data: bytes) -> str:
+    extension = _Reader(data)
+    names = _Reader(extension.vector(2))
+    extension.end()
+    if names.number(1) != 0:
+        raise NotTls("its ClientHello names a host of an unknown kind")
+    name = names.vector(2)
+    names.end()
+    try:
+        return name.decode("ascii")
+    except UnicodeDecodeError:
+        raise NotTls("its ClientHello names a host that is not ASCII") from None
+
+
+class _Reader:
+    """Reads numbers and vectors off some bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._at == len(self._data)
+
+    def take(self, size: int) -> bytes:
+        if self._at + size > len(self._data):
+            raise NotTls("its ClientHello ends too early")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def vector(self, length_bytes: int) -> bytes:
+        return self.take(self.number(length_bytes))
+
+    def end(self) -> None:
+        if not self.empty:
+            raise NotTls("its ClientHello has bytes that belong to nothing")
