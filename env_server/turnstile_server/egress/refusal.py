@@ -12,7 +12,7 @@ _STATUS = {
     NetworkOutcome.UNREACHABLE: HTTPStatus.BAD_GATEWAY,
     NetworkOutcome.UPSTREAM: HTTPStatus.BAD_GATEWAY,
     NetworkOutcome.CONNECTIONS: HTTPStatus.TOO_MANY_REQUESTS,
-    NetworkOutcome.IDLE: HTTPStatus.REQUEST_TIMEOUT,
+    NetworkOutcome.IDLE: HTTPStatus.GATEWAY_TIMEOUT,
 }
 """All others are 403."""
 

@@ -72,17 +72,21 @@ class HttpEnd:
     def __init__(self, stream: ByteStream | MeteredStream, role: type[h11.CLIENT | h11.SERVER], most: int) -> None:
         self._stream = stream
         self._http = h11.Connection(role, max_incomplete_event_size=most)
+        self._room = most + 1
+        """Bytes that are read at most, of a head its rest: h11 looks at its size only while it is not whole."""
 
     async def next(self) -> HttpEvent:
         """The next event; never NEED_DATA. Raises h11.RemoteProtocolError, and what the stream raises."""
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
+                self._room = READ_BYTES
                 return event
             try:
-                data = await self._stream.receive(READ_BYTES)
+                data = await self._stream.receive(min(READ_BYTES, max(1, self._room)))
             except anyio.EndOfStream:
                 data = b""
+            self._room -= len(data)
             self._http.receive_data(data)
 
     async def send(self, event: h11.Event) -> None:
