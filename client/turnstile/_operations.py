@@ -29,6 +29,7 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    NetworkReport,
     PendingCalls,
     SampleSet,
     TaskPage,
@@ -176,6 +177,9 @@ class Operations:
 
     async def audit(self, episode_id: str) -> AuditReport:
         return await self._on_episode(episode_id, requests.audit(episode_id, self._settings.slow_s))
+
+    async def network(self, episode_id: str) -> NetworkReport:
+        return await self._on_episode(episode_id, requests.network(episode_id))
 
     async def page(
         self, at: ListingPosition, status: EpisodeStatus | str | None, group_id: str | None, limit: int | None

@@ -30,6 +30,7 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     LeaseTerm,
+    NetworkReport,
     PendingCalls,
     SampleSet,
     TaskPage,
@@ -157,6 +158,10 @@ def complete(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[CompletionAc
     body = _body(CompletionRequest, **fields)
     path = f"{_episode(episode_id)}/completions"
     return ApiCall("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
+
+
+def network(episode_id: str) -> ApiCall[NetworkReport]:
+    return ApiCall("GET", f"{_episode(episode_id)}/network", NetworkReport.model_validate_json, repeatable=True)
 
 
 def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:

@@ -36,6 +36,7 @@ from turnstile.models import (
     EpisodeCreated,
     EpisodeStatus,
     Limits,
+    NetworkReport,
     PendingCalls,
     SampleSet,
     Sampling,
@@ -206,6 +207,10 @@ class AsyncClient(AsyncEngineControl):
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return await self._operations.audit(episode_id)
 
+    async def network(self, episode_id: str) -> NetworkReport:
+        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        return await self._operations.network(episode_id)
+
     async def health(self) -> dict[str, errors.TurnstileError | None]:
         """Per server URL: None for a server that answers, else the error."""
         return await self._operations.health()
@@ -296,6 +301,9 @@ class AsyncEpisodeHandle:
 
     async def audit(self) -> AuditReport:
         return await self._client.audit(self.episode_id)
+
+    async def network(self) -> NetworkReport:
+        return await self._client.network(self.episode_id)
 
     async def __aenter__(self) -> Self:
         return self

@@ -37,6 +37,7 @@ from turnstile.models import (
     EpisodePage,
     EpisodeStatus,
     Limits,
+    NetworkReport,
     PendingCalls,
     SampleSet,
     Sampling,
@@ -217,6 +218,10 @@ class Client(EngineControl):
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return self._run(AsyncClient.audit, episode_id)
 
+    def network(self, episode_id: str) -> NetworkReport:
+        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        return self._run(AsyncClient.network, episode_id)
+
     def health(self) -> dict[str, errors.TurnstileError | None]:
         """Per server URL: None for a server that answers, else the error."""
         return self._run(AsyncClient.health)
@@ -345,6 +350,9 @@ class EpisodeHandle:
 
     def audit(self) -> AuditReport:
         return self._client.audit(self.episode_id)
+
+    def network(self) -> NetworkReport:
+        return self._client.network(self.episode_id)
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,8 @@
 
 What must hold for every backend: code inside reaches no network but the agent endpoint of its own episode and,
 through the server's proxy, the hosts that its task is allowed; a command ends, with its whole process group, when
-its time is over; output and files that come out are bounded; the host never unpacks or interprets anything that the
-agent wrote; ``destroy`` releases everything, in any state, once.
+its time is over; output and files that come out are bounded; the host never unpacks or interprets anything that
+the agent wrote; ``destroy`` releases everything, in any state, once.
 """
 
 from __future__ import annotations
