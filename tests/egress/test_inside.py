@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
+import tarfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import HostRule, NetworkPhase, NetworkPolicy
 from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.grading.inside import launch as launch_module
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
@@ -31,6 +34,7 @@ from turnstile_server.settings import EgressSettings, SandboxSettings
 from turnstile_server.settings.host_patterns import parse_pattern
 
 pytestmark = pytest.mark.anyio
+LAUNCH = Path(launch_module.__file__).read_bytes()
 PROBE = Path(__file__).with_name("probe.py").read_text()
 UNREACHABLE = f"OSError {errno.ENETUNREACH}"
 REFUSED = f"ConnectionRefusedError {errno.ECONNREFUSED}"
@@ -209,6 +213,24 @@ async def test_a_phase_has_its_own_hosts_and_a_closed_one_has_none(
     assert b"HTTP_PROXY=http://127.0.0.1:" in await environment(sandbox)
     sandbox.enter_phase(NetworkPhase.AGENT)
     assert b"PROXY" not in await environment(sandbox)
+
+
+async def test_what_the_judge_runs_as_the_work_is_told_of_the_proxy(provider: SandboxProvider) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        info = tarfile.TarInfo("launch.py")
+        info.size = len(LAUNCH)
+        archive.addfile(info, io.BytesIO(LAUNCH))
+    script = (
+        "import sys; sys.path.insert(0, '/tmp/programs'); import launch\n"
+        "print(launch.launch(['env'], stdio=(0, 1, 2)).wait())\n"
+    )
+    sandbox = await provider.create(spec(NetworkPolicy(tests=rules("a.test"))))
+    await sandbox.upload(packed.getvalue(), "/tmp/programs")
+    command = Command(("python3", "-c", script), user=User.TESTS, launches=User.WORK, timeout_s=60)
+    assert b"PROXY" not in (await sandbox.exec(command)).stdout
+    sandbox.enter_phase(NetworkPhase.TESTS)
+    assert b"HTTP_PROXY=http://127.0.0.1:" in (await sandbox.exec(command)).stdout
 
 
 async def test_what_a_phase_left_running_is_cut_with_it(provider: SandboxProvider, hosts: Hosts) -> None:

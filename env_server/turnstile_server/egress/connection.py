@@ -128,8 +128,8 @@ class ProxyConnection:
             more = f" and {len(rules) - _SHOWN_RULES} more" if len(rules) > _SHOWN_RULES else ""
             raise NetworkRefused(
                 NetworkOutcome.HOST,
-                f"{shown_host(target.host)}:{target.port} is not on the allow-list of this task, which has, for "
-                f"{phase}: {shown}{more}",
+                f"{shown_host(target.host)}:{target.port} is not on the allow-list of this task",
+                f", which has, for {phase}: {shown}{more}",
             )
         if not target.tunnel and not self._settings.plain_http:
             raise NetworkRefused(
@@ -139,7 +139,7 @@ class ProxyConnection:
     async def _refuse(self, refusal: NetworkRefused) -> None:
         if not self._http.may_respond:
             return  # it has begun: the client sees it cut
-        body = f"turnstile: {refusal.detail}\n".encode()
+        body = f"turnstile: {refusal.detail}{refusal.hint}\n".encode()
         headers = [
             ("content-type", "text/plain; charset=utf-8"),
             ("content-length", str(len(body))),

@@ -18,12 +18,13 @@ _STATUS = {
 
 
 class NetworkRefused(Exception):
-    """Ends one connection to the proxy. Never leaves the package."""
+    """Ends one connection to the proxy. Never leaves the package. ``hint``: for the client alone."""
 
-    def __init__(self, outcome: NetworkOutcome, detail: str) -> None:
+    def __init__(self, outcome: NetworkOutcome, detail: str, hint: str = "") -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.detail = detail
+        self.hint = hint
 
     @property
     def status(self) -> HTTPStatus:
