@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import ssl
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,7 @@ from anyio.streams.tls import TLSStream
 from egress_support import Names, ProxyRig, read_all, tls
 
 from turnstile.models import NetworkOutcome
+from turnstile_server.egress.addresses import SystemResolver
 from turnstile_server.egress.policy import NetworkPhase
 
 pytestmark = pytest.mark.anyio
@@ -207,6 +209,21 @@ async def test_a_host_that_cannot_be_found_or_reached_is_502(rig: ProxyRig, name
     assert (await rig.last()).outcome is NetworkOutcome.UNREACHABLE
 
 
+@pytest.mark.parametrize("rig", [{"connect_timeout_s": 0.2}], indirect=True)
+async def test_a_host_that_is_not_found_in_time_is_502(rig: ProxyRig, names: Names) -> None:
+    names.silent = True
+    said = await rig.get(f"http://mirror.test:{rig.hosts.http}/")
+    assert said.startswith(b"HTTP/1.1 502 ")
+    assert b"mirror.test did not answer within 0.2 s" in said
+
+
+async def test_the_system_s_resolver_gives_addresses_and_says_what_it_does_not_find() -> None:
+    resolver = SystemResolver(1)
+    assert await resolver.resolve("127.0.0.1", 80) == [IPv4Address("127.0.0.1")]
+    with pytest.raises(OSError, match=r"(?i)name|address"):
+        await resolver.resolve("a" * 64, 80)
+
+
 async def test_a_host_that_answers_nonsense_is_502(rig: ProxyRig) -> None:
     said = await rig.get(f"http://mirror.test:{rig.hosts.http}/garbage")
     assert said.startswith(b"HTTP/1.1 502 ")
@@ -329,14 +346,20 @@ async def test_connections_beyond_the_budget_are_429(rig: ProxyRig) -> None:
     assert b"egress.max_connections" in said[2]
 
 
-@pytest.mark.parametrize("rig", [{"max_open": 2}], indirect=True)
-async def test_connections_at_once_beyond_the_bound_are_429_and_the_others_go_on(rig: ProxyRig) -> None:
+@pytest.mark.parametrize(
+    ("rig", "bound"),
+    [({"max_open": 2}, b"(egress.max_open)"), ({"max_open_total": 2}, b"(egress.max_open_total)")],
+    indirect=["rig"],
+)
+async def test_connections_at_once_beyond_the_bound_are_429_and_the_others_go_on(
+    rig: ProxyRig, bound: bytes
+) -> None:
     idle = [await rig.connect() for _ in range(2)]
     while rig.proxy.stats.open < 2:  # noqa: ASYNC110 - the proxy tells nobody
         await anyio.sleep(0.005)
     said = await rig.get(f"http://mirror.test:{rig.hosts.http}/")
     assert said.startswith(b"HTTP/1.1 429 ")
-    assert b"egress.max_open" in said
+    assert bound in said
     await idle[0].send(
         f"GET http://mirror.test:{rig.hosts.http}/ HTTP/1.1\r\nHost: mirror.test:{rig.hosts.http}\r\n\r\n".encode()
     )

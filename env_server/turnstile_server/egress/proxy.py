@@ -7,6 +7,8 @@ What must hold: a sandbox reaches only its own listener, so the socket says whos
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 from pathlib import Path
 
 import anyio
@@ -60,11 +62,17 @@ class EgressProxy:
         if open_here > self.settings.max_open:
             bound = f"{self.settings.max_open} connections of this sandbox are open (egress.max_open)"
             await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound))
-        elif self.stats.open >= self.settings.max_open_total:
+        elif self.stats.open >= min(self.settings.max_open_total, _share()):
             bound = "all of the server's connections are in use (egress.max_open_total); try again"
             await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound))
         else:
             await connection.serve()
+
+
+def _share() -> int:
+    """Connections that an eighth of the process's descriptors allows: each takes two."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, limit // 16) if limit != resource.RLIM_INFINITY else sys.maxsize
 
 
 class EgressListener:

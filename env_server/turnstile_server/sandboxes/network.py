@@ -18,14 +18,16 @@ from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTask
 from turnstile_server.sandboxes.protocol import SandboxSpec
 
 NETWORK_SOCKET = "net.sock"
+_TOLD = 8
+"""Connections beyond the bound that still get an answer, which names the bound. Further ones are closed."""
 
 
 class NetworkDoor:
     """Call ``open``, and at the end ``close``, whatever happened before."""
 
     def __init__(self, proxy: EgressProxy, policy: NetworkPolicy, tasks: BackgroundTasks, name: str) -> None:
-        self.most = proxy.settings.max_open
-        """Connections at once."""
+        self.most = proxy.settings.max_open + _TOLD
+        """Connections that are forwarded at once."""
         self._proxy = proxy
         self._policy = policy
         self._tasks = tasks

@@ -45,7 +45,10 @@ class EgressSettings(Section):
     max_connections: int = Field(2000, ge=1, description="Connections of one sandbox in all, refused ones too.")
     max_open: int = Field(32, ge=1, description="Connections of one sandbox at once; one more is refused.")
     max_open_total: int = Field(
-        1024, ge=1, description="The same over all sandboxes. Each takes two of the process's descriptors."
+        1024,
+        ge=1,
+        description="The same over all sandboxes, or a sixteenth of the process's descriptors if that is less: each "
+        "takes two of them.",
     )
     resolver_threads: int = Field(16, ge=1, description="Names looked up at once; further ones wait.")
     request_timeout_s: float = Field(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from turnstile_server.egress.policy import HostRule, NetworkPhase, NetworkPolicy
 from turnstile_server.errors import Unprocessable
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.host_patterns import HostPattern, PatternText, parse_pattern
+from turnstile_server.tasks.part import TaskPart
 
 
-class NetworkWish(BaseModel):
+class NetworkWish(TaskPart):
     """Hosts that a task's sandboxes may reach, through the server's proxy. Without it: none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     allow: tuple[PatternText, ...] = Field(
         (),
