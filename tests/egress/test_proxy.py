@@ -220,7 +220,7 @@ async def test_a_host_that_is_not_found_in_time_is_502(rig: ProxyRig, names: Nam
 async def test_the_system_s_resolver_gives_addresses_and_says_what_it_does_not_find() -> None:
     resolver = SystemResolver(1)
     assert await resolver.resolve("127.0.0.1", 80) == [IPv4Address("127.0.0.1")]
-    with pytest.raises(OSError, match=r"(?i)name|address"):
+    with pytest.raises(OSError, match="no name for a resolver"):
         await resolver.resolve("a" * 64, 80)
 
 

@@ -60,11 +60,14 @@ class SystemResolver:
     async def resolve(self, host: str, port: int) -> Sequence[Address]:
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._threads)
-        found = await anyio.to_thread.run_sync(
-            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-            abandon_on_cancel=True,
-            limiter=self._limiter,
-        )
+        try:
+            found = await anyio.to_thread.run_sync(
+                lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+                abandon_on_cancel=True,
+                limiter=self._limiter,
+            )
+        except UnicodeError as error:
+            raise OSError(f"no name for a resolver: {error}") from error
         return list(dict.fromkeys(ip_address(str(entry[4][0])) for entry in found))
 
 

@@ -44,7 +44,7 @@ class Dialer:
         else:
             try:
                 found = await self._resolver.resolve(target.host, target.port)
-            except (OSError, UnicodeError) as error:
+            except OSError as error:
                 raise NetworkRefused(
                     NetworkOutcome.UNRESOLVED, f"{target.host} could not be looked up: {error}"
                 ) from error

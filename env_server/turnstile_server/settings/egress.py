@@ -47,8 +47,8 @@ class EgressSettings(Section):
     max_open_total: int = Field(
         1024,
         ge=1,
-        description="The same over all sandboxes, or a sixteenth of the process's descriptors if that is less: each "
-        "takes two of them.",
+        description="The same over all sandboxes, or a sixteenth of the process's descriptors if that is less: "
+        "each takes two of them.",
     )
     resolver_threads: int = Field(16, ge=1, description="Names looked up at once; further ones wait.")
     request_timeout_s: float = Field(
