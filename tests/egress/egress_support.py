@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -45,8 +46,9 @@ class Names:
 
 
 class Hosts:
-    """An HTTP server and a TLS server. HTTP requests come back as text; ``/big`` is a MiB, ``/endless`` has no
-    end, ``/garbage`` is no HTTP. Over TLS everything comes back as it is."""
+    """An HTTP server and a TLS server. HTTP requests come back as text; ``/big`` is a MiB, ``/endless`` has no end,
+    ``/garbage`` is no HTTP, ``/nothing`` and ``/reset`` are no answer, ``/early`` comes before the body. Over TLS
+    everything comes back as it is."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -75,13 +77,21 @@ class Hosts:
             head += await stream.receive()
         head, _, body = head.partition(b"\r\n\r\n")
         lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        path = head.split(b" ")[1]
+        if path == b"/early":
+            await stream.send(b"HTTP/1.1 413 Too large\r\ncontent-length: 0\r\n\r\n")
+            return
         while lengths and len(body) < int(lengths[0].split(b":")[1]):
             body += await stream.receive()
         while b"transfer-encoding: chunked" in head.lower() and not body.endswith(b"0\r\n\r\n"):
             body += await stream.receive()
         self.requests.append(head + b"\r\n\r\n" + body)
-        path = head.split(b" ")[1]
-        if path == b"/garbage":
+        if path == b"/reset":
+            raw = stream.extra(SocketAttribute.raw_socket)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif path == b"/nothing":
+            return
+        elif path == b"/garbage":
             await stream.send(b"this is no HTTP\r\n\r\n")
         elif path == b"/endless":
             await stream.send(b"HTTP/1.1 200 OK\r\n\r\n")

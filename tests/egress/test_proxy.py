@@ -59,6 +59,14 @@ async def test_a_body_reaches_the_host_whole(rig: ProxyRig, framing: str) -> Non
     assert body in rig.hosts.requests[0].replace(b"\r\n2328\r\n", b"\r\n")
 
 
+async def test_a_response_that_comes_before_the_whole_body_arrives(rig: ProxyRig) -> None:
+    authority = f"mirror.test:{rig.hosts.http}"
+    head = f"POST http://{authority}/early HTTP/1.1\r\nHost: {authority}\r\nContent-Length: 50000000\r\n\r\n"
+    async with await rig.connect() as stream:
+        await stream.send(head.encode())
+        assert (await read_all(stream)).startswith(b"HTTP/1.1 413 ")
+
+
 async def test_a_second_request_on_the_same_connection_reaches_nobody(rig: ProxyRig) -> None:
     authority = f"mirror.test:{rig.hosts.http}"
     first = f"GET http://{authority}/one HTTP/1.1\r\nHost: {authority}\r\n\r\n"
@@ -224,8 +232,9 @@ async def test_the_system_s_resolver_gives_addresses_and_says_what_it_does_not_f
         await resolver.resolve("a" * 64, 80)
 
 
-async def test_a_host_that_answers_nonsense_is_502(rig: ProxyRig) -> None:
-    said = await rig.get(f"http://mirror.test:{rig.hosts.http}/garbage")
+@pytest.mark.parametrize("path", ["garbage", "nothing", "reset"])
+async def test_a_host_that_answers_nonsense_or_nothing_is_502(rig: ProxyRig, path: str) -> None:
+    said = await rig.get(f"http://mirror.test:{rig.hosts.http}/{path}")
     assert said.startswith(b"HTTP/1.1 502 ")
     assert (await rig.last()).outcome is NetworkOutcome.UPSTREAM
 

@@ -177,7 +177,7 @@ class ProxyConnection:
 
     async def _greeting(self, target: ProxyTarget, data: bytes) -> bytes:
         """What the client sent up to the end of its TLS greeting, or a little more. Raises NetworkRefused."""
-        reader, seen, most = HelloReader(self._settings.max_client_hello_bytes), bytearray(), 0.0
+        reader, seen = HelloReader(self._settings.max_client_hello_bytes), bytearray()
         most = self._settings.request_timeout_s
         try:
             with anyio.fail_after(most):
@@ -222,6 +222,14 @@ class ProxyConnection:
             raise NetworkRefused(self._entry.outcome, self._entry.detail or "")
 
     async def _send_body(self, host: HttpEnd) -> None:
+        try:
+            await self._send_whole_body(host)
+        except NetworkRefused as refusal:
+            # A host may respond and close before it has read the whole body: the response says what happened.
+            if refusal.outcome is not NetworkOutcome.UPSTREAM:
+                raise
+
+    async def _send_whole_body(self, host: HttpEnd) -> None:
         while True:
             try:
                 event = await self._http.next()

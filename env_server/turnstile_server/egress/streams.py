@@ -15,6 +15,7 @@ from turnstile_server.egress.log import NetworkEntry
 from turnstile_server.egress.refusal import NetworkRefused
 
 READ_BYTES = 64 << 10
+_BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 HttpEvent = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
@@ -50,20 +51,33 @@ class MeteredStream:
         self._watch = watch
 
     async def send(self, data: bytes) -> None:
-        """Raises NetworkRefused beyond the budget."""
+        """Raises NetworkRefused beyond the budget, and where the host cut the connection."""
         self._budget.take_up(len(data), self._entry)
-        await self._stream.send(data)
+        try:
+            await self._stream.send(data)
+        except _BROKEN:
+            raise _reset() from None
         self._watch.touch()
 
     async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
-        """Raises NetworkRefused beyond the budget."""
-        data = await self._stream.receive(max_bytes)
+        """Raises NetworkRefused beyond the budget, and where the host cut the connection."""
+        try:
+            data = await self._stream.receive(max_bytes)
+        except _BROKEN:
+            raise _reset() from None
         self._budget.take_down(len(data), self._entry)
         self._watch.touch()
         return data
 
     async def send_eof(self) -> None:
-        await self._stream.send_eof()
+        try:
+            await self._stream.send_eof()
+        except _BROKEN:
+            raise _reset() from None
+
+
+def _reset() -> NetworkRefused:
+    return NetworkRefused(NetworkOutcome.UPSTREAM, "the host cut the connection")
 
 
 class HttpEnd:
