@@ -21,7 +21,7 @@ from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
-from turnstile_server.grading.registry import unknown_graders
+from turnstile_server.grading.settings_check import grading_problem
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
@@ -73,7 +73,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
 
     for task in tasks:
-        if (problem := unknown_graders(task)) is not None:
+        if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
     own_tools = OwnToolCatalog(settings.tools)
@@ -83,7 +83,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
 
     def task_of(ref: TaskRef) -> Task:
         task = find_task(ref, tasks, allow_inline=settings.tasks.inline)
-        if (problem := unknown_graders(task)) is not None:
+        if (problem := grading_problem(task, settings.grading)) is not None:
             raise Unprocessable(f"task.{problem}")
         return task
 
@@ -115,7 +115,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         archive_of=archive_of,
         agents=load_registry(settings.agents.specs),
         installer=installer,
-        grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks),
+        grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
         own_tools=own_tools,
         worlds=Worlds(settings),
     )

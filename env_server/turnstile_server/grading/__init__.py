@@ -1,8 +1,10 @@
 """Grading: rewards, computed on the host from work that is judged in a fresh sandbox, and never shown to the
 agent.
 
-Read ``protocol`` first (work, grade, and the seam for graders), then ``registry`` (the graders), ``grader`` (one
-reward from all components), ``judged_copy`` (the sandbox in which a work is judged), ``hidden_tests`` with
-``verdict`` and the programs in ``inside``, ``answers``, ``world``, and ``validation`` with ``world_validation``,
-``leaks`` and ``proof_report`` (the proof that a task can be solved, and only by solving it).
+Read ``protocol`` first (work, grade, and the seam for graders), then ``registry`` (the graders), ``grader`` and
+``composition`` (one reward from all components), ``judged_copy`` (the sandbox in which a work is judged),
+``hidden_tests`` with ``verdict`` and the programs in ``inside``, ``answers`` and ``answer_entries``,
+``work_files`` (files that graders are shown), ``judge`` (a language model as grader), ``world``, and
+``validation`` with ``world_validation``, ``leaks`` and ``proof_report`` (the proof that a task can be solved,
+and only by solving it).
 """

@@ -8,25 +8,29 @@ is not 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
+from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
-from turnstile_server.tasks.grader_options import GraderOptions
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.options import GraderOptions
 
 
 class TaskGrader:
     """A ``Grader``: every registered grader, each asked for its component.
 
     ``spec_of`` gives the sandbox that a task is graded in. ``provider`` None: this server has no sandboxes.
+    ``data_dir``: where verdicts of judges are kept; None: nowhere.
     """
 
     def __init__(
@@ -35,8 +39,17 @@ class TaskGrader:
         spec_of: Callable[[Task], SandboxSpec],
         settings: GradingSettings,
         task_settings: TaskSettings,
+        data_dir: Path | None = None,
     ) -> None:
-        self._tools = GradingTools(provider, spec_of, settings, task_settings, anyio.Semaphore(settings.parallel))
+        self._tools = GradingTools(
+            provider,
+            spec_of,
+            settings,
+            task_settings,
+            anyio.Semaphore(settings.parallel),
+            Judges(settings, data_dir),
+            JudgeSpending(),
+        )
         self._settings = settings
         self._graders = {name: make(self._tools) for name, make in GRADERS.items()}
 
@@ -45,12 +58,13 @@ class TaskGrader:
         if (problem := unknown_graders(task)) is not None:
             raise TaskFailed(f"Task {task.id} cannot be graded: {problem}")
         made, not_run = Composition(task), []
+        tools = replace(self._tools, judge_spending=JudgeSpending())
         for name in task.reward.ordered(task.graders):
             if made.closed:
                 not_run.append(name)
                 continue
             try:
-                grade = partial(self._grader_of(task, name).grade, task, work)
+                grade = partial(self._grader_of(task, name, tools).grade, task, work)
                 made.add(name, await with_retries(grade, self._settings))
             except TurnstileError as error:
                 raise _with_evidence(error, name, made) from error.__cause__
@@ -59,10 +73,10 @@ class TaskGrader:
         except TurnstileError as error:
             raise _with_evidence(error, None, made) from None
 
-    def _grader_of(self, task: Task, name: str) -> ComponentGrader:
+    def _grader_of(self, task: Task, name: str, tools: GradingTools) -> ComponentGrader:
         entry = task.grading.get(name)
         if isinstance(entry, GraderOptions):
-            return ENTRY_GRADERS[entry.grader](self._tools, name, entry)
+            return ENTRY_GRADERS[entry.grader](tools, name, entry)
         return self._graders[name]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import anyio
 
 from turnstile_server.egress.log import NetworkLog
+from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -86,6 +87,9 @@ class GradingTools:
     tasks: TaskSettings
     places: anyio.Semaphore
     """``grading.parallel``: for sandboxes that judge."""
+    judges: Judges
+    judge_spending: JudgeSpending
+    """Of this grading."""
 
 
 class ComponentGrader(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 from turnstile_server.grading.answer_entries import ExactGrader, NumericGrader, RegexGrader
 from turnstile_server.grading.answers import AnswerGrader
 from turnstile_server.grading.hidden_tests import HiddenTestsGrader
+from turnstile_server.grading.judge.grader import JudgeGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
 from turnstile_server.grading.world import WorldGrader
 from turnstile_server.tasks.grader_options import kind_of
@@ -27,6 +28,7 @@ GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
 
 ENTRY_GRADERS: dict[str, Callable[[GradingTools, str, Any], ComponentGrader]] = {
     "exact": ExactGrader,
+    "judge": JudgeGrader,
     "numeric": NumericGrader,
     "regex": RegexGrader,
 }

@@ -12,6 +12,7 @@ openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``s
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.load import Settings, load_settings
@@ -29,6 +30,7 @@ __all__ = [
     "GateSettings",
     "GradingSettings",
     "JournalSettings",
+    "JudgeSettings",
     "LaunchSettings",
     "OpenEnvSettings",
     "RenderingSettings",

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from turnstile.models import StalenessPolicy, StalenessScope
+from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
 
 
@@ -147,6 +148,16 @@ class GradingSettings(Section):
     )
     regex_timeout_s: float = Field(
         5.0, gt=0, description="Time to match one answer against a regular expression; then it scores 0."
+    )
+    max_read_bytes: int = Field(
+        1 << 20, ge=1, le=8 << 20, description="Largest file of a work that is read for a grader."
+    )
+    judges: dict[str, JudgeSettings] = Field(
+        default_factory=dict,
+        description="Language models that judge works, by name ([judges](grading.md#a-judge)).",
+    )
+    judge_cache_mb: int = Field(
+        64, ge=0, description="MiB of judges' verdicts that are kept in the data directory; 0: none."
     )
     max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
     leak_search_s: float = Field(

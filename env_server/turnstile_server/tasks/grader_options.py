@@ -8,33 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
-from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.judge_options import JudgeOptions
+from turnstile_server.tasks.options import GraderOptions
 
 Credit = Annotated[FiniteFloat, Field(ge=0, le=1)]
 OTHER = "other"
 COMPONENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-
-
-class GraderOptions(TaskPart):
-    """Options of one entry."""
-
-    grader: str
-    parts: ClassVar[bool] = False
-    """It may give several components, under names of their own, and values outside of [0, 1]."""
-
-    @property
-    def reads_work(self) -> bool:
-        """It looks at the work folder."""
-        return False
-
-    @property
-    def host_code(self) -> str | None:
-        """The code of the server's machine that the entry itself names, which no request may."""
-        return None
 
 
 class ExactOptions(GraderOptions):
@@ -88,6 +71,7 @@ class RegexOptions(GraderOptions):
 
 OPTIONS: Final[dict[str, type[GraderOptions]]] = {
     "exact": ExactOptions,
+    "judge": JudgeOptions,
     "numeric": NumericOptions,
     "regex": RegexOptions,
 }
@@ -100,6 +84,7 @@ def _kind_of(entry: object) -> str:
 
 GradingEntry = Annotated[
     Annotated[ExactOptions, Tag("exact")]
+    | Annotated[JudgeOptions, Tag("judge")]
     | Annotated[NumericOptions, Tag("numeric")]
     | Annotated[RegexOptions, Tag("regex")]
     | Annotated[dict[str, Any], Tag(OTHER)],

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -26,26 +25,11 @@ from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
+from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.worlds.definition import WorldDefinition
-
-MAX_PATH = 1024
-
-
-def inner_path(path: str) -> str:
-    """``path`` if it is relative, normal (no empty, ``.`` or ``..`` part) and printable. Raises ValueError."""
-    parts = path.split("/")
-    if not path or len(path) > MAX_PATH or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{path!r} is not a plain relative path (no leading slash, no empty, `.` or `..` part)")
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
-        raise ValueError(f"{path!r} has control characters")
-    return path
-
-
-InnerPath = Annotated[str, AfterValidator(inner_path)]
-"""A path inside a folder."""
 
 
 class Files(TaskPart):
