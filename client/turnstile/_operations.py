@@ -150,6 +150,10 @@ class Operations:
     async def cancel(self, episode_id: str) -> Episode:
         return await self._on_episode(episode_id, requests.cancel(episode_id))
 
+    async def reward(self, episode_id: str, fields: Mapping[str, Any]) -> Episode:
+        given = {name: value for name, value in fields.items() if value is not None}
+        return await self._on_episode(episode_id, requests.reward(episode_id, {"key": uuid.uuid4().hex, **given}))
+
     async def delete(self, episode_id: str) -> None:
         await self._on_episode(episode_id, requests.delete(episode_id))
         self._pool.forget(episode_id)

@@ -32,6 +32,7 @@ from turnstile.models import (
     LeaseTerm,
     NetworkReport,
     PendingCalls,
+    RewardUpdate,
     SampleSet,
     TaskPage,
     TokenForest,
@@ -119,6 +120,13 @@ def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:
 
 def cancel(episode_id: str) -> ApiCall[Episode]:
     return ApiCall("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
+
+
+def reward(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[Episode]:
+    """May be sent again: it has a key."""
+    body = _body(RewardUpdate, **fields)
+    path = f"{_episode(episode_id)}/reward"
+    return ApiCall("POST", path, Episode.model_validate_json, body=body, repeatable=True)
 
 
 def renew_lease(lease_id: str, lease_s: float) -> ApiCall[LeaseState]:

@@ -244,6 +244,22 @@ class AsyncEpisodeHandle:
         """Ends the episode now. An ended one stays as it is."""
         return await self._client._operations.cancel(self.episode_id)
 
+    async def reward(
+        self,
+        reward: float | None = None,
+        *,
+        turn_rewards: Mapping[str, float] | None = None,
+        key: str | None = None,
+        replace: bool = False,
+        by: str | None = None,
+        why: str | None = None,
+    ) -> Episode:
+        """Gives an ended episode its reward, or turns (by id or number) theirs. The same ``key`` with the same
+        values changes nothing. Raises Conflict where the task has no ``reward.late``, or a reward is there
+        already."""
+        fields = {"reward": reward, "turn_rewards": turn_rewards, "key": key, "replace": replace}
+        return await self._client._operations.reward(self.episode_id, {**fields, "by": by, "why": why})
+
     async def delete(self) -> None:
         """Removes the episode and all its turns for good."""
         await self._client._operations.delete(self.episode_id)

@@ -293,6 +293,23 @@ class EpisodeHandle:
         """Ends the episode now. An ended one stays as it is."""
         return self._run(AsyncEpisodeHandle.cancel)
 
+    def reward(
+        self,
+        reward: float | None = None,
+        *,
+        turn_rewards: Mapping[str, float] | None = None,
+        key: str | None = None,
+        replace: bool = False,
+        by: str | None = None,
+        why: str | None = None,
+    ) -> Episode:
+        """Gives an ended episode its reward, or turns (by id or number) theirs. The same ``key`` with the same
+        values changes nothing. Raises Conflict where the task has no ``reward.late``, or a reward is there
+        already."""
+        return self._run(
+            AsyncEpisodeHandle.reward, reward, turn_rewards=turn_rewards, key=key, replace=replace, by=by, why=why
+        )
+
     def delete(self) -> None:
         """Removes the episode and all its turns for good."""
         self._run(AsyncEpisodeHandle.delete)

@@ -19,6 +19,9 @@ EPISODES = {
         "turnstile.cli.episodes:show_episode",
         "One episode: its state, its token accounting and, with --turns, every model call.",
     ),
+    "reward": CommandEntry(
+        "turnstile.cli.reward:reward_episode", "Give an ended episode, or turns of it, a reward."
+    ),
     "export": CommandEntry("turnstile.cli.episodes:export_episodes", "The samples of episodes, for a trainer."),
 }
 WORKERS = {

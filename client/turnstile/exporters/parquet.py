@@ -37,6 +37,8 @@ ROW_GROUP_ROWS = 16_384
 """Rows of a row group, at most."""
 
 _EXPERTS = "routed_experts"
+_LATER = (_EXPERTS, "turn_rewards")
+"""Columns that files of earlier versions do not have."""
 _SPAN = ("turn_id", "context_start", "start", "end", "trained")
 
 
@@ -71,6 +73,7 @@ def schema() -> pa.Schema:
         "rollout_id": pa.string(),
         "attempt": pa.int32(),
         "reward": pa.float64(),
+        "turn_rewards": pa.list_(pa.float64()),
         "finish_reason": name,
         "status": name,
         "metadata": pa.string(),
@@ -147,8 +150,7 @@ def from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
     """
     for part in [table] if isinstance(table, pa.RecordBatch) else table.to_batches():
         named = part.schema.names
-        # Files of earlier versions have no column of experts.
-        columns = {f.name: part.column(f.name) for f in schema() if f.name != _EXPERTS or _EXPERTS in named}
+        columns = {f.name: part.column(f.name) for f in schema() if f.name not in _LATER or f.name in named}
         arrays = {
             name: _slices(columns.pop(name)) for name in ("input_ids", "loss_mask", "logprobs", "weight_version")
         }

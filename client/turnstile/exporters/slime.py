@@ -219,7 +219,22 @@ def _facts(rollout: Rollout, sample: Sample | None) -> dict[str, Any]:
         "error": rollout.error.type if rollout.error is not None else None,
         "sample_id": sample.sample_id if sample is not None else None,
         "kind": sample.kind if sample is not None else None,
+        **_turn_rewards(sample),
     }
+
+
+def _turn_rewards(sample: Sample | None) -> dict[str, Any]:
+    """Rewards of the row's turns, where they have some: ``turn_rewards`` with the turn's tokens in the
+    response."""
+    if sample is None or not sample.turn_rewards:
+        return {}
+    first = _response_start(sample)
+    found = [
+        {"turn_id": span.turn_id, "start": span.start - first, "end": span.end - first, "reward": reward}
+        for span, reward in zip(sample.turn_spans, sample.turn_rewards, strict=True)
+        if reward is not None and span.trained
+    ]
+    return {"turn_rewards": found}
 
 
 def _rollout_key(row: Any, position: int) -> object:

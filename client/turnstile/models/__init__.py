@@ -52,6 +52,7 @@ from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
+from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
 from turnstile.models.turn import (
@@ -100,6 +101,7 @@ __all__ = [
     "ForestRow",
     "Int32Array",
     "InvariantCheck",
+    "LateRewards",
     "Lease",
     "LeaseState",
     "LeaseTerm",
@@ -114,6 +116,8 @@ __all__ = [
     "PauseRequest",
     "PendingCall",
     "PendingCalls",
+    "RewardChange",
+    "RewardUpdate",
     "Role",
     "Sample",
     "SampleKind",

@@ -24,6 +24,7 @@ from turnstile.models.base import (
     check_json,
 )
 from turnstile.models.lease import Lease
+from turnstile.models.reward import LateRewards
 from turnstile.models.staleness import Staleness, StalenessBound
 
 MAX_PRIORITY = 1000
@@ -232,6 +233,10 @@ class Episode(Model):
     reward: float | None = None
     """None: the episode was not graded, or could not be. It is never 0 for that reason."""
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
+    turn_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)
+    """Rewards of single turns, by turn id, where the trainer gave some."""
+    late_rewards: LateRewards | None = None
+    """Rewards from the trainer; None: its task takes none."""
     grading: dict[str, Any] = Field(default_factory=dict)
     """Details of the grading (tests by outcome, changed paths, …), for the trainer and not for the agent."""
     agent_exit_code: int | None = None

@@ -11,13 +11,22 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from turnstile.models.arrays import Floats, Indices, Int32Array, Mask, TokenIds
 from turnstile.models.base import SCHEMA_VERSION, Model
 from turnstile.models.episode import EpisodeStats
 from turnstile.models.experts import ExpertArray, Experts, join_experts
-from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
+from turnstile.models.sample import (
+    Cause,
+    Sample,
+    SampleKind,
+    SampleSet,
+    SampleStatus,
+    TurnSpan,
+    Untrained,
+    turn_rewards_of,
+)
 from turnstile.models.turn import FinishReason
 
 
@@ -70,6 +79,8 @@ class TokenForest(Model):
     rollout_id: str
     attempt: int = 0
     reward: float | None = None
+    turn_rewards: tuple[FiniteFloat | None, ...] = ()
+    """One for each node, None for a turn without one; empty where no turn has one."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     untrained: tuple[Untrained, ...]
     stats: EpisodeStats
@@ -83,6 +94,8 @@ class TokenForest(Model):
             nodes
         }:
             raise ValueError("the arrays of nodes differ in length")
+        if self.turn_rewards and len(self.turn_rewards) != nodes:
+            raise ValueError(f"{len(self.turn_rewards)} turn rewards for {nodes} nodes")
         _check_rows(self.routed_experts, self.routed_offsets, nodes)
         if self.offsets[0] != 0 or self.offsets[-1] != tokens:
             raise ValueError(f"the offsets do not run from 0 to {tokens}")
@@ -189,6 +202,7 @@ class TokenForest(Model):
             rollout_id=self.rollout_id,
             attempt=self.attempt,
             reward=self.reward,
+            turn_rewards=turn_rewards_of(self.turn_rewards[node] for node in path) if self.turn_rewards else (),
             finish_reason=row.finish_reason,
             status=row.status,
             metadata=self.metadata,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from turnstile.models.arrays import Floats, Indices, Mask, TokenIds
 from turnstile.models.base import SCHEMA_VERSION, Model
@@ -41,6 +42,12 @@ class TurnSpan(Model):
     trained: bool
 
 
+def turn_rewards_of(rewards: Iterable[float | None]) -> tuple[float | None, ...]:
+    """The ``turn_rewards`` of a row, from those of its turns in order."""
+    found = tuple(rewards)
+    return found if any(reward is not None for reward in found) else ()
+
+
 class Sample(Model):
     """One row for a trainer. All arrays have length T.
 
@@ -69,6 +76,8 @@ class Sample(Model):
     rollout_id: str
     attempt: int = 0
     reward: float | None = None
+    turn_rewards: tuple[FiniteFloat | None, ...] = ()
+    """One for each of ``turn_spans``, None for a turn without one; empty where no turn of the row has one."""
     finish_reason: FinishReason
     status: SampleStatus
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -78,6 +87,8 @@ class Sample(Model):
         lengths = {len(self.input_ids), len(self.loss_mask), len(self.logprobs), len(self.weight_version)}
         if len(lengths) != 1:
             raise ValueError(f"arrays of a sample differ in length: {sorted(lengths)}")
+        if self.turn_rewards and len(self.turn_rewards) != len(self.turn_spans):
+            raise ValueError(f"{len(self.turn_rewards)} turn rewards for {len(self.turn_spans)} turns")
         if self.routed_experts is not None and len(self.routed_experts) != len(self.input_ids) - 1:
             raise ValueError(
                 f"{len(self.routed_experts)} rows of experts for {len(self.input_ids)} tokens: one less is right"

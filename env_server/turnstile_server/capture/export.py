@@ -7,7 +7,7 @@ is trained in the row of the earliest of them that is exported. ``select`` decid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from turnstile.models import (
     Untrained,
     join_experts,
 )
+from turnstile.models.sample import turn_rewards_of
 from turnstile_server.capture.node import Node, sampled_spans
 from turnstile_server.capture.provenance import Origin, origins
 from turnstile_server.capture.statistics import SUPERSEDED, statistics, untrained_reasons
@@ -42,6 +43,7 @@ class EpisodeFacts:
     group_id: str | None = None
     attempt: int = 0
     reward: float | None = None
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
     discarded: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -158,10 +160,15 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         rollout_id=facts.rollout_id,
         attempt=facts.attempt,
         reward=facts.reward,
+        turn_rewards=_turn_rewards(leaf.path(), facts),
         finish_reason=leaf.turn.finish_reason,
         status=sample_status(leaf, facts.status),
         metadata=facts.metadata,
     )
+
+
+def _turn_rewards(nodes: Iterable[Node], facts: EpisodeFacts) -> tuple[float | None, ...]:
+    return turn_rewards_of(facts.turn_rewards.get(node.turn.turn_id) for node in nodes)
 
 
 def sample_status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
@@ -237,6 +244,7 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
         rollout_id=facts.rollout_id,
         attempt=facts.attempt,
         reward=facts.reward,
+        turn_rewards=_turn_rewards(nodes, facts),
         metadata=facts.metadata,
         untrained=chosen.untrained,
         stats=statistics(tree, chosen.untrained, facts.discarded),

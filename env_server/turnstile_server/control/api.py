@@ -23,6 +23,7 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseTerm,
     NetworkReport,
+    RewardUpdate,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
@@ -140,6 +141,10 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
     @router.post("/episodes/{episode_id}/cancel")
     async def cancel(episode_id: str) -> Response:
         return _model(await episodes.cancel(episode_id))
+
+    @router.post("/episodes/{episode_id}/reward")
+    async def reward(request: Request, episode_id: str) -> Response:
+        return _model(await episodes.reward(episode_id, await read_model(request, RewardUpdate)))
 
     @router.post("/leases/{lease_id}")
     async def renew_lease(request: Request, lease_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:

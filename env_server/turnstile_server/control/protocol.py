@@ -18,6 +18,7 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     NetworkReport,
+    RewardUpdate,
     SampleSet,
     TokenForest,
     Turn,
@@ -53,6 +54,11 @@ class EpisodeService(Protocol):
 
     async def cancel(self, episode_id: str) -> Episode:
         """End an open episode as ``cancelled``; an ended one is returned as it is."""
+        ...
+
+    async def reward(self, episode_id: str, update: RewardUpdate) -> Episode:
+        """The episode with a reward from its trainer, durable. Raises NotFound (no such episode or turn), Conflict
+        (it takes none, or has another one), Unprocessable (out of bounds), JournalUnavailable."""
         ...
 
     def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:

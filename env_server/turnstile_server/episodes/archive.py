@@ -32,8 +32,8 @@ from turnstile_server.episodes.store import (
     stored_of,
     unreadable_episode,
 )
-from turnstile_server.errors import JournalUnavailable, NotFound
-from turnstile_server.journal.protocol import Journal, Record
+from turnstile_server.errors import Conflict, JournalUnavailable, NotFound
+from turnstile_server.journal.protocol import Journal, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,8 +134,11 @@ class Archive:
             del self._creations[key]
 
     def fetched(self, episode_id: str) -> bool:
-        """A trainer has an export of the episode; True the first time that this is said of an ended one."""
-        if episode_id not in self._ended or episode_id in self._fetched:
+        """A trainer has an export of the episode; True the first time that this is said of an ended one. Not of
+        one that waits for its reward, after which it is fetched again."""
+        if episode_id in self._fetched or (episode := self.get(episode_id)) is None:
+            return False
+        if episode.late_rewards is not None and episode.late_rewards.pending:
             return False
         self._fetched.add(episode_id)
         return True
@@ -154,6 +157,18 @@ class Archive:
         except ValidationError as error:
             _LOG.error("the record of episode %s cannot be read: %s", episode_id, error)
             return unreadable_episode(episode_id, json.loads(data), error)
+
+    async def stored(self, episode_id: str) -> Stored:
+        """The journal's own record of an ended episode. Raises NotFound where it is gone, Conflict where this
+        version cannot read it."""
+        records = await self._journal.read(episode_id)
+        last = next((one for one in reversed(records) if one.type is RecordType.EPISODE), None)
+        if last is None:
+            raise NotFound(f"the records of episode {episode_id} are gone: it was deleted, or they were lost")
+        try:
+            return stored_of(last)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Conflict(f"the record of episode {episode_id} cannot be read: {str(error)[:500]}") from error
 
     async def forest(self, episode_id: str, threads: anyio.CapacityLimiter) -> Forest:
         """The forest of an ended episode, from memory, or from the journal: built in one of ``threads``.

@@ -66,6 +66,11 @@ class Lifecycle:
         """Records the instruction that the episode's world made."""
         self.episode = self.episode.model_copy(update={"instruction": instruction})
 
+    def reward(self, rewarded: Episode) -> None:
+        """Takes over the rewards of a record that was stored; nothing else of it, which may be old by now."""
+        fields = {"turn_rewards": rewarded.turn_rewards, "late_rewards": rewarded.late_rewards}
+        self.episode = self.episode.model_copy(update=fields)
+
     def request_stop(self, outcome: Outcome) -> bool:
         """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands, or the server
         stops."""

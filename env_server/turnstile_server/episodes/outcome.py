@@ -11,7 +11,7 @@ from typing import Any
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
 from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.errors import AgentFailed, ContextOverflow, TurnstileError
+from turnstile_server.errors import AgentFailed, ContextOverflow, SandboxUnavailable, TurnstileError
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.verdict import storable
 from turnstile_server.shortages import failure_of
@@ -63,6 +63,8 @@ class Outcome:
                 "reward_components": dict(self.grade.components),
                 "grading": storable(dict(self.grade.detail)),
             }
+            if self.grade.pending and episode.late_rewards is not None:
+                update["late_rewards"] = episode.late_rewards.model_copy(update={"pending": True})
         return episode.model_copy(update=update)
 
     def _error_info(self) -> ErrorInfo | None:
@@ -85,6 +87,15 @@ def unearned(task: Task, why: str) -> Grade:
 def failed_by(error: Exception, what: str, agent: AgentEnd | None = None) -> Outcome:
     """The outcome of an episode that a fault of the server ends. ``what``: the beginning of a sentence."""
     return Outcome(EpisodeStatus.FAILED, failure_of(error, what), agent)
+
+
+def outcome_of_overdue(error: TurnstileError, status: EpisodeStatus) -> Outcome:
+    """The outcome of an episode that is over a limit of time. ``status``: its own when that was found."""
+    if status is EpisodeStatus.PREPARING:
+        # The agent has not begun: there is nothing to judge, and nothing that it could have done faster.
+        late = SandboxUnavailable(f"the episode was not prepared in time: {error.message}")
+        return Outcome(EpisodeStatus.FAILED, late)
+    return Outcome(EpisodeStatus.TIMED_OUT, error)
 
 
 def outcome_of_exit(

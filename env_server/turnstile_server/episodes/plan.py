@@ -27,6 +27,7 @@ from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
+from turnstile_server.episodes.late_rewards import late_rewards_of
 from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
@@ -146,6 +147,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         staleness=None if bound is None else Staleness(bound=bound),
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
+        late_rewards=late_rewards_of(plan.task),
         timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
     )
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
@@ -35,7 +35,7 @@ from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, unearned
+from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue, unearned
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session
@@ -100,11 +100,11 @@ class EpisodeRun:
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
         self._answer: str | None = None
+        self._recording = anyio.Lock()  # held while a record is stored, so that none is made of an old one
         self._stopping = anyio.Event()
         self._grading = anyio.CancelScope()
         self._has_place = False
-        self._changed = anyio.Event()
-        """Set, and replaced, at each change of status."""
+        self._changed = anyio.Event()  # set, and replaced, at each change of status
         self._retry = anyio.Event()
         """Set to store a refused end again at once."""
         self._attempted = anyio.Event()
@@ -232,26 +232,34 @@ class EpisodeRun:
         """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
         try:
-            self.session.seal()
-            ended = self.measured(self._life.final_record(time.monotonic()))
-            await self._parts.journal.append(replace(self._stored, episode=ended, network=self.network).record())
-        except TurnstileError as error:
-            _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error.message)
-            self._attempt_failed(error)
-            return False
+            async with self._recording:
+                self.session.seal()
+                ended = self.measured(self._life.final_record(time.monotonic()))
+                await self._parts.journal.append(
+                    replace(self._stored, episode=ended, network=self.network).record()
+                )
+                self._life.end(ended)
         except Exception as error:  # noqa: BLE001 - the boundary to the journal: logged, and tried again
-            self._log_bug("the end of an episode could not be stored")
-            self._attempt_failed(error)
+            trace = not isinstance(error, TurnstileError)
+            _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error, exc_info=trace)
+            self._store_error = error
+            attempted, self._attempted = self._attempted, anyio.Event()
+            attempted.set()
             return False
         self._store_error = None
-        self._life.end(ended)
         self._report(before)
         return True
 
-    def _attempt_failed(self, error: Exception) -> None:
-        self._store_error = error
-        attempted, self._attempted = self._attempted, anyio.Event()
-        attempted.set()
+    async def store_rewarded(self, make: Callable[[Episode, Sequence[str]], Episode]) -> Episode | None:
+        """Stores what ``make`` makes of the running record and its turns' ids. None: it has ended meanwhile."""
+        async with self._recording:
+            if self.episode.status.ended:
+                return None
+            found = make(self.episode, [node.turn.turn_id for node in self.session.tree])
+            if found is not self.episode:
+                await self._parts.journal.append(replace(self._stored, episode=self.measured(found)).record())
+                self._life.reward(found)
+            return self.measured(self.episode)
 
     def _move(self, status: EpisodeStatus) -> None:
         before = self.episode.status
@@ -297,12 +305,8 @@ class EpisodeRun:
         error = self._life.overdue(
             time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
         )
-        if error is not None and self.episode.status is EpisodeStatus.PREPARING:
-            # The agent has not begun: there is nothing to judge, and nothing that it could have done faster.
-            late = SandboxUnavailable(f"the episode was not prepared in time: {error.message}")
-            self.request_stop(Outcome(EpisodeStatus.FAILED, late))
-        elif error is not None:
-            self.request_stop(Outcome(EpisodeStatus.TIMED_OUT, error))
+        if error is not None:
+            self.request_stop(outcome_of_overdue(error, self.episode.status))
 
     def interrupt(self) -> None:
         """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""

@@ -27,6 +27,7 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     NetworkReport,
+    RewardUpdate,
     SampleSet,
     TokenForest,
     Turn,
@@ -45,6 +46,7 @@ from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, new_episode, plan_episode
+from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored
@@ -121,6 +123,14 @@ class Episodes:
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._exports = anyio.CapacityLimiter(self._settings.export_threads)
+        self._rewards = EpisodeRewards(
+            parts.journal,
+            self._archive,
+            self._running,
+            self._broadcast,
+            self._exports,
+            self._settings.max_reward_changes,
+        )
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> Episodes:
@@ -260,10 +270,14 @@ class Episodes:
     def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:
         return self._leases.renew(lease_id, lease_s, time.monotonic())
 
+    async def reward(self, episode_id: str, update: RewardUpdate) -> Episode:
+        return await self._rewards.give(episode_id, update)
+
     async def delete(self, episode_id: str) -> None:
         await self.cancel(episode_id)
-        await self._journal.delete(episode_id)
-        self._archive.forget(episode_id)
+        async with self._rewards.lock:  # a reward that is stored after the deletion would bring the episode back
+            await self._journal.delete(episode_id)
+            self._archive.forget(episode_id)
         self._room_wanted = self._journal.refusal is not None
 
     def fetched(self, episode_id: str) -> None:
@@ -369,13 +383,14 @@ class Episodes:
                     run.request_stop(Outcome(EpisodeStatus.CANCELLED, lapse.error))
 
     async def _apply_retention(self) -> None:
-        try:
-            deleted = await self._journal.apply_retention(time.time())
-        except TurnstileError as error:
-            _LOG.error("retention could not be applied: %s", error.message)
-            return
-        for episode_id in deleted:
-            self._archive.forget(episode_id)
+        async with self._rewards.lock:
+            try:
+                deleted = await self._journal.apply_retention(time.time())
+            except TurnstileError as error:
+                _LOG.error("retention could not be applied: %s", error.message)
+                return
+            for episode_id in deleted:
+                self._archive.forget(episode_id)
 
 
 def _unchanging(episode: Episode, forest: Forest) -> Turns:

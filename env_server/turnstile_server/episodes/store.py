@@ -165,6 +165,7 @@ class Forest:
             group_id=episode.group_id,
             attempt=episode.attempt,
             reward=episode.reward,
+            turn_rewards=episode.turn_rewards,
             discarded=dict(self.discarded),
             metadata={**episode.metadata, **mark},
         )

@@ -67,6 +67,11 @@ class EpisodeSettings(Section):
     audit_tolerance: float = Field(
         1e-3, gt=0, description="Largest |recorded − re-scored logprob|, in nats, that passes an audit."
     )
+    max_reward_changes: int = Field(
+        1000,
+        ge=1,
+        description="Rewards that a trainer gives to one episode; each is one request, with any number of turns.",
+    )
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
     trained_share_alert: float = Field(
         0.9,

@@ -48,6 +48,9 @@ class RewardRules(TaskPart):
     bounds: tuple[FiniteFloat, FiniteFloat] = Field(
         (0.0, 1.0), description="Least and greatest reward. One outside is an error, never cut to fit."
     )
+    turn_bounds: tuple[FiniteFloat, FiniteFloat] | None = Field(
+        None, description="The same for rewards of single turns, which come from the trainer; none: `bounds`."
+    )
     late: bool | Literal["override"] = Field(
         False,
         description="`true`: an episode ends without a reward, which comes later (`POST /episodes/{id}/reward`). "
@@ -66,6 +69,8 @@ class RewardRules(TaskPart):
         low, high = self.bounds
         if low >= high:
             raise ValueError(f"`bounds` are [least, greatest]; {low:g} is not less than {high:g}")
+        if self.turn_bounds is not None and self.turn_bounds[0] >= self.turn_bounds[1]:
+            raise ValueError("`turn_bounds` are [least, greatest]")
         wrong = [f"{name!r} {weight:g}" for name, weight in self.weights.items() if weight not in (0, 1)]
         if self.combine == "product" and wrong:
             raise ValueError(

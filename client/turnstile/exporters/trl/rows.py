@@ -102,7 +102,7 @@ def rows_of_group(group: Sequence[Rollout], group_id: int, version_of: VersionOf
                     advantage=earned[rollout.rollout_id],
                     model_version=version,
                     group_id=group_id,
-                    metrics=dict(metrics),
+                    metrics={**metrics, **_turn_metrics(sample)},
                 )
             )
     failed = sum(rollout.failed for rollout in group)
@@ -121,3 +121,13 @@ def rows_of_group(group: Sequence[Rollout], group_id: int, version_of: VersionOf
             "rollout/duration_s": (sum(rollout.seconds for rollout in group), float(len(group))),
         },
     )
+
+
+def _turn_metrics(sample: Sample) -> dict[str, float]:
+    """Of rewards of single turns, which TRL's rows have no place for: their sum over the turns trained here."""
+    given = [
+        reward
+        for span, reward in zip(sample.turn_spans, sample.turn_rewards, strict=False)
+        if reward is not None and span.trained
+    ]
+    return {"turnstile/turn_reward_sum": sum(given)} if given else {}
