@@ -66,7 +66,13 @@ class EpisodeGrading:
             raise AgentFailed(f"the work cannot be fetched: {error.message}") from error
         except SandboxFailed as error:
             raise (self._sandbox.cause_of(error) if self._sandbox is not None else error) from error
-        return Work(archive, answer, scores, None if self._sandbox is None else self._sandbox.network)
+        return Work(
+            archive,
+            answer,
+            scores,
+            network=None if self._sandbox is None else self._sandbox.network,
+            facts={"episode_id": self._episode_id},
+        )
 
     def _failed(self, outcome: Outcome, error: Exception) -> Outcome:
         _LOG.exception("a grading failed", extra={"episode_id": self._episode_id})

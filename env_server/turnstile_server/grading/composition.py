@@ -51,7 +51,7 @@ class Composition:
         """Raises TaskFailed where two graders give one component, GraderFailed for one that is not finite."""
         given = {grader: component.value} if component.parts is None else dict(component.parts)
         others = {*self._values, *self._task.graders} - {grader}
-        for name, value in given.items():
+        for name, value in {**given, **component.extra}.items():
             if name in others:
                 raise TaskFailed(
                     f"task {self._task.id}: the grader {grader!r} gives a component {name!r}, "
@@ -60,16 +60,16 @@ class Composition:
             if not math.isfinite(value):
                 raise GraderFailed(f"the grader {grader!r} gives {value} for {name!r}, which is not finite")
             self._values[name] = value
-            of_grader = self._rules.weights.get(grader, 1.0)
+            of_grader = 0.0 if name not in given else self._rules.weights.get(grader, 1.0)
             self._weights[name] = self._rules.weights.get(name, of_grader)
-        self._known |= {grader, *given}
+        self._known |= {grader, *given, *component.extra}
         self._detail.update(component.detail)
         self._summary += component.summary
         self._spoiled |= component.spoiled
         self._look_at_gates(grader, component, given)
 
     def _look_at_gates(self, grader: str, component: Component, given: dict[str, float]) -> None:
-        known = {**given, grader: component.value}
+        known = {**given, **component.extra, grader: component.value}
         for gate in self._rules.gates:
             if self._closed is None and gate.component in known and known[gate.component] < gate.at_least:
                 self._closed = gate

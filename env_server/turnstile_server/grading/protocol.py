@@ -27,6 +27,8 @@ class Work:
     """What the episode's world gave, by component; None: its task has no world that grades."""
     network: NetworkLog | None = field(default=None, compare=False)
     """Where what its judging reaches by the network is recorded; None: nowhere."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the episode, for graders that are code: JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Component:
     parts: Mapping[str, float] | None = None
     """Components by name that stand in the grade in the place of this one; ``value`` is their product, or what
     its grader says."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Further components that stand beside it in the grade; they have weight 0 where the task gives them none."""
     spoiled: bool = False
     """The work itself kept it from being measured: the whole reward is the lowest of the task."""
 

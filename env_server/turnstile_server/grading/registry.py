@@ -14,6 +14,7 @@ from typing import Any
 from turnstile_server.grading.answer_entries import ExactGrader, NumericGrader, RegexGrader
 from turnstile_server.grading.answers import AnswerGrader
 from turnstile_server.grading.hidden_tests import HiddenTestsGrader
+from turnstile_server.grading.host_code.graders import CodeGrader, SchemaGrader
 from turnstile_server.grading.judge.grader import JudgeGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
 from turnstile_server.grading.world import WorldGrader
@@ -28,9 +29,12 @@ GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
 
 ENTRY_GRADERS: dict[str, Callable[[GradingTools, str, Any], ComponentGrader]] = {
     "exact": ExactGrader,
+    "function": CodeGrader,
+    "json_schema": SchemaGrader,
     "judge": JudgeGrader,
     "numeric": NumericGrader,
     "regex": RegexGrader,
+    "rubric": CodeGrader,
 }
 """Made with the name of the entry and its options, for each grading."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.settings import GradingSettings
+from turnstile_server.tasks.code_options import CodeOptions
 from turnstile_server.tasks.judge_options import JudgeOptions
 from turnstile_server.tasks.model import Task
 
@@ -13,6 +14,12 @@ def grading_problem(task: Task, settings: GradingSettings) -> str | None:
     if (problem := unknown_graders(task)) is not None:
         return problem
     for name, entry in task.grading.items():
+        if isinstance(entry, CodeOptions) and entry.host_code is None and entry.target not in settings.functions:
+            have = ", ".join(settings.functions) or "none"
+            return (
+                f"grading.{name}.target: there is no {entry.target!r} in the settings (grading.functions); "
+                f"there are: {have}. Code of a task file is `module:name` or `file.py:name`"
+            )
         if isinstance(entry, JudgeOptions) and (problem := _judge_problem(entry, settings)) is not None:
             return f"grading.{name}.{problem}"
     return None

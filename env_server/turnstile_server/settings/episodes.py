@@ -123,6 +123,9 @@ class AgentSettings(Section):
     )
 
 
+CodeTarget = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
+
+
 class GradingSettings(Section):
     """How the agents' work is judged."""
 
@@ -153,6 +156,14 @@ class GradingSettings(Section):
     )
     regex_timeout_s: float = Field(
         5.0, gt=0, description="Time to match one answer against a regular expression; then it scores 0."
+    )
+    schema_timeout_s: float = Field(
+        10.0, gt=0, description="Time to check one text against a JSON schema; then it scores 0."
+    )
+    functions: dict[str, CodeTarget] = Field(
+        default_factory=dict,
+        description="Python functions and OpenEnv rubrics as graders, by name: `module:name` or `file.py:name` "
+        "([code](grading.md#python-functions)).",
     )
     max_read_bytes: int = Field(
         1 << 20, ge=1, le=8 << 20, description="Largest file of a work that is read for a grader."

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
+from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
 from turnstile_server.tasks.judge_options import JudgeOptions
 from turnstile_server.tasks.options import GraderOptions
 
@@ -71,9 +72,12 @@ class RegexOptions(GraderOptions):
 
 OPTIONS: Final[dict[str, type[GraderOptions]]] = {
     "exact": ExactOptions,
+    "function": FunctionOptions,
+    "json_schema": SchemaOptions,
     "judge": JudgeOptions,
     "numeric": NumericOptions,
     "regex": RegexOptions,
+    "rubric": RubricOptions,
 }
 
 
@@ -84,9 +88,12 @@ def _kind_of(entry: object) -> str:
 
 GradingEntry = Annotated[
     Annotated[ExactOptions, Tag("exact")]
+    | Annotated[FunctionOptions, Tag("function")]
+    | Annotated[SchemaOptions, Tag("json_schema")]
     | Annotated[JudgeOptions, Tag("judge")]
     | Annotated[NumericOptions, Tag("numeric")]
     | Annotated[RegexOptions, Tag("regex")]
+    | Annotated[RubricOptions, Tag("rubric")]
     | Annotated[dict[str, Any], Tag(OTHER)],
     Discriminator(_kind_of),
 ]

@@ -15,6 +15,7 @@ from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.options import GraderOptions
 from turnstile_server.tasks.protocol import TaskCatalog
 
 
@@ -50,6 +51,12 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
             "task into a task file (tasks.sources), or the tools into the server's settings (tools.functions, "
             "tools.servers)."
         )
+    for name, entry in task.grading.items():
+        if isinstance(entry, GraderOptions) and entry.host_code is not None:
+            raise Unprocessable(
+                f"task.grading.{name}.target: an inline task names no code of the server's machine; name one of "
+                "the settings' `grading.functions`, or put the task into a task file (tasks.sources)."
+            )
     for name, files in _files(task):
         if files is not None and files.folder is not None:
             raise Unprocessable(

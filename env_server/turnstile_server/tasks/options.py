@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 from turnstile_server.tasks.part import TaskPart
 
@@ -18,6 +19,10 @@ class GraderOptions(TaskPart):
     def reads_work(self) -> bool:
         """It looks at the work folder."""
         return False
+
+    def below(self, folder: Path) -> Self:
+        """The same with its files below ``folder``, that of the task file."""
+        return self
 
     @property
     def host_code(self) -> str | None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.options import GraderOptions
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
@@ -140,6 +141,12 @@ def _with_folders(
         else work.model_copy(update={"files": placed(work.files, "wrong", index, "files")})
         for index, work in enumerate(task.wrong)
     )
+    if task.grading:
+        folder = path.parent.absolute()
+        changes["grading"] = {
+            name: entry.below(folder) if isinstance(entry, GraderOptions) else entry
+            for name, entry in task.grading.items()
+        }
     if task.tools:
         changes["tools"] = task.tools.below(path.parent.absolute())
     return task.model_copy(update=changes), problems

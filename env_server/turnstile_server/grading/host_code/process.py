@@ -1,0 +1,77 @@
+"""Starts ``runner`` in a process of its own, and ends it in time with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from turnstile_server.child_processes import start_process
+from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
+
+RUNNER = Path(__file__).with_name("runner.py")
+MAX_ANSWER_BYTES = 1 << 20
+_TAIL = 500
+
+
+class RanTooLong(Exception):
+    """The code was ended because its time was over."""
+
+
+async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """The answer of ``runner``. ``what``: names the grader in errors.
+
+    Raises RanTooLong, GraderFailed (it raised, or ended without an answer) and GraderUnavailable.
+    """
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        data = json.dumps({**request, "path": sys.path}).encode()
+        await anyio.to_thread.run_sync(stdin.write, data)
+        stdin.seek(0)
+        code = None
+        try:
+            process = await start_process(
+                [sys.executable, "-P", str(RUNNER)], env=os.environ, stdin=stdin, stdout=stdout, stderr=stderr
+            )
+        except OSError as error:
+            raise GraderUnavailable(f"{what} cannot be started: {error}") from error
+        try:
+            with anyio.move_on_after(timeout_s):
+                code = await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a group, with what it has started
+            with anyio.CancelScope(shield=True):
+                await process.aclose()
+        if code is None:
+            raise RanTooLong(f"{what} took longer than {timeout_s:g} s")
+        return _answer(what, code, _read(stdout, MAX_ANSWER_BYTES + 1), _read(stderr, -1)[-_TAIL:])
+
+
+def _read(file: Any, most: int) -> bytes:
+    file.seek(0)
+    data: bytes = file.read(most)
+    return data
+
+
+def _answer(what: str, code: int, data: bytes, said: bytes) -> dict[str, Any]:
+    shown = said.decode(errors="replace").strip()
+    try:
+        found = json.loads(data) if len(data) <= MAX_ANSWER_BYTES else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise GraderFailed(f"{what} ended with {code} and gave no answer; its last output: {shown}")
+    if "unavailable" in found:
+        raise GraderUnavailable(f"{what}: {found['unavailable']}")
+    if "failed" in found:
+        raise GraderFailed(f"{what}: {found['failed']}", detail={"output": shown})
+    return found
