@@ -104,7 +104,7 @@ class _FileReader:
         for path in self._paths:  # one at a time, for the bound of what one command may print
             config = {"root": sandbox.workdir, "paths": [path], "max_bytes": self._max_bytes}
             command = Command(
-                argv=(*PYTHON, f"{PROGRAMS}/inside/show_files.py"),
+                argv=(*python_of(sandbox), f"{PROGRAMS}/inside/show_files.py"),
                 cwd="/",
                 stdin=json.dumps(config).encode(),
                 timeout_s=self._timeout_s,
