@@ -31,10 +31,10 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import EgressSettings, Settings
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.network import network_policy
-from turnstile_server.tasks.protocol import TaskCatalog
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.task_files import SHIPPED
@@ -72,12 +72,12 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
     tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
 
-    for task in tasks:
+    for task in tasks.in_memory:
         if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
     own_tools = OwnToolCatalog(settings.tools)
-    for task in tasks:
+    for task in tasks.in_memory:
         own_tools.add_task(task.id, task.tools)
         _check_world_tools(task, own_tools)
 

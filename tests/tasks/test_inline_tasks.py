@@ -10,7 +10,7 @@ from turnstile.models import TaskRef
 from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.tasks.inline import find_task, task_from_ref
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.catalog import TaskCatalog
 
 TASKS = TaskCatalog([Task(id="known", instruction="Do it.")])
 

@@ -22,8 +22,7 @@ from turnstile.visible import visible
 from turnstile_server.errors import NotFound, StartupError
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.settings import Settings, load_settings
-from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.registry import load_tasks
 
 WHOLE_LINES = 10_000
@@ -44,7 +43,7 @@ def list_tasks(sources: Sources = None) -> None:
     for task in found:
         names = sorted(task.graders, reverse=True)
         graded = " and ".join(
-            f"{each} (in process)" if each == "tests" and task.in_process else each for each in names
+            f"{each} (in process)" if each in ("tests", "swe") and task.in_process else each for each in names
         )
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
@@ -61,27 +60,23 @@ def show_task(
     ] = False,
 ) -> None:
     """Show one task as YAML, without what an agent must not see."""
-    source = _source(sources, read_settings({}))
+    source = load(sources, read_settings({}))
     try:
         task = source.get(task_id)
     except NotFound as error:
         fail(error.message, FAILED)
-    hidden = set() if solution else {"tests", "answer", "grading", "gold", "wrong", "world"}
+    hidden = set() if solution else {"tests", "swe", "answer", "grading", "gold", "wrong", "world"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
     typer.echo(visible(text, lines=True), nl=False)
 
 
-def load(sources: Sequence[str] | None, settings: Settings) -> list[Task]:
-    return list(_source(sources, settings))
-
-
-def _source(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
+def load(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
     """The tasks of ``sources``, else of the settings; ends the command with every problem of their files."""
     try:
         tasks = load_tasks(sources or settings.tasks.sources, settings.tasks)
         own_tools = OwnToolCatalog(settings.tools)
-        for task in tasks:
+        for task in tasks.in_memory:
             own_tools.add_task(task.id, task.tools)
         return tasks
     except StartupError as error:

@@ -26,6 +26,7 @@ from turnstile_server.grading.validation import Proof, ProofVerdict, Validator, 
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.workspace import sandbox_spec
@@ -64,18 +65,18 @@ def validate(
         fail("--resume needs --report, the file to go on with", USAGE)
     settings = read_settings(nested(flags))
     found = load(sources, settings)
-    unknown = sorted(set(only or ()) - {task.id for task in found})
+    unknown = sorted(set(only or ()) - set(found.ids))
     if unknown:
         fail(f"there is no task {', '.join(unknown)}", FAILED)
-    chosen = [task for task in found if not only or task.id in only]
+    chosen = [task_id for task_id in found.ids if not only or task_id in only]
     try:
-        proofs = anyio.run(_prove_all, chosen, settings, jobs, runs, ProofReport(report, resume=resume))
+        proofs = anyio.run(_prove_all, found, chosen, settings, jobs, runs, ProofReport(report, resume=resume))
     except StartupError as error:
         fail(error.message, USAGE)
     except OSError as error:
         fail(f"--report: {report}: {error.strerror}", USAGE)
     _show_proofs(proofs)
-    trusted = [task.id for task in chosen if task.in_process]
+    trusted = [proof.task_id for proof in proofs if proof.trust == "in_process"]
     if trusted:
         typer.echo(
             "Judged in the process of the work, which can forge its verdict there (trust: in_process): "
@@ -119,7 +120,7 @@ def _flaky(proof: Proof) -> Iterator[str]:
 
 
 async def _prove_all(
-    chosen: Sequence[Task], settings: Settings, jobs: int, runs: int, report: ProofReport
+    tasks: TaskCatalog, chosen: Sequence[str], settings: Settings, jobs: int, runs: int, report: ProofReport
 ) -> list[Proof]:
     def archive_of(files: Files) -> bytes:
         try:
@@ -150,8 +151,9 @@ async def _prove_all(
             except TurnstileError:  # the proof itself finds it, and says so
                 return ""
 
-        async def prove(task: Task) -> None:
+        async def prove(task_id: str) -> None:
             async with places:
+                task = tasks.get(task_id)
                 digest = await digest_of(task)
                 known = report.known(task.id, digest)
                 proofs[task.id] = known or await validator.prove(task)
@@ -160,9 +162,9 @@ async def _prove_all(
                 _tell(len(proofs), len(chosen), proofs[task.id], resumed=known is not None)
 
         async with anyio.create_task_group() as group:
-            for task in chosen:
-                group.start_soon(prove, task)
-    return [proofs[task.id] for task in chosen]
+            for task_id in chosen:
+                group.start_soon(prove, task_id)
+    return [proofs[task_id] for task_id in chosen]
 
 
 def _tell(count: int, of: int, proof: Proof, *, resumed: bool) -> None:

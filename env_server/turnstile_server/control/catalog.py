@@ -17,8 +17,8 @@ from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.control.body import JSON, cursor_position
 from turnstile_server.sandboxes.protocol import SandboxProvider
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import TaskCatalog
 
 MAX_PAGE = 1000
 """Ceiling of ``GET /tasks?limit=``."""
@@ -66,7 +66,7 @@ def task_info(task: Task) -> TaskInfo:
         id=task.id,
         instruction=task.instruction,
         graded_by=tuple(sorted(task.graders, reverse=True)),
-        trust=task.tests.trust if task.tests is not None else None,
+        trust=task.trust,
         needs_sandbox=task.needs_sandbox,
         image=task.image,
         difficulty=task.difficulty,

@@ -99,7 +99,7 @@ class Validator:
             time.monotonic() - began,
             tuple(found.works),
             found.image,
-            task.tests.trust if task.tests is not None else None,
+            task.trust,
             found.leak_note,
         )
 

@@ -92,14 +92,21 @@ class TaskSettings(Section):
 
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
         (),
-        description="Task files (YAML, JSONL), folders of them, and Python classes (`file.py`, `file.py:Class`, "
-        "`module:Class`); empty: the tasks that ship with Turnstile.",
+        description="Task files (YAML, JSONL), folders of them, rows of data sets (`rows:PATH?OPTIONS`), Python "
+        "classes (`file.py`, `file.py:Class`, `module:Class`); empty: the tasks that ship with Turnstile.",
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
     max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
     max_folder_files: int = Field(5_000, ge=1, description="Files in one `folder` of a task, at most.")
     max_folder_bytes: int = Field(
         32 << 20, ge=1024, description="Size of one `folder` of a task, at most, all files together."
+    )
+    max_row_bytes: int = Field(
+        64 << 20, ge=1024, description="Longest line of a JSONL file whose rows are tasks (`rows:`)."
+    )
+    max_rows: int = Field(1_000_000, ge=1, description="Rows of one source (`rows:`), at most.")
+    cached_rows: int = Field(
+        64, ge=1, description="Tasks of row sources kept in memory; others are read again when they are used."
     )
     max_class_tasks: int = Field(10_000, ge=1, description="Tasks of one Python class (a world), at most.")
 
@@ -174,6 +181,20 @@ class GradingSettings(Section):
     )
     judge_cache_mb: int = Field(
         64, ge=0, description="MiB of judges' verdicts that are kept in the data directory; 0: none."
+    )
+    swebench_python: Path | None = Field(
+        None,
+        description="The Python of an environment that has the package `swebench` (5.0.2), which judges SWE-bench "
+        "rows: `scripts/install_swebench.sh DIR`, then `DIR/bin/python`.",
+    )
+    swebench_start_s: float = Field(
+        180.0, gt=0, description="Time for the process with `swebench` to start; its imports take 11 s and more."
+    )
+    swebench_call_s: float = Field(60.0, gt=0, description="Time for `swebench` to read one log.")
+    max_log_bytes: int = Field(
+        16 << 20,
+        ge=1 << 16,
+        description="Output of the tests of a SWE-bench row; of more, the first and the last half are kept.",
     )
     max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
     leak_search_s: float = Field(

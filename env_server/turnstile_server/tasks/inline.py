@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from turnstile.models import TaskRef
 from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Files, Task
 from turnstile_server.tasks.options import GraderOptions
-from turnstile_server.tasks.protocol import TaskCatalog
 
 
 def is_inline(ref: TaskRef) -> bool:

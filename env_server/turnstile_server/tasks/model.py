@@ -29,6 +29,7 @@ from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.reward import RewardRules
+from turnstile_server.tasks.swe import SweTests
 from turnstile_server.worlds.definition import WorldDefinition
 
 
@@ -170,6 +171,8 @@ class Gold(TaskPart):
 
     files: Files | None = Field(None, description="Files that replace those of the work folder.")
     delete: tuple[InnerPath, ...] = Field((), description="Paths to delete.")
+    patch: str | None = Field(None, description="Unified diff, applied to the work folder after files and delete.")
+    reverse: bool = Field(False, description="`patch` makes the bug: its reverse is applied.")
     answer: str | None = Field(None, description="What to submit.")
 
 
@@ -196,11 +199,12 @@ def _only_from_a_source(value: object) -> object:
 
 
 def _own_graders(
-    answer: Answer | None, tests: HiddenTests | None, world: WorldDefinition | None
+    answer: Answer | None, swe: SweTests | None, tests: HiddenTests | None, world: WorldDefinition | None
 ) -> tuple[str, ...]:
     """The graders that fields of a task ask for."""
     asked = (
         ("answer", answer is not None),
+        ("swe", swe is not None),
         ("tests", tests is not None),
         ("world", world is not None and world.graded),
     )
@@ -216,9 +220,13 @@ class Task(TaskPart):
     workdir: str = Field(WORKDIR, pattern=r"^/", description="Work folder inside the sandbox.")
     image_files: bool = Field(False, description="The work folder's files are the image's own.")
     base: Files | None = Field(None, description="Files the agent finds in the work folder.")
+    git_history: Literal["keep", "one_commit"] = Field(
+        "keep", description="`one_commit`: the agent's repositories have one commit, of the files as they stand."
+    )
     setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
+    swe: SweTests | None = None
     answer: Answer | None = None
     grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
         default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
@@ -252,7 +260,7 @@ class Task(TaskPart):
     @field_validator("grading")
     @classmethod
     def _names_no_field(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
-        for name in ("answer", "tests", "world"):
+        for name in ("answer", "swe", "tests", "world"):
             if name in grading:
                 raise ValueError(f"`{name}` is a field of the task, not of `grading`")
         return grading
@@ -261,10 +269,10 @@ class Task(TaskPart):
     @classmethod
     def _fits_its_graders(cls, reward: RewardRules, info: ValidationInfo) -> RewardRules:
         grading = info.data.get("grading")
-        if grading is None or not {"answer", "tests", "world"} <= info.data.keys():
+        if grading is None or not {"answer", "swe", "tests", "world"} <= info.data.keys():
             return reward  # a field that is wrong itself
         world = info.data["world"]
-        own = _own_graders(info.data["answer"], info.data["tests"], world)
+        own = _own_graders(info.data["answer"], info.data["swe"], info.data["tests"], world)
         unit = [*own, *(name for name, entry in grading.items() if unit_kind(entry))]
         closed = world is None and not any(map(gives_parts, grading.values()))
         reward.check((*own, *grading), unit=unit, closed=closed)
@@ -273,12 +281,19 @@ class Task(TaskPart):
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        return (*_own_graders(self.answer, self.tests, self.world), *self.grading)
+        return (*_own_graders(self.answer, self.swe, self.tests, self.world), *self.grading)
 
     @property
     def in_process(self) -> bool:
         """Whether the work runs in the process that judges it (``trust: in_process``)."""
-        return self.tests is not None and self.tests.trust == "in_process"
+        return self.trust == "in_process"
+
+    @property
+    def trust(self) -> Literal["boundary", "in_process"] | None:
+        """Of its tests; the log of SWE-bench tests is written by the work, too. None: it has no tests."""
+        if self.swe is not None:
+            return "in_process"
+        return self.tests.trust if self.tests is not None else None
 
     @property
     def graded(self) -> bool:
@@ -299,9 +314,14 @@ class Task(TaskPart):
         return (self.base, tests, gold, *(work.files for work in self.wrong))
 
     @property
+    def grades_tests(self) -> bool:
+        """Whether tests of any kind run on the work."""
+        return self.tests is not None or self.swe is not None
+
+    @property
     def grades_files(self) -> bool:
         """Whether the work folder is fetched for the graders; an answer alone needs none."""
-        return self.tests is not None or any(map(reads_work, self.grading.values()))
+        return self.grades_tests or any(map(reads_work, self.grading.values()))
 
     @property
     def offers_sandbox(self) -> bool:
@@ -312,4 +332,4 @@ class Task(TaskPart):
     @property
     def needs_sandbox(self) -> bool:
         """Whether the agent gets a place to work in. Without one an agent can only submit an answer."""
-        return self.base is not None or self.image is not None or bool(self.setup) or self.tests is not None
+        return self.grades_tests or self.base is not None or self.image is not None or bool(self.setup)

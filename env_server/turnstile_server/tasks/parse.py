@@ -148,11 +148,19 @@ def parse_jsonl(text: str) -> Iterator[TaskEntry | TaskSyntaxError]:
         if not line.strip():
             continue
         try:
-            yield TaskEntry(json.loads(line, object_pairs_hook=_no_twins, parse_constant=_no_constant), number, {})
-        except json.JSONDecodeError as error:
-            yield TaskSyntaxError(f"not JSON: {error.msg} (column {error.colno})", number)
-        except (ValueError, RecursionError) as error:
-            yield TaskSyntaxError(f"not JSON that can be read: {error}", number)
+            yield TaskEntry(parse_json(line, number), number, {})
+        except TaskSyntaxError as error:
+            yield error
+
+
+def parse_json(text: str, line: int | None) -> Any:
+    """One value, at ``line`` of its file. Raises TaskSyntaxError."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise TaskSyntaxError(f"not JSON: {error.msg} (column {error.colno})", line) from None
+    except (ValueError, RecursionError) as error:
+        raise TaskSyntaxError(f"not JSON that can be read: {error}", line) from None
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,16 +1,24 @@
-"""Where tasks come from: the seam for task sources, and the catalog that they are loaded into."""
+"""Where tasks come from: the seam for task sources.
+
+A source gives its tasks in one of two ways: small ones as they are (``FoundTask``), those of large sets as
+``StoredTask``: checked once, and read again whenever they are used, so that a set is never in memory as a whole.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from turnstile_server.errors import NotFound
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
+
+
+def place_in(file: str, line: int | None, row: int | None = None) -> str:
+    if line is not None:
+        return f"{file}:{line}"
+    return file if row is None else f"{file}, row {row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,33 @@ class FoundTask:
 
     @property
     def place(self) -> str:
-        return self.file if self.line is None else f"{self.file}:{self.line}"
+        return place_in(self.file, self.line)
+
+
+class TaskReader(Protocol):
+    """Reads tasks of a large set by their positions. May be used from several threads at once."""
+
+    def read(self, position: int) -> Task:
+        """Raises TaskFailed where what is there now is not what was found at the start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A task of a large set: where it is, and what tasks are chosen by. It was read and checked once."""
+
+    id: str
+    labels: Mapping[str, str]
+    """Short values by name, as ``selection.labels_of`` gives them of a task in memory."""
+    reader: TaskReader
+    position: int
+    file: str
+    line: int | None = None
+    row: int | None = None
+
+    @property
+    def place(self) -> str:
+        return place_in(self.file, self.line, self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +73,11 @@ class TaskProblem:
     field: str | None
     """Path of the field in the task, dotted: ``tests.files.folder``."""
     message: str
+    row: int | None = None
+    """Row of a file that has no lines, 1-based."""
 
     def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        where = place_in(self.file, self.line, self.row)
         return f"{where}: {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
 
 
@@ -53,7 +89,7 @@ class TaskSource(Protocol):
         holds. Cheap: nothing is loaded or fetched."""
         ...
 
-    def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+    def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | StoredTask | TaskProblem]:
         """Every task of ``source``, in a fixed order, and everything that is wrong with it. Does not raise for a
         bad source: that is a TaskProblem, so that all of them are reported at once."""
         ...
@@ -62,29 +98,3 @@ class TaskSource(Protocol):
         """Files and folders of this machine that hold the source's tasks. Local sandboxes never show them: hidden
         tests and solutions are in them."""
         ...
-
-
-class TaskCatalog:
-    """Tasks by id, in the order of their sources.
-
-    They are loaded and checked when the server starts. A later change of a definition is not seen; the files of a
-    task's folders are read when they are used.
-    """
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = {task.id: task for task in tasks}
-
-    def get(self, task_id: str) -> Task:
-        """Raises NotFound, naming ids that are close."""
-        task = self._tasks.get(task_id)
-        if task is None:
-            close = difflib.get_close_matches(task_id, self._tasks, n=3, cutoff=0.5)
-            hint = f" Close to it: {', '.join(close)}." if close else ""
-            raise NotFound(f"There is no task {task_id!r}.{hint}", detail={"close": close})
-        return task
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self._tasks.values())
-
-    def __len__(self) -> int:
-        return len(self._tasks)

@@ -11,17 +11,22 @@ from pathlib import Path
 
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import FoundTask, TaskCatalog, TaskProblem, TaskSource
+from turnstile_server.tasks.protocol import FoundTask, StoredTask, TaskProblem, TaskSource
+from turnstile_server.tasks.rows.source import TaskRows
 from turnstile_server.tasks.task_files import SHIPPED, TaskFiles
 from turnstile_server.tasks.world_source import WorldClasses
 
 TASK_SOURCES: list[TaskSource] = [
+    TaskRows(),
     WorldClasses(),
     TaskFiles(),
 ]
 
 SHOWN_PROBLEMS = 50
+KEPT_PROBLEMS = 1000
+"""Of a large set every row may be wrong; further ones are only counted."""
 
 
 def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = None) -> TaskCatalog:
@@ -30,21 +35,28 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
     Raises StartupError: its message has a line per problem (file, line, field), its detail the same as records.
     """
     settings = settings or TaskSettings()
-    tasks: list[Task] = []
+    tasks: list[Task | StoredTask] = []
     problems: list[TaskProblem] = []
-    defined: dict[str, str] = {}
+    count = 0
+    defined: dict[str, FoundTask | StoredTask] = {}
     """Where each id was first defined."""
     for source in map(str, sources or [SHIPPED]):
         for found in _kind_of(source).load(source, settings):
-            if isinstance(found, TaskProblem):
-                problems.append(found)
-            elif (first := defined.setdefault(found.task.id, found.place)) != found.place:
-                problems.append(_twice(found, first))
+            if isinstance(found, FoundTask | StoredTask):
+                task = found.task if isinstance(found, FoundTask) else found
+                first = defined.setdefault(task.id, found)
+                if first is found or first.place == found.place:
+                    tasks.append(task)
+                    continue
+                problem = _twice(task.id, found, first.place)
             else:
-                tasks.append(found.task)
+                problem = found
+            count += 1
+            if count <= KEPT_PROBLEMS:
+                problems.append(problem)
     if problems:
-        raise _unusable(problems)
-    return TaskCatalog(tasks)
+        raise _unusable(problems, count)
+    return TaskCatalog(tasks, cached_tasks=settings.cached_rows)
 
 
 def host_paths(sources: Sequence[str]) -> tuple[Path, ...]:
@@ -56,14 +68,27 @@ def _kind_of(source: str) -> TaskSource:
     return next(kind for kind in TASK_SOURCES if kind.recognises(source))
 
 
-def _twice(found: FoundTask, first: str) -> TaskProblem:
-    line = found.line if found.id_line is None else found.id_line
-    return TaskProblem(found.file, line, "id", f"{found.task.id!r} is already the id of {first}")
+def _twice(task_id: str, found: FoundTask | StoredTask, first: str) -> TaskProblem:
+    line, row = found.line, None
+    if isinstance(found, StoredTask):
+        row = found.row
+    elif found.id_line is not None:
+        line = found.id_line
+    return TaskProblem(found.file, line, "id", f"{task_id!r} is already the id of {first}", row)
 
 
-def _unusable(problems: Sequence[TaskProblem]) -> StartupError:
+def _unusable(problems: Sequence[TaskProblem], count: int) -> StartupError:
     lines = [str(problem) for problem in problems[:SHOWN_PROBLEMS]]
-    if len(problems) > SHOWN_PROBLEMS:
-        lines.append(f"and {len(problems) - SHOWN_PROBLEMS} more")
-    detail = [{"file": one.file, "line": one.line, "field": one.field, "message": one.message} for one in problems]
-    return StartupError("\n".join(["The tasks cannot be used.", *lines]), detail=detail)
+    if count > SHOWN_PROBLEMS:
+        lines.append(f"and {count - SHOWN_PROBLEMS} more")
+    return StartupError("\n".join(["The tasks cannot be used.", *lines]), detail=list(map(_record, problems)))
+
+
+def _record(problem: TaskProblem) -> dict[str, object]:
+    found: dict[str, object] = {
+        "file": problem.file,
+        "line": problem.line,
+        "field": problem.field,
+        "message": problem.message,
+    }
+    return found if problem.row is None else {**found, "row": problem.row}

@@ -12,7 +12,7 @@ from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.settings import ControlSettings, OpenEnvSettings
-from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from turnstile.models.draw import draw_position, draw_seed, generator_of
 from turnstile_server.errors import Unprocessable
-from turnstile_server.tasks.protocol import TaskCatalog
+from turnstile_server.tasks.catalog import TaskCatalog
 
 NO_TASKS = (
     "this server has no tasks to choose from: start it with --tasks SOURCE, or give reset a task of yours "
@@ -23,7 +23,7 @@ class TaskOrder:
     """The tasks of a server in their order, and which comes next."""
 
     def __init__(self, catalog: TaskCatalog | None) -> None:
-        self.ids = tuple(task.id for task in catalog or ())
+        self.ids = catalog.ids if catalog is not None else ()
         self._next = 0
 
     def next(self) -> str:

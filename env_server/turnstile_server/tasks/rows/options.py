@@ -1,0 +1,113 @@
+"""The text of a row source: ``rows:PATH?kind=swe-gym&where=repo=x/y&limit=100&split=test&map=mapping.yaml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnstile_server.tasks.parse import TaskSyntaxError, parse_yaml
+from turnstile_server.tasks.selection import Condition
+
+SCHEME = "rows:"
+_LISTS = ("where",)
+_TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", "timeout_s", "limit")
+
+
+class RowMapping(BaseModel):
+    """What a data set calls its columns, and what its rows do not say. In a file it is YAML (``map=FILE``)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str | None = Field(None, description="The kind that the mapping changes.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Our field to the name of their column: `problem_statement: issue_text`."
+    )
+    image: str | None = Field(
+        None, description="Template: `{column}`; `{column:TEXT}` is in lower case, TEXT for `__`."
+    )
+    workdir: str | None = Field(None, description="Template of the work folder: `/testbed`, `/{repo_name}`.")
+    instruction: str | None = Field(None, description="Template of the instruction.")
+    test_cmd: str | None = Field(
+        None, description="Command of rows without a script; `{files}` are the test files."
+    )
+    log_parser: str | None = Field(None, description="Log parser of rows that name none.")
+    timeout_s: float | None = Field(None, gt=0, description="Time for the tests.")
+    metadata: tuple[str, ...] = Field((), description="Further columns that `GET /tasks` shows.")
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """One SOURCE, read."""
+
+    path: Path
+    mapping: RowMapping
+    where: tuple[Condition, ...] = ()
+    limit: int | None = None
+    split: str | None = None
+    map_file: Path | None = None
+
+
+def path_of(source: str) -> Path:
+    return Path(source.removeprefix(SCHEME).partition("?")[0])
+
+
+def parse_options(source: str) -> RowOptions:
+    """Raises ValueError: everything that is wrong, one thing per line."""
+    query = source.partition("?")[2]
+    given: dict[str, str] = {}
+    where: list[Condition] = []
+    wrong: list[str] = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "where":
+            try:
+                where.append(Condition.parse(value))
+            except ValueError as error:
+                wrong.append(f"where: {error}")
+        elif name not in _TEXTS:
+            wrong.append(f"{name}: there is no such option; there are {', '.join((*_LISTS, *_TEXTS))}")
+        elif name in given:
+            wrong.append(f"{name}: given twice")
+        else:
+            given[name] = value
+    limit = given.pop("limit", None)
+    if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit) > 0):
+        wrong.append(f"limit: {limit!r} is not a number from 1")
+        limit = None
+    split = given.pop("split", None)
+    map_file = Path(given.pop("map")) if "map" in given else None
+    mapping = RowMapping()
+    try:
+        written = {} if map_file is None else _written(map_file)
+        mapping = RowMapping.model_validate({**written, **given})
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            place = ".".join(map(str, item["loc"]))
+            message = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+            wrong.append(f"{place if map_file is None else f'{map_file}: {place}'}: {message}")
+    except ValueError as error:
+        wrong.append(f"map: {error}")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return RowOptions(
+        path_of(source), mapping, tuple(where), None if limit is None else int(limit), split, map_file
+    )
+
+
+def _written(path: Path) -> dict[str, object]:
+    try:
+        (entry,) = parse_yaml(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8") from None
+    except (TaskSyntaxError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    except ValueError:
+        raise ValueError(f"{path}: it is one mapping, not a list") from None
+    if not isinstance(entry.value, dict):
+        raise ValueError(f"{path}: it is a mapping of its fields")
+    return entry.value

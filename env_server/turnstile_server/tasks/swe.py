@@ -1,0 +1,39 @@
+"""The tests of a SWE-bench task as its row gives them: script, log parser and the outcomes that must be had."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from turnstile_server.tasks.part import TaskPart
+
+START_MARKER = ">>>>> Start Test Output"
+END_MARKER = ">>>>> End Test Output"
+
+
+class SweTests(TaskPart):
+    """Tests by the rules of the ``swebench`` package. Reward component ``swe``: 1 when the work resolves the
+    instance in full, else 0. The work runs in the process that reports, so it is judged ``in_process``."""
+
+    instance_id: str = Field(min_length=1, description="Id of the row.")
+    repo: str = Field("", description="As in the row; some log parsers ask for it.")
+    version: str = Field("", description="As in the row; some log parsers ask for it.")
+    eval_script: str = Field(
+        description="Bash script that puts the tests in place and runs them, with swebench's two markers."
+    )
+    log_parser: str = Field(min_length=1, description="Name of a log parser of swebench, as `parse_log_pytest`.")
+    eval_type: Literal["pass_and_fail", "fail_only"] = Field(
+        "pass_and_fail", description="`fail_only`: a test that the log does not name has passed."
+    )
+    fail_to_pass: tuple[str, ...] = Field(min_length=1, description="Tests that the solution makes pass.")
+    pass_to_pass: tuple[str, ...] = Field((), description="Tests that pass before, and must after.")
+    timeout_s: float = Field(480.0, gt=0, description="Time for the script; then the work scores 0.")
+
+    @field_validator("eval_script")
+    @classmethod
+    def _marked(cls, script: str) -> str:
+        for marker in (START_MARKER, END_MARKER):
+            if marker not in script:
+                raise ValueError(f"the script has no line with {marker!r}, so its log cannot be read")
+        return script
