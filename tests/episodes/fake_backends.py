@@ -177,6 +177,9 @@ class FakeGrader:
         self.graded.append((task.id, work))
         return await self.grade_it(task, work)
 
+    async def close(self) -> None:
+        """It has started nothing."""
+
 
 FAKE_AGENT = AgentSpec(
     name="fake",

@@ -8,9 +8,9 @@ import pytest
 
 from turnstile.models import TaskRef
 from turnstile_server.errors import NotFound, Unprocessable
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.inline import find_task, task_from_ref
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.catalog import TaskCatalog
 
 TASKS = TaskCatalog([Task(id="known", instruction="Do it.")])
 

@@ -161,9 +161,13 @@ async def _prove_all(
                     await anyio.to_thread.run_sync(report.add, digest, proofs[task.id])
                 _tell(len(proofs), len(chosen), proofs[task.id], resumed=known is not None)
 
-        async with anyio.create_task_group() as group:
-            for task_id in chosen:
-                group.start_soon(prove, task_id)
+        try:
+            async with anyio.create_task_group() as group:
+                for task_id in chosen:
+                    group.start_soon(prove, task_id)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await grader.close()
     return [proofs[task_id] for task_id in chosen]
 
 

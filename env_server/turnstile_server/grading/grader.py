@@ -20,6 +20,7 @@ from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
+from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -41,6 +42,7 @@ class TaskGrader:
         task_settings: TaskSettings,
         data_dir: Path | None = None,
     ) -> None:
+        self._swebench = SwebenchWorker(settings)
         self._tools = GradingTools(
             provider,
             spec_of,
@@ -49,6 +51,7 @@ class TaskGrader:
             anyio.Semaphore(settings.parallel),
             Judges(settings, data_dir),
             JudgeSpending(),
+            self._swebench,
         )
         self._settings = settings
         self._graders = {name: make(self._tools) for name, make in GRADERS.items()}
@@ -72,6 +75,10 @@ class TaskGrader:
             return made.grade(not_run)
         except TurnstileError as error:
             raise _with_evidence(error, None, made) from None
+
+    async def close(self) -> None:
+        """See ``Grader``."""
+        await self._swebench.close()
 
     def _grader_of(self, task: Task, name: str, tools: GradingTools) -> ComponentGrader:
         entry = task.grading.get(name)

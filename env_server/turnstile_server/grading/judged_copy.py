@@ -11,7 +11,8 @@ which it is judged (where nothing shows that the machine did), scores 0; nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,12 +112,7 @@ class JudgedCopies:
     async def _attempt(
         self, task: Task, judge: CopyJudge, archive: bytes, log: NetworkLog | None, attempt: _Attempt
     ) -> Component:
-        if self._provider is None:
-            raise SandboxUnavailable(
-                "This task is graded by tests, and this server has no sandboxes to run them in."
-            )
-        sandbox = await self._provider.create(self._spec_of(task))
-        try:
+        async with self._sandbox(task) as sandbox:
             await self._prepare(sandbox, task, judge, log)
             attempt.with_work = True
             diff = await self._apply_diff(sandbox, judge, archive)
@@ -124,17 +120,38 @@ class JudgedCopies:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             sandbox.enter_phase(NetworkPhase.TESTS, log)
             return await judge.judge(sandbox, diff)
+
+    @asynccontextmanager
+    async def without_work(self, task: Task) -> AsyncIterator[Sandbox]:
+        """The task as it begins, in a sandbox of its own, for a judge that compares. Raises as ``judged`` does."""
+        async with self._sandbox(task) as sandbox:
+            await self._prepare(sandbox, task, None, None)
+            sandbox.enter_phase(NetworkPhase.TESTS, None)
+            yield sandbox
+
+    @asynccontextmanager
+    async def _sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+        if self._provider is None:
+            raise SandboxUnavailable(
+                "This task is graded by tests, and this server has no sandboxes to run them in."
+            )
+        sandbox = await self._provider.create(self._spec_of(task))
+        try:
+            yield sandbox
         finally:
             with anyio.CancelScope(shield=True):
                 await sandbox.destroy()
 
-    async def _prepare(self, sandbox: Sandbox, task: Task, judge: CopyJudge, log: NetworkLog | None) -> None:
+    async def _prepare(
+        self, sandbox: Sandbox, task: Task, judge: CopyJudge | None, log: NetworkLog | None
+    ) -> None:
         try:
             await prepare_workspace(sandbox, task, self.pack, log)
             # Processes that the set-up left running could change files during the diff.
             await sandbox.stop_all()
             await sandbox.upload(await anyio.to_thread.run_sync(pack_programs, python_of(sandbox)), PROGRAMS)
-            await judge.prepare(sandbox)
+            if judge is not None:
+                await judge.prepare(sandbox)
         except FileProblem as error:
             raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
 

@@ -10,6 +10,7 @@ import anyio
 
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
+from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -78,6 +79,10 @@ class Grader(Protocol):
         the name of the ``grader`` and what was graded before it: ``components`` and ``grading``."""
         ...
 
+    async def close(self) -> None:
+        """Ends the processes that graders have started."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GradingTools:
@@ -94,6 +99,7 @@ class GradingTools:
     judges: Judges
     judge_spending: JudgeSpending
     """Of this grading."""
+    swebench: SwebenchWorker
 
 
 class ComponentGrader(Protocol):

@@ -29,6 +29,8 @@ from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import prepare_workspace
 
 GOLD, NOTHING = "gold", "nothing"
+TESTS = ("tests", "swe")
+"""Graders that say which tests failed."""
 
 
 class ProofVerdict(StrEnum):
@@ -263,18 +265,21 @@ def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]
 
 
 def failed_tests(grade: Grade) -> list[str]:
-    return sorted(one["id"] for one in grade.detail.get("tests", {}).get("failed", ()))
+    return sorted(one["id"] for name in TESTS for one in grade.detail.get(name, {}).get("failed", ()))
 
 
 def _why(grade: Grade) -> str:
     """Why a work did not score 1, in full, as the rest of a sentence."""
-    tests: Mapping[str, Any] = grade.detail.get("tests", {})
     diff: Mapping[str, Any] = grade.detail.get("diff", {})
     answer: Mapping[str, Any] = grade.detail.get("answer", {})
-    reasons = [f"{one['id']} {one['status']}: {one['message']}" for one in tests.get("failed", ())]
-    if not reasons and grade.components.get("tests") == 0.0:
-        said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"
-        reasons.append(f"{said}. {tests.get('output', '')}".strip())
+    reasons: list[str] = []
+    for name in TESTS:
+        tests: Mapping[str, Any] = grade.detail.get(name, {})
+        failed = [f"{one['id']} {one['status']}: {one['message']}" for one in tests.get("failed", ())]
+        if not failed and grade.components.get(name) == 0.0:
+            said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"
+            failed.append(f"{said}. {tests.get('output', '')}".strip())
+        reasons += failed
     if answer and not answer["right"]:
         reasons.append(f"its answer is wrong: {answer['note']}")
     reasons += [line for line in grade.detail.get("summary", ()) if line.startswith("world: ")]

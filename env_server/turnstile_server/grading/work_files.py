@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from turnstile_server.errors import SandboxFailed, TaskFailed
 from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
-from turnstile_server.grading.programs import PROGRAMS, PYTHON
+from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import CANNOT_RUN, DiffVerdict
 from turnstile_server.sandboxes.protocol import Command, Sandbox

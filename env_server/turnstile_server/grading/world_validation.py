@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem
+from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -88,3 +89,5 @@ async def put_gold(sandbox: Sandbox, gold: Gold, archive_of: Callable[[Files], b
     if gold.delete:
         argv = ("rm", "-rf", "--", *gold.delete)
         await sandbox.exec(Command(argv=argv, timeout_s=DELETE_TIMEOUT_S))
+    if gold.patch is not None:
+        await apply_patch(sandbox, gold.patch, reverse=gold.reverse)

@@ -1,0 +1,145 @@
+"""Grades SWE-bench rows as the package ``swebench`` does, in a copy of the task in which no agent ever was.
+
+The row's script puts the test files back to the base, applies the test patch and runs the tests; ``swebench``
+reads the log (``swebench_worker``). The work runs in the processes that write this log, so a careful forgery
+passes: such tasks are ``trust: in_process``. A log that contradicts itself is not believed.
+
+What must hold: a run without a result scores 0 only where the same script gives one for the untouched task; else
+there is no reward. The work's changes below ``.git`` are not taken over: the script needs the base's history.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.judged_copy import JudgedCopies
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.swebench_worker import SwebenchWorker
+from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
+from turnstile_server.settings import GradingSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.swe import SweTests
+
+_TAIL = 4000
+
+
+class SweGrader:
+    """The component ``swe``: 1 when the work resolves the instance in full, else 0."""
+
+    def __init__(self, tools: GradingTools) -> None:
+        self._copies = JudgedCopies(tools)
+        self._tools = tools
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        """See ``ComponentGrader``."""
+        assert task.swe is not None  # else the task does not ask for this component
+        judge = _SweJudge(task, task.swe, self._copies, self._tools.swebench, self._tools.settings)
+        return await self._copies.judged(task, work, judge)
+
+
+class _SweJudge:
+    """A ``CopyJudge``."""
+
+    component = "swe"
+    protected = (".git", "*/.git")
+
+    def __init__(
+        self, task: Task, swe: SweTests, copies: JudgedCopies, worker: SwebenchWorker, settings: GradingSettings
+    ) -> None:
+        self._task = task
+        self._swe = swe
+        self._copies = copies
+        self._worker = worker
+        self._settings = settings
+        self._row = _row_of(task, swe)
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """The script comes after the work; here is nothing to do."""
+
+    async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        script = (await self._worker.ask({"do": "script", "row": self._row}))["script"]
+        result = await self._run(sandbox, script)
+        detail: dict[str, Any] = {"trust": "in_process", "exit_code": result.exit_code, "output": _tail(result)}
+        if result.timed_out:
+            return self._none(diff, detail, f"the tests ran longer than {self._swe.timeout_s:g} s")
+        report = await self._report(result)
+        if not report["graded"]:
+            return self._none(diff, detail, await self._ungraded(script, report, result))
+        failed = [
+            {"id": test, "status": status.lower(), "message": group} for test, group, status in report["failed"]
+        ]
+        expected = len(self._swe.fail_to_pass) + len(self._swe.pass_to_pass)
+        detail |= {"expected": expected, "passed": expected - len(failed)}
+        detail |= {"failed": failed[: self._settings.max_shown], "resolved": report["resolved"]}
+        if report["doubts"]:
+            return self._none(diff, detail, f"tampered: {'; '.join(report['doubts'])}")
+        lines = tuple(
+            one_line(f"{one['id']} {one['status']}: {one['message']}")
+            for one in failed[: self._settings.max_shown]
+        )
+        return Component(float(report["resolved"]), self._found(diff, detail), diff.summary + lines)
+
+    async def _run(self, sandbox: Sandbox, script: str) -> ExecResult:
+        """Both streams as one, in the order in which they were written, as the package has them."""
+        path = f"/tmp/turnstile-swe-{secrets.token_hex(8)}/eval.sh"
+        try:
+            await sandbox.write(path, script.encode(), user=User.TESTS)
+        except FileProblem as error:
+            raise TaskFailed(f"The script of task {self._task.id} cannot be written: {error.message}") from None
+        return await sandbox.exec(
+            Command(
+                argv=("/bin/sh", "-c", 'exec /bin/bash "$0" 2>&1', path),
+                env={"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"},
+                user=User.TESTS,
+                timeout_s=self._swe.timeout_s,
+                max_output_bytes=self._settings.max_log_bytes,
+            )
+        )
+
+    async def _report(self, result: ExecResult) -> dict[str, Any]:
+        log = result.stdout.decode(errors="replace")
+        return await self._worker.ask({"do": "report", "row": self._row, "log": log})
+
+    async def _ungraded(self, script: str, report: dict[str, Any], result: ExecResult) -> str:
+        """Why the work kept itself from being judged. Raises TaskFailed where it is the task that cannot be: its
+        script does not run on what the task ships, either."""
+        async with self._copies.without_work(self._task) as clean:
+            control = await self._run(clean, script)
+        if control.timed_out or not (await self._report(control))["graded"]:
+            last = _tail(control).splitlines()[-1:] or ["no output"]
+            why = "it runs out of time" if control.timed_out else one_line(last[0])
+            raise TaskFailed(
+                f"The tests of task {self._task.id} cannot run, whatever the work: swebench finds no result in "
+                f"their log (exit status {control.exit_code}): {why}"
+            )
+        kind = f" ({report['infra_failure']})" if report["infra_failure"] else ""
+        return f"swebench finds no result in the log{kind}, but one in that of the untouched task"
+
+    def _none(self, diff: DiffVerdict, detail: dict[str, Any], note: str) -> Component:
+        summary = (*diff.summary, one_line(f"swe: {note}"))
+        return Component(0.0, self._found(diff, {**detail, "note": note}), summary, spoiled=True)
+
+    def _found(self, diff: DiffVerdict, detail: dict[str, Any]) -> dict[str, Any]:
+        return {"diff": dict(diff.detail), "swe": storable(detail)}
+
+
+def _row_of(task: Task, swe: SweTests) -> dict[str, Any]:
+    """The row in the package's own format."""
+    return {
+        "instance_id": swe.instance_id,
+        "image": task.image or "",
+        "repo": swe.repo,
+        "version": swe.version,
+        "FAIL_TO_PASS": list(swe.fail_to_pass),
+        "PASS_TO_PASS": list(swe.pass_to_pass),
+        "log_parser": swe.log_parser,
+        "eval_type": swe.eval_type,
+        "eval_script": swe.eval_script,
+    }
+
+
+def _tail(result: ExecResult) -> str:
+    return result.stdout[-_TAIL:].decode(errors="replace").strip()
