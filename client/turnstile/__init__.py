@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from turnstile.groups import advantages, by_group, has_signal
     from turnstile.rollout import Rollout, RolloutProgress
     from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
+    from turnstile.task_stream import TaskStreamState
 
 _HOMES = {
     "turnstile._retry": ("ClientSettings",),
@@ -35,6 +36,7 @@ _HOMES = {
     "turnstile.groups": ("advantages", "by_group", "has_signal"),
     "turnstile.rollout": ("Rollout", "RolloutProgress"),
     "turnstile.sync": ("Client", "EpisodeHandle", "NewEpisodeHandle"),
+    "turnstile.task_stream": ("TaskStreamState",),
     "turnstile.errors": (
         "AuthError",
         "Conflict",
@@ -72,6 +74,7 @@ __all__ = [
     "ServerBusy",
     "ServerError",
     "ServerUnavailable",
+    "TaskStreamState",
     "Timeout",
     "TurnstileError",
     "advantages",

@@ -36,6 +36,7 @@ from turnstile.models import (
     TokenForest,
     Turn,
 )
+from turnstile.task_stream import TaskPageRequest
 
 T = TypeVar("T")
 
@@ -200,12 +201,12 @@ class Operations:
 
     # Servers
 
-    async def tasks(self, server: str | None, cursor: str | None, limit: int | None) -> tuple[TaskPage, str]:
+    async def tasks(self, server: str | None, asked: TaskPageRequest, limit: int | None) -> tuple[TaskPage, str]:
         """One page of the tasks of ``server``, or of the first that answers; and which server that was."""
         silent: errors.ServerUnavailable | None = None
         for url in (server,) if server is not None else self._pool.order():
             try:
-                return await self._transport.send(url, requests.task_page(cursor, limit)), url
+                return await self._transport.send(url, requests.task_page(asked, limit)), url
             except errors.ServerUnavailable as error:
                 silent = silent or error
         assert silent is not None

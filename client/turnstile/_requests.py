@@ -39,6 +39,7 @@ from turnstile.models import (
     Turn,
 )
 from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
+from turnstile.task_stream import TaskPageRequest
 
 JSON = "application/json"
 
@@ -66,7 +67,7 @@ class ApiCall(Generic[T_co]):
     method: str
     path: str
     parse: Callable[[bytes], T_co]
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str | list[str]] = field(default_factory=dict)
     body: bytes | None = None
     accept: str = JSON
     repeatable: bool = False
@@ -104,8 +105,8 @@ def page(
     return ApiCall("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
 
 
-def task_page(cursor: str | None, limit: int | None) -> ApiCall[TaskPage]:
-    params = _given(cursor=cursor, limit=limit)
+def task_page(asked: TaskPageRequest, limit: int | None) -> ApiCall[TaskPage]:
+    params = _given(**asked.params(), limit=limit)
     return ApiCall("GET", "/tasks", TaskPage.model_validate_json, params, repeatable=True)
 
 
@@ -244,8 +245,13 @@ def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
     )
 
 
-def _given(**asked: object) -> dict[str, str]:
-    return {name: str(value) for name, value in asked.items() if value is not None}
+def _given(**asked: object) -> dict[str, str | list[str]]:
+    """A list is a parameter that is given several times."""
+    return {
+        name: [str(each) for each in value] if isinstance(value, list) else str(value)
+        for name, value in asked.items()
+        if value is not None
+    }
 
 
 def _episode(episode_id: str) -> str:

@@ -41,12 +41,14 @@ from turnstile.models import (
     SampleSet,
     Sampling,
     TaskInfo,
+    TaskPage,
     TaskRef,
     TokenForest,
     Turn,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
+from turnstile.task_stream import AsyncTaskStream, TaskPageRequest, TaskSelection, TaskStreamState, task_query
 
 
 class AsyncClient(AsyncEngineControl):
@@ -188,16 +190,37 @@ class AsyncClient(AsyncEngineControl):
             return options
         return replace(options, agent=lambda created: agent(AsyncNewEpisodeHandle(self, created)))
 
-    async def tasks(self, *, server: str | None = None, page_size: int | None = None) -> AsyncIterator[TaskInfo]:
-        """The tasks of ``server``, or of the first that answers, in the server's order, fetched in pages."""
-        cursor: str | None = None
+    async def tasks(
+        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[TaskSelection]
+    ) -> AsyncIterator[TaskInfo]:
+        """The tasks of ``server``, or of the first that answers, fetched in pages: all in the server's order, or
+        those of a selection. ``task_stream`` is for training, over epochs."""
+        query, cursor = task_query(**selection), None
         while True:
-            page, server = await self._operations.tasks(server, cursor, page_size)
+            page, server = await self._operations.tasks(server, TaskPageRequest(query, cursor=cursor), page_size)
             for task in page.tasks:
                 yield task
             cursor = page.cursor
             if cursor is None:
                 return
+
+    def task_stream(
+        self,
+        *,
+        epochs: int | None = 1,
+        state: TaskStreamState | None = None,
+        page_size: int | None = None,
+        **selection: Unpack[TaskSelection],
+    ) -> AsyncTaskStream:
+        """Tasks one after the other, over ``epochs`` (None: without end; each has an order of its own where
+        they are shuffled), to give to ``rollouts``. Its ``state()`` goes into a checkpoint; given back here, in
+        the place of a selection, it goes on with the next task. Every page comes from any server that answers.
+        The stream raises Conflict where the servers' tasks are not those of the state."""
+
+        async def fetch(asked: TaskPageRequest) -> TaskPage:
+            return (await self._operations.tasks(None, asked, page_size))[0]
+
+        return AsyncTaskStream(fetch, epochs, state, selection)
 
     async def agents(self, server: str | None = None) -> dict[str, AgentList]:
         """The agents that ``server``, or every server, can launch, by URL."""

@@ -49,6 +49,7 @@ from turnstile.models import (
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
+from turnstile.task_stream import TaskPageRequest, TaskSelection, TaskStream, TaskStreamState, task_query
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,15 +201,29 @@ class Client(EngineControl):
 
         return run
 
-    def tasks(self, *, server: str | None = None, page_size: int | None = None) -> Iterator[TaskInfo]:
-        """The tasks of ``server``, or of the first that answers, in the server's order, fetched in pages."""
-        cursor: str | None = None
+    def tasks(
+        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[TaskSelection]
+    ) -> Iterator[TaskInfo]:
+        """See ``AsyncClient.tasks``."""
+        query, cursor = task_query(**selection), None
         while True:
-            page, server = self._run(_task_page, server, cursor, page_size)
+            page, server = self._run(_task_page, server, TaskPageRequest(query, cursor=cursor), page_size)
             yield from page.tasks
             cursor = page.cursor
             if cursor is None:
                 return
+
+    def task_stream(
+        self,
+        *,
+        epochs: int | None = 1,
+        state: TaskStreamState | None = None,
+        page_size: int | None = None,
+        **selection: Unpack[TaskSelection],
+    ) -> TaskStream:
+        """See ``AsyncClient.task_stream``."""
+
+        return TaskStream(lambda at: self._run(_task_page, None, at, page_size)[0], epochs, state, selection)
 
     def agents(self, server: str | None = None) -> dict[str, AgentList]:
         """The agents that ``server``, or every server, can launch, by URL."""
@@ -256,9 +271,9 @@ async def _episode_page(
 
 
 async def _task_page(
-    client: AsyncClient, server: str | None, cursor: str | None, limit: int | None
+    client: AsyncClient, server: str | None, asked: TaskPageRequest, limit: int | None
 ) -> tuple[TaskPage, str]:
-    return await client._operations.tasks(server, cursor, limit)
+    return await client._operations.tasks(server, asked, limit)
 
 
 def _unpickled(urls: Sequence[str], arguments: Mapping[str, Any]) -> Client:

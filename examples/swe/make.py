@@ -153,10 +153,15 @@ def _open_to_all(info: tarfile.TarInfo) -> tarfile.TarInfo:
     return info
 
 
+def build_base(tag: str) -> None:
+    """Python, pytest, git and bash."""
+    script = HERE.parents[1] / "scripts" / "sandbox_image.sh"
+    subprocess.run((str(script), tag, "git", "python3-pytest"), check=True)
+
+
 def make(out: Path, base_image: str = BASE_IMAGE) -> Path:
     """Builds everything; the file of the rows."""
-    script = HERE.parents[1] / "scripts" / "sandbox_image.sh"
-    subprocess.run((str(script), base_image, "git", "python3-pytest"), check=True)
+    build_base(base_image)
     out.mkdir(parents=True, exist_ok=True)
     rows = out / "rows.jsonl"
     with rows.open("w") as file, tempfile.TemporaryDirectory() as folder:

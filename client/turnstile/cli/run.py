@@ -31,6 +31,7 @@ from turnstile.exporters.registry import FORMATS
 from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef
 from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
+from turnstile.task_stream import TaskSelection
 
 ALL = "all"
 SAMPLE_FORMATS = [name for name, each in FORMATS.items() if each.source == "samples"]
@@ -53,6 +54,10 @@ class RunRequest:
     """What to run: task ids (none for all), the agent, the options of the rollouts."""
 
     task_ids: tuple[str, ...]
+    chosen: TaskSelection
+    start: int
+    """So many tasks of the selection are left out."""
+    limit: int | None
     agent: str
     options: RolloutArguments
     as_json: bool
@@ -67,6 +72,22 @@ def run(
             "Repeat for more.",
         ),
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", metavar="NAME=PATTERN", help="Only such tasks, as repo=django/*; repeat for more."
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="WHICH/COUNT", help="One part of the tasks, as 1/4.")
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option("--shuffle", metavar="SEED", help="Tasks in a seed's order.")
+    ] = None,
+    start: Annotated[
+        int, typer.Option("--start", min=0, help="Tasks of that order to leave out: done before.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most.")] = None,
     agent: Annotated[str, typer.Option("--agent", help="An agent that the server launches.")] = "tool-loop",
     n: Annotated[int, typer.Option("-n", "--group-size", min=1, help="Rollouts per task.")] = 1,
     max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="Rollouts at once.")] = 16,
@@ -160,11 +181,17 @@ def run(
     options["staleness"] = _bound(max_staleness, staleness_policy)
     options["env"] = _env(env or ())
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
+    chosen = TaskSelection(where=where or (), shard=shard, shuffle=shuffle)
+    if ids and (where or shard is not None or shuffle is not None or start or limit is not None):
+        fail(
+            "--where, --shard, --shuffle, --start and --limit choose among all tasks; drop them or the ids", USAGE
+        )
+    asked = RunRequest(ids, chosen, start, limit, agent, options, as_json)
     done: list[Rollout] = []
     interrupted = False
     try:
         with reported():
-            interrupted = not anyio.run(_run, place, RunRequest(ids, agent, options, as_json), files, out, done)
+            interrupted = not anyio.run(_run, place, asked, files, out, done)
     except PrivateServerError as error:
         fail(str(error), USAGE if error.code == USAGE else UNREACHABLE)
     except KeyboardInterrupt:
@@ -214,9 +241,11 @@ async def _work(
 ) -> None:
     async with _client(place, out) as client:
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
-        tasks = tasks or [TaskRef(id=task.id) async for task in client.tasks()]
         if not tasks:
-            fail("the server has no tasks", FAILED)
+            found = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)]
+            tasks = found[asked.start :][: asked.limit]
+            if not tasks:
+                fail("no tasks are left after --start" if found else "the server has no such tasks", FAILED)
         bar = Bar(len(tasks) * asked.options["n"])
         options = RolloutArguments(**asked.options, on_progress=bar.update)
         rollouts = client.rollouts(tasks, agent=asked.agent, **options)
@@ -250,6 +279,9 @@ def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ..
     for word in words:
         if private and Path(word).exists():
             sources.append(str(Path(word).absolute()))
+            continue
+        if private and (scheme := re.match(r"([a-z]+):([^?]+)", word)) and Path(scheme[2]).exists():
+            sources.append(f"{scheme[1]}:{Path(scheme[2]).absolute()}{word[scheme.end() :]}")
             continue
         if private and ":" in word:  # a Python class, `file.py:Class` or `module:Class`; no id has a colon
             file, _, name = word.rpartition(":")

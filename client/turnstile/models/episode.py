@@ -294,6 +294,10 @@ class TaskPage(Model):
 
     tasks: tuple[TaskInfo, ...]
     cursor: str | None = None
+    total: int | None = None
+    """How many the request asks for, on all pages together."""
+    digest: str | None = None
+    """Tells the set of tasks (all that ``where`` lets through) from another."""
 
 
 class AgentInfo(Model):

@@ -6,9 +6,9 @@ Hidden tests and solutions are not shown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
@@ -19,6 +19,7 @@ from turnstile_server.control.body import JSON, cursor_position
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.selection import TaskSelection
 
 MAX_PAGE = 1000
 """Ceiling of ``GET /tasks?limit=``."""
@@ -35,12 +36,17 @@ def build_catalog_router(
 
     @router.get("/tasks")
     async def task_page(
-        cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = page_size
+        cursor: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = page_size,
+        where: Annotated[list[str] | None, Query()] = None,
+        shard: str | None = None,
+        shuffle: int | None = None,
+        epoch: Annotated[int, Query(ge=0)] = 0,
     ) -> Response:
+        selection = TaskSelection.parse(where or (), shard, shuffle, epoch)
         start = cursor_position(cursor) or 0
-        found = tuple(islice(tasks, start, start + limit))
-        more = start + limit < len(tasks)
-        page = TaskPage(tasks=tuple(map(task_info, found)), cursor=str(start + limit) if more else None)
+        # In a thread: rows of large sets are read from disk.
+        page = await anyio.to_thread.run_sync(_page, tasks, selection, start, limit)
         return Response(page.model_dump_json(), media_type=JSON)
 
     @router.get("/agents")
@@ -59,6 +65,14 @@ def build_catalog_router(
         return Response(found.model_dump_json(), media_type=JSON)
 
     return router
+
+
+def _page(tasks: TaskCatalog, selection: TaskSelection, start: int, limit: int) -> TaskPage:
+    selected = tasks.select(selection)
+    found = tuple(task_info(tasks.get(task_id)) for task_id in selected.ids[start : start + limit])
+    more = start + limit < len(selected.ids)
+    cursor = str(start + limit) if more else None
+    return TaskPage(tasks=found, cursor=cursor, total=len(selected.ids), digest=selected.digest)
 
 
 def task_info(task: Task) -> TaskInfo:
