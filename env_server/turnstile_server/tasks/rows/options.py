@@ -48,7 +48,12 @@ class RowOptions:
     where: tuple[Condition, ...] = ()
     limit: int | None = None
     split: str | None = None
-    map_file: Path | None = None
+
+
+def map_file_of(source: str) -> Path | None:
+    """Whether it is there or not."""
+    found = dict(parse_qsl(source.partition("?")[2])).get("map")
+    return None if found is None else Path(found)
 
 
 def path_of(source: str) -> Path:
@@ -92,9 +97,7 @@ def parse_options(source: str) -> RowOptions:
         wrong.append(f"map: {error}")
     if wrong:
         raise ValueError("\n".join(wrong))
-    return RowOptions(
-        path_of(source), mapping, tuple(where), None if limit is None else int(limit), split, map_file
-    )
+    return RowOptions(path_of(source), mapping, tuple(where), None if limit is None else int(limit), split)
 
 
 def _written(path: Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ from turnstile_server.tasks.parse import TaskSyntaxError
 from turnstile_server.tasks.protocol import StoredTask, TaskProblem
 from turnstile_server.tasks.rows.convert import RowConverter
 from turnstile_server.tasks.rows.files import ReadRow, Row, RowFile, row_files
-from turnstile_server.tasks.rows.options import SCHEME, RowOptions, parse_options, path_of
+from turnstile_server.tasks.rows.options import SCHEME, RowOptions, map_file_of, parse_options, path_of
 from turnstile_server.tasks.selection import Condition, labels, labels_of
 
 
@@ -28,11 +28,8 @@ class TaskRows:
         return source.startswith(SCHEME) or path_of(source).suffix == ".parquet"
 
     def host_paths(self, source: str) -> Sequence[Path]:
-        try:
-            options = parse_options(source)
-        except ValueError:
-            return (path_of(source),)
-        return (options.path,) if options.map_file is None else (options.path, options.map_file)
+        map_file = map_file_of(source)
+        return (path_of(source),) if map_file is None else (path_of(source), map_file)
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[StoredTask | TaskProblem]:
         path = path_of(source)

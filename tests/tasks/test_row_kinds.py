@@ -1,0 +1,227 @@
+"""Rows of the known data sets become tasks, and nothing of their answers is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rows_support import F2P, P2P, PATCH, SCRIPT, classic, five, without, written
+
+from turnstile_server.control.catalog import task_info
+from turnstile_server.errors import StartupError
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.registry import load_tasks
+
+HOW = "?test_cmd=pytest -rA&log_parser=parse_log_pytest"
+PRO = {
+    **without(classic(), "FAIL_TO_PASS", "PASS_TO_PASS", "environment_setup_commit", "version"),
+    "instance_id": f"instance_quill__ink-{'0' * 40}-vnan",
+    "fail_to_pass": str(F2P),
+    "pass_to_pass": str(P2P),
+    "selected_test_files_to_run": "['tests/test_a.py']",
+    "before_repo_set_cmd": "git reset",
+    "dockerhub_tag": "quill.ink-1",
+    "requirements": "",
+    "interface": "",
+}
+GYM = {**without(classic(), "environment_setup_commit", "hints_text"), "FAIL_TO_PASS": F2P, "PASS_TO_PASS": P2P}
+SMITH = {
+    "instance_id": "quill__ink.1fd52536.combine_file__09vlzwgc",
+    "repo": "swesmith/quill__ink.1fd52536",
+    "image_name": "smith/ink:1",
+    "patch": PATCH,
+    "problem_statement": "It broke.",
+    "FAIL_TO_PASS": F2P,
+    "PASS_TO_PASS": P2P,
+}
+REBENCH = {
+    **GYM,
+    "install_config": {"test_cmd": "pytest -rA -q", "log_parser": "parse_log_pytest", "install": "pip install ."},
+    "image_name": "rebench/ink:1",
+}
+NEMO = {"responses_create_params": {"metadata": {"instance_dict": json.dumps(five()), "golden_patch": PATCH}}}
+
+
+def one(tmp_path: Path, row: dict[str, Any], options: str = "") -> Task:
+    (task,) = load_tasks([written(tmp_path / "rows.jsonl", [row]) + options])
+    return task
+
+
+def refused(tmp_path: Path, *rows: dict[str, Any], options: str = "") -> list[str]:
+    with pytest.raises(StartupError) as failed:
+        load_tasks([written(tmp_path / "rows.jsonl", rows) + options])
+    return failed.value.message.replace(f"{tmp_path}/", "").splitlines()[1:]
+
+
+ROWS = {
+    "swe-bench-5": (five(), "", "ink:1", "/testbed"),
+    "swe-bench": (classic(), HOW, "swebench/sweb.eval.x86_64.quill_1776_ink-1:latest", "/testbed"),
+    "swe-bench-pro": (PRO, HOW, "jefzda/sweap-images:quill.ink-1", "/app"),
+    "swe-gym": (GYM, "", "xingyaoww/sweb.eval.x86_64.quill_s_ink-1:latest", "/testbed"),
+    "swe-smith": (SMITH, "", "smith/ink:1", "/testbed"),
+    "swe-rebench": (REBENCH, "", "rebench/ink:1", "/testbed"),
+    "nemo-gym": (NEMO, "", "ink:1", "/testbed"),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_row_of_each_kind_is_recognised_and_has_its_image_its_folder_and_its_tests(
+    kind: str, tmp_path: Path
+) -> None:
+    row, options, image, workdir = ROWS[kind]
+    task = one(tmp_path, row, options)
+    assert (task.image, task.workdir, task.image_files, task.git_history) == (image, workdir, True, "one_commit")
+    assert task.swe is not None
+    assert (list(task.swe.fail_to_pass), list(task.swe.pass_to_pass)) == (F2P, P2P)
+    assert task.swe.log_parser == "parse_log_pytest"
+    assert task.graders == ("swe",)
+    assert task.trust == "in_process"
+    assert task.gold is not None
+    assert (task.gold.patch, task.gold.reverse) == (PATCH, kind == "swe-smith")
+    assert "broke" in task.instruction
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_nothing_of_the_solution_or_the_tests_is_shown(kind: str, tmp_path: Path) -> None:
+    row, options, *_ = ROWS[kind]
+    shown = task_info(one(tmp_path, row, options)).model_dump_json()
+    for secret in ("golden_line", "hidden_check", "test_new", "test_old", "Start Test Output"):
+        assert secret not in shown
+
+
+def test_a_bug_that_the_patch_makes_is_there_at_the_start_and_the_tests_that_show_it_are_not(
+    tmp_path: Path,
+) -> None:
+    task = one(tmp_path, SMITH)
+    assert task.swe is not None
+    assert PATCH in task.setup[0]
+    assert task.setup[1] == "rm -f -- tests/test_a.py"
+    assert "git checkout HEAD -- tests/test_a.py" in task.swe.eval_script
+    assert task.id.startswith("quill__ink-1fd52536-")  # a task's id has no dots
+    assert task.metadata["instance_id"] == SMITH["instance_id"]
+
+
+def test_the_script_of_an_older_row_puts_the_tests_back_and_applies_the_test_patch(tmp_path: Path) -> None:
+    task = one(tmp_path, GYM)
+    assert task.swe is not None
+    script = task.swe.eval_script
+    order = [f"git checkout {'0' * 40} -- tests/test_a.py", "git apply", "Start Test Output", "pytest", "End Test"]
+    positions = [script.index(part) for part in order]
+    assert positions == sorted(positions)
+    assert "-p no:cacheprovider tests/test_a.py" in script
+
+
+@pytest.mark.parametrize("value", [F2P, json.dumps(F2P), str(F2P), tuple(F2P)])
+@pytest.mark.parametrize("name", ["FAIL_TO_PASS", "fail_to_pass", "Fail_To_Pass"])
+def test_tests_may_be_a_list_or_one_in_text_under_a_name_of_any_case(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    task = one(tmp_path, {**without(five(), "FAIL_TO_PASS"), name: value})
+    assert task.swe is not None
+    assert list(task.swe.fail_to_pass) == F2P
+
+
+def test_a_mapping_says_what_other_rows_call_their_columns(tmp_path: Path) -> None:
+    row = {
+        "key": "a/b#1",
+        "text": "Mend it.",
+        "fix": PATCH,
+        "checks": F2P,
+        "sh": SCRIPT,
+        "level": "hard",
+        "n": "A__B",
+    }
+    mapping = tmp_path / "map.yaml"
+    mapping.write_text(
+        "kind: swe-bench-5\nimage: 'reg.example/{n:_1776_}:1'\nworkdir: '/{level}'\nlog_parser: parse_log_pytest\n"
+        "instruction: 'Do this: {text}'\nmetadata: [level]\ntimeout_s: 9\n"
+        "columns: {instance_id: key, patch: fix, FAIL_TO_PASS: checks, eval_script: sh}\n"
+    )
+    task = one(tmp_path, row, f"?map={mapping}")
+    assert task.swe is not None
+    assert (task.image, task.workdir, task.instruction) == ("reg.example/a_1776_b:1", "/hard", "Do this: Mend it.")
+    assert (task.swe.timeout_s, task.metadata["level"]) == (9, "hard")
+
+
+def test_a_mapping_shows_nobody_the_answer(tmp_path: Path) -> None:
+    mapping = tmp_path / "map.yaml"
+    mapping.write_text("instruction: '{patch}'\n")
+    (said,) = refused(tmp_path, five(), options=f"?map={mapping}")
+    assert "'patch' holds the answer or the tests" in said
+
+
+def test_rows_in_turnstiles_own_format_may_have_a_plain_answer(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": "1+1?", "answer": 2},
+        {"id": "capital", "instruction": "Of France?", "answer": "Paris"},
+    ]
+    tasks = load_tasks([written(tmp_path / "rows.jsonl", rows)])
+    assert [(task.id, task.answer.value if task.answer else None) for task in tasks] == [
+        ("row-0", 2.0),
+        ("capital", "Paris"),
+    ]
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_line_and_column(tmp_path: Path) -> None:
+    broken = tmp_path / "rows.jsonl"
+    source = written(
+        broken,
+        [
+            five(1, FAIL_TO_PASS="test_a, test_b", problem_statement=""),
+            five(2),
+            five(3, FAIL_TO_PASS="[]", eval_script="pytest"),
+            five(2),
+            five(5, FAIL_TO_PASS=[1]),
+            without(five(6), "image"),
+        ],
+    )
+    broken.write_text(broken.read_text() + "{not JSON\n[1]\n")
+    with pytest.raises(StartupError) as failed:
+        load_tasks([source])
+    said = failed.value.message.replace(str(broken), "F").splitlines()[1:]
+    assert [line.partition(": ")[0] + ": " + line.split(": ")[1] for line in said] == [
+        "F:1: problem_statement",
+        "F:1: FAIL_TO_PASS",
+        "F:3: FAIL_TO_PASS",
+        "F:4: id",
+        "F:5: FAIL_TO_PASS",
+        "F:6: image",
+        "F:7: not JSON",
+        "F:8: a row is an object of its columns",
+    ]
+    assert "neither a list nor one as JSON or Python in text" in said[1]
+
+
+def test_kinds_that_cannot_be_judged_are_refused_by_name(tmp_path: Path) -> None:
+    said = refused(
+        tmp_path,
+        {"org": "a", "repo": "b", "number": 1, "fix_patch": "", "test_patch": ""},
+        {"docker_image": "x", "execution_result_content": "{}", "expected_output_json": "{}"},
+        {"test_script": "", "regression_script": "", "instance": {}},
+        {"question": "1+1?"},
+        classic(),
+    )
+    names = (
+        "multi-swe-bench",
+        "r2e-gym",
+        "nemotron-scripts",
+        "no kind that is known",
+        "rows of swe-bench do not say",
+    )
+    assert len(said) == len(names)
+    for line, name in zip(said, names, strict=True):
+        assert name in line
+
+
+def test_options_that_are_wrong_are_told_together(tmp_path: Path) -> None:
+    said = refused(tmp_path, five(), options="?kind=gold&where=repo&limit=0&colour=red&map=/nowhere.yaml")
+    assert [line.partition("?")[2].partition(": ")[2].partition(":")[0] for line in said] == [
+        "where",
+        "colour",
+        "limit",
+        "map",
+    ]
+    assert "there is no 'gold'" in refused(tmp_path, five(), options="?kind=gold")[0]
+    assert "no row has the column 'colour'" in refused(tmp_path, five(), options="?where=colour=red")[0]
