@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from local import ROOT
-
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 
 sys.path.insert(0, str(ROOT / "examples" / "swe"))
-import make  # noqa: E402 - examples/swe/make.py
+import make
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the two differ on purpose, and the table says so.
 from __future__ import annotations
 
 import os
-import time
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,12 @@ SLUGS = (
     "test_one_hyphen_for_several_blanks",
 )
 FORGED = "".join(f"PASSED tests/test_slugs.py::{name}\\n" for name in SLUGS)
-SLUGIFY = 'import re\n\n\ndef slugify(text):\n    return re.sub(r"[^a-z0-9-]", "", text.strip().lower().replace(" ", "-"))\n'
+SLUGIFY = """import re
+
+
+def slugify(text):
+    return re.sub(r"[^a-z0-9-]", "", text.strip().lower().replace(" ", "-"))
+"""
 ACCENTS = SLUGIFY.replace("import re\n", "import re\nimport unicodedata\n").replace(
     "    return", '    text = unicodedata.normalize("NFKD", text)\n    return'
 )
@@ -157,20 +162,16 @@ async def test_the_harness_and_the_grader_say_the_same(
         ours[name] = await grader.grade(row.task, Work(archive=archive))
 
     archives = {name: row.archive(patch) for name, (row, patch, *_) in cases.items()}
-    began = time.monotonic()
     await ask_harness()
-    print(f"the harness took {time.monotonic() - began:.0f} s for {len(cases)} cases")
-    began = time.monotonic()
     async with anyio.create_task_group() as group:
         for name, (row, *_) in cases.items():
             group.start_soon(ask_grader, name, row, archives[name])
-    print(f"Turnstile took {time.monotonic() - began:.0f} s")
     table = {
         name: ((theirs[name] or {}).get("resolved"), ours[name].reward, ours[name].detail.get("summary"))
         for name in cases
     }
     for name, line in table.items():
-        print(f"{name:22} harness {line[0]!s:6} turnstile {line[1]}  {line[2] or ''}")
+        sys.stdout.write(f"{name:22} harness {line[0]!s:6} turnstile {line[1]}  {line[2] or ''}\n")
     assert {name: line[:2] for name, line in table.items()} == {
         name: (resolved, reward) for name, (_, _, resolved, reward) in cases.items()
     }

@@ -1,0 +1,201 @@
+"""SWE-bench rows: what scores, what is the work's fault, and what leaves it without a reward.
+
+The package itself is stood in for (``fake_swebench``); ``test_swe_equality`` plays the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from grading_support import BASE, FIX, Watched, grader, spec_of, tar
+
+from local import ROOT
+from turnstile_server.errors import TaskFailed
+from turnstile_server.grading.errors import GraderUnavailable
+from turnstile_server.grading.gold_patch import apply_patch
+from turnstile_server.grading.protocol import Work
+from turnstile_server.grading.swebench_worker import SwebenchWorker
+from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.tarball import pack
+from turnstile_server.tasks.workspace import prepare_workspace
+
+pytestmark = pytest.mark.anyio
+
+TESTS = ("two", "five")
+CHECK = "from mathx import double\nfor name, n in (('two', 2), ('five', 5)):\n" + (
+    "    print('PASSED' if double(n) == 2 * n else 'FAILED', name)\n"
+)
+SCRIPT = (
+    "#!/bin/bash\nset -uxo pipefail\n: '>>>>> Start Test Output'\n"
+    f"python3 -c {shlex.quote('import sys; sys.path.insert(0, chr(46))' + chr(10) + CHECK)}\n"
+    ": '>>>>> End Test Output'\n"
+)
+ROW = {"request": "any", "row": {"eval_script": "x", "log_parser": "p", "FAIL_TO_PASS": [], "PASS_TO_PASS": []}}
+SCRIPT_REQUEST = {"do": "script", **ROW}
+
+
+def the_task(**changes: Any) -> Task:
+    swe = {
+        "instance_id": "double-1",
+        "eval_script": SCRIPT,
+        "log_parser": "any",
+        "fail_to_pass": ["two"],
+        "pass_to_pass": ["five"],
+        "timeout_s": 20,
+        **changes,
+    }
+    return Task.model_validate({"id": "double", "instruction": "Mend it.", "base": {"inline": BASE}, "swe": swe})
+
+
+def work(package: str) -> Work:
+    return Work(archive=tar({**BASE, "mathx/__init__.py": package}))
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Path:
+    return tmp_path / "starts"
+
+
+def python(starts: Path, how: str = "well") -> Path:
+    """What a setting names: started with our program's path, it runs the fake one."""
+    made = starts.with_name(f"python-{how}")
+    fake = Path(__file__).with_name("fake_swebench.py")
+    made.write_text(f"#!/bin/sh\nexec {sys.executable} -I {fake} {starts} {how}\n")
+    made.chmod(0o755)
+    return made
+
+
+def pids(starts: Path) -> list[int]:
+    """Of the processes that were started."""
+    return [int(pid) for pid in starts.read_text().split()]
+
+
+async def graded(provider: Watched, python: Path, task: Task, work: Work) -> Any:
+    judge = grader(provider, swebench_python=python)
+    try:
+        return await judge.grade(task, work)
+    finally:
+        await judge.close()
+
+
+async def test_work_that_resolves_scores_1_and_other_work_0_with_the_tests_that_fail(
+    provider: Watched, starts: Path
+) -> None:
+    right = await graded(provider, python(starts), the_task(), work(FIX))
+    assert (right.reward, right.components) == (1.0, {"swe": 1.0})
+    assert right.detail["swe"]["trust"] == "in_process"
+    half = await graded(provider, python(starts), the_task(), work("def double(n):\n    return 4\n"))
+    assert half.reward == 0.0
+    assert [(one["id"], one["message"]) for one in half.detail["swe"]["failed"]] == [("five", "PASS_TO_PASS")]
+
+
+async def test_a_log_that_contradicts_itself_is_not_believed(provider: Watched, starts: Path) -> None:
+    forged = await graded(provider, python(starts), the_task(), work(f"print('DOUBTFUL')\n{FIX}"))
+    assert forged.reward == 0.0
+    assert forged.detail["swe"]["note"] == "tampered: it says so itself"
+
+
+@pytest.mark.parametrize("package", ["import os\nos._exit(0)\n", "raise SystemExit(3)\n"])
+async def test_work_that_keeps_its_tests_from_a_result_scores_0(
+    package: str, provider: Watched, starts: Path
+) -> None:
+    stopped = await graded(provider, python(starts), the_task(), work(package))
+    assert stopped.reward == 0.0
+    assert "one in that of the untouched task" in stopped.detail["swe"]["note"]
+    assert provider.left == 0
+
+
+async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -> None:
+    hung = await graded(provider, python(starts), the_task(timeout_s=2), work("while True:\n    pass\n"))
+    assert (hung.reward, hung.detail["swe"]["note"]) == (0.0, "the tests ran longer than 2 s")
+
+
+async def test_a_script_that_cannot_run_leaves_any_work_without_a_reward(provider: Watched, starts: Path) -> None:
+    broken = SCRIPT.replace("python3", "no-such-program")
+    with pytest.raises(TaskFailed, match="cannot run, whatever the work: swebench finds no result"):
+        await graded(provider, python(starts), the_task(eval_script=broken), work(FIX))
+    assert provider.left == 0
+
+
+async def test_a_log_parser_that_the_package_lacks_is_told(provider: Watched, starts: Path) -> None:
+    with pytest.raises(TaskFailed, match="swebench 0 cannot judge this row: it has no log parser 'unknown'"):
+        await graded(provider, python(starts), the_task(log_parser="unknown"), work(FIX))
+
+
+async def test_without_the_package_there_is_no_reward_and_the_error_says_how_to_install_it() -> None:
+    for python_path, said in (
+        (None, "is not there: install it"),
+        (Path("/nowhere/python"), "cannot be started"),
+        (Path(sys.executable), "has no swebench that can be used"),
+    ):
+        worker = SwebenchWorker(GradingSettings(swebench_python=python_path))
+        with pytest.raises(GraderUnavailable, match=said) as missing:
+            await worker.ask(SCRIPT_REQUEST)
+        assert "scripts/install_swebench.sh DIR" in missing.value.message
+        await worker.close()
+
+
+async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path) -> None:
+    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts)))
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(worker.ask, SCRIPT_REQUEST)
+    (pid,) = pids(starts)
+    os.kill(pid, 0)
+    await worker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_process_that_dies_is_told_and_the_next_request_starts_another(starts: Path) -> None:
+    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "dies")))
+    with pytest.raises(GraderUnavailable, match="ended: no more"):
+        await worker.ask(SCRIPT_REQUEST)
+    assert await worker.ask(SCRIPT_REQUEST) == {"script": "x"}
+    assert len(pids(starts)) == 2
+    await worker.close()
+
+
+async def test_a_process_that_does_not_answer_is_ended(starts: Path) -> None:
+    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "hangs"), swebench_call_s=0.5))
+    with pytest.raises(GraderUnavailable, match=r"did not answer in 0.5 s \(grading.swebench_call_s\)"):
+        await worker.ask(SCRIPT_REQUEST)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids(starts)[0], 0)
+
+
+async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(starts: Path) -> None:
+    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "hangs")))
+    with anyio.move_on_after(1):
+        await worker.ask(SCRIPT_REQUEST)
+    await worker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids(starts)[0], 0)
+
+
+async def test_a_patch_and_its_reverse_are_applied_inside_the_sandbox(provider: Watched) -> None:
+    patch = (
+        "diff --git a/README.md b/README.md\n--- a/README.md\n+++ b/README.md\n@@ -1 +1,2 @@\n mathx\n+doubles\n"
+    )
+    task = the_task()
+    sandbox = await provider.create(spec_of(task))
+    try:
+        await prepare_workspace(sandbox, task, lambda files: pack(files, TaskSettings()))
+        await apply_patch(sandbox, patch, reverse=False)
+        assert await sandbox.read(f"{sandbox.workdir}/README.md", 100) == b"mathx\ndoubles\n"
+        await apply_patch(sandbox, patch, reverse=True)
+        assert await sandbox.read(f"{sandbox.workdir}/README.md", 100) == b"mathx\n"
+    finally:
+        await sandbox.destroy()
+
+
+def test_the_script_that_installs_the_package_pins_the_version_that_the_settings_name() -> None:
+    assert "swebench==5.0.2" in (ROOT / "scripts" / "swebench.txt").read_text().splitlines()
+    assert "5.0.2" in (GradingSettings.model_fields["swebench_python"].description or "")
