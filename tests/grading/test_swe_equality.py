@@ -25,7 +25,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.settings import GradingSettings, TaskSettings
 
-pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SLUGS = (
     "test_lower_case",
