@@ -46,7 +46,7 @@ class Names:
 
 
 class Hosts:
-    """An HTTP server and a TLS server. HTTP requests come back as text; ``/big`` is a MiB, ``/endless`` has no end,
+    """An HTTP server and a TLS server. HTTP requests come back; ``/big`` is a MiB, ``/endless`` never ends,
     ``/garbage`` is no HTTP, ``/nothing`` and ``/reset`` are no answer, ``/early`` comes before the body. Over TLS
     everything comes back as it is."""
 
