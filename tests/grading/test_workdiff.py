@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -51,6 +52,7 @@ def take_over(root: Path, archive: bytes, **config: Any) -> tuple[dict[str, Any]
         "root": str(root),
         "shared": str(root.parent.parent / "shared"),
         "protected": [],
+        "git": True,
         "max_changed": 100,
         "max_shown": 100,
         **config,
@@ -119,6 +121,59 @@ def test_what_acts_by_itself_stays_as_the_task_has_it(root: Path, tmp_path: Path
     assert {path for path, _ in said["left_out"]} == {
         "conftest.py", "sitecustomize.so", "sub/__pycache__", "sub/__pycache__/b.pyc"
     }  # fmt: skip
+
+
+GIT = {".git/HEAD": "ref: x", ".git/config": "[core]", ".git/objects/ab/cd": "old", "sub/.git/HEAD": "ref: y"}
+GIT_OF_THE_WORK = {
+    ".git/hooks/post-checkout": "evil",
+    ".git/config": "[core]\nfsmonitor = evil",
+    ".git/commondir": "../sub",
+    ".git/modules/a/b/hooks/post-checkout": "evil",
+    "sub/other/.git": "gitdir: ../deep",
+}
+GIT_STATE = {".git/HEAD": "ref: z", ".git/refs/heads/config": "id", ".git/objects/ef/01": "new"}
+
+
+def with_git(root: Path, tmp_path: Path) -> Path:
+    put(root, GIT)
+    agent = agents_copy(root, tmp_path)
+    put(agent, {**GIT_OF_THE_WORK, **GIT_STATE})
+    return agent
+
+
+def put(folder: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def test_what_git_acts_on_stays_as_the_task_has_it_and_the_rest_of_git_is_work(root: Path, tmp_path: Path) -> None:
+    agent = with_git(root, tmp_path)
+    said, _ = take_over(root, packed(agent))
+    assert {path for path, reason in said["left_out"] if reason == "git acts on it"} >= set(GIT_OF_THE_WORK)
+    now = tree(root)
+    assert (now[".git/config"], now[".git/HEAD"]) == ("[core]", "ref: z")
+    assert now.items() >= GIT_STATE.items()
+    assert not now.keys() & (GIT_OF_THE_WORK.keys() - {".git/config"})
+
+
+def test_a_git_folder_that_the_work_makes_a_file_or_removes_keeps_its_configuration(
+    root: Path, tmp_path: Path
+) -> None:
+    agent = with_git(root, tmp_path)
+    shutil.rmtree(agent / ".git")
+    (agent / ".git").write_text("gitdir: sub/deep")
+    take_over(root, packed(agent))
+    assert (root / ".git/config").read_text() == "[core]"
+
+
+def test_nothing_of_git_is_work_where_its_history_was_removed_for_the_agent(root: Path, tmp_path: Path) -> None:
+    agent = with_git(root, tmp_path)
+    (agent / "a.txt").write_text("A")
+    said, _ = take_over(root, packed(agent), git=False)
+    assert (said["changed"], said["deleted"], said["left_out"]) == (["a.txt"], [], [])
+    assert tree(root).items() >= GIT.items()
+    assert not tree(root).keys() & (GIT_OF_THE_WORK.keys() - GIT.keys())
 
 
 def test_protected_files_survive_their_folder(root: Path, tmp_path: Path) -> None:

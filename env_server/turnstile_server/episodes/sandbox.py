@@ -24,7 +24,7 @@ from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, Sand
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.tasks.workspace import prepare_for_agent
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class EpisodeSandbox:
         self._spec = spec
         self._backends = backends
         self._max_output_bytes = settings.agents.max_output_bytes
+        self._task_settings = settings.tasks
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
         self.network = NetworkLog(settings.egress.max_decisions)
         """What the episode reached by the network, the judging of its work included."""
@@ -91,7 +92,7 @@ class EpisodeSandbox:
                 "Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
         try:
-            await prepare_workspace(sandbox, task, backends.archive_of, self.network)
+            await prepare_for_agent(sandbox, task, backends.archive_of, self._task_settings, self.network)
         except FileProblem as error:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
         if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:

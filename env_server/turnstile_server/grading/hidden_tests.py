@@ -39,7 +39,7 @@ from turnstile_server.grading.verdict import (
     read_tests,
 )
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, User
-from turnstile_server.settings import GradingSettings
+from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import HiddenTests, Task
 
 TESTS = f"{PLACE}/tests"
@@ -81,13 +81,13 @@ class HiddenTestsGrader:
 
     def __init__(self, tools: GradingTools) -> None:
         self._copies = JudgedCopies(tools)
-        self._settings = tools.settings
+        self._tools = tools
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
         assert task.tests is not None  # else the task does not ask for this component
         return await self._copies.judged(
-            task, work, _HiddenTestsJudge(task, task.tests, self._copies, self._settings)
+            task, work, _HiddenTestsJudge(task, task.tests, self._copies, self._tools)
         )
 
 
@@ -96,16 +96,19 @@ class _HiddenTestsJudge:
 
     component = "tests"
 
-    def __init__(self, task: Task, tests: HiddenTests, copies: JudgedCopies, settings: GradingSettings) -> None:
+    def __init__(self, task: Task, tests: HiddenTests, copies: JudgedCopies, tools: GradingTools) -> None:
         self._task = task
         self._tests = tests
         self._copies = copies
-        self._settings = settings
+        self._settings = tools.settings
+        self._git_history_timeout_s = tools.tasks.git_history_timeout_s
         self.protected = tests.protected
 
     async def prepare(self, sandbox: Sandbox) -> None:
         if self._tests.runner != "command" and sandbox.python != IMAGE_PYTHON:
             await self._check_python(sandbox)
+        if self._task.git_history == "one_commit":  # else the work could read the solution while it is judged
+            await keep_one_commit(sandbox, self._task, self._git_history_timeout_s)
         if self._tests.runner == "command" and not await self._start_state(sandbox, "keep"):
             raise TaskFailed(
                 f"The files of task {self._task.id} cannot be copied beside it, which a `runner: command` needs."

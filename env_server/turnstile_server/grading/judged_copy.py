@@ -115,7 +115,7 @@ class JudgedCopies:
         async with self._sandbox(task) as sandbox:
             await self._prepare(sandbox, task, judge, log)
             attempt.with_work = True
-            diff = await self._apply_diff(sandbox, judge, archive)
+            diff = await self._apply_diff(sandbox, task, judge, archive)
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             sandbox.enter_phase(NetworkPhase.TESTS, log)
@@ -155,7 +155,7 @@ class JudgedCopies:
         except FileProblem as error:
             raise TaskFailed(f"The files of task {task.id} cannot be unpacked: {error.message}") from None
 
-    async def _apply_diff(self, sandbox: Sandbox, judge: CopyJudge, archive: bytes) -> DiffVerdict:
+    async def _apply_diff(self, sandbox: Sandbox, task: Task, judge: CopyJudge, archive: bytes) -> DiffVerdict:
         wrapped = await anyio.to_thread.run_sync(
             lambda: pack(None, self._task_settings, extra={"work.tar": archive})
         )
@@ -168,6 +168,8 @@ class JudgedCopies:
             "root": sandbox.workdir,
             "shared": SHARED,
             "protected": judge.protected,
+            # With a history that was made for the agent alone, every file of git differs.
+            "git": task.git_history == "keep",
             "max_changed": self._settings.max_changed_files,
             "max_shown": self._settings.max_shown,
         }

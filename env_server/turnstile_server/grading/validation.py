@@ -26,7 +26,7 @@ from turnstile_server.grading.world_validation import ProofParts, played, put_go
 from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
 from turnstile_server.tasks.model import Files, Gold, Task
 from turnstile_server.tasks.tarball import read_files
-from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.tasks.workspace import prepare_for_agent
 
 GOLD, NOTHING = "gold", "nothing"
 TESTS = ("tests", "swe")
@@ -168,7 +168,7 @@ class Validator:
         for name, each in golds.items():
             sandbox = await self._parts.provider.create(self._parts.spec_of(task))
             try:
-                await prepare_workspace(sandbox, task, self._parts.archive_of)
+                await prepare_for_agent(sandbox, task, self._parts.archive_of, self._parts.tasks)
                 if name == GOLD:
                     works[NOTHING] = Work(archive=await self._fetch(sandbox))
                     await self._search(sandbox, task, gold, found)

@@ -14,7 +14,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Files, Gold, Task
-from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.tasks.workspace import prepare_for_agent
 from turnstile_server.tasks.world_source import task_of_episode
 from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 
@@ -48,7 +48,7 @@ async def played(task: Task, parts: ProofParts, *, solve: bool) -> tuple[Task, W
         task = task_of_episode(task, start, parts.tasks)
         if task.needs_sandbox:
             sandbox = await parts.provider.create(parts.spec_of(task))
-            await prepare_workspace(sandbox, task, parts.archive_of)
+            await prepare_for_agent(sandbox, task, parts.archive_of, parts.tasks)
         answer = await _solved(world, sandbox, task, parts) if solve else None
         archive = None
         if sandbox is not None:

@@ -109,6 +109,9 @@ class TaskSettings(Section):
         64, ge=1, description="Tasks of row sources kept in memory; others are read again when they are used."
     )
     max_class_tasks: int = Field(10_000, ge=1, description="Tasks of one Python class (a world), at most.")
+    git_history_timeout_s: float = Field(
+        120.0, gt=0, description="Time to replace the repositories of a work folder by one commit each."
+    )
 
 
 class AgentSettings(Section):

@@ -11,7 +11,8 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import TaskFailed, Unprocessable
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox, SandboxLimits, SandboxSpec
-from turnstile_server.settings import EgressSettings, SandboxSettings
+from turnstile_server.settings import EgressSettings, SandboxSettings, TaskSettings
+from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import Files, SandboxWish, Task
 from turnstile_server.tasks.network import network_policy
 
@@ -62,6 +63,20 @@ def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish
                 f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
             )
     return wish
+
+
+async def prepare_for_agent(
+    sandbox: Sandbox,
+    task: Task,
+    archive_of: Callable[[Files], bytes],
+    settings: TaskSettings,
+    log: NetworkLog | None = None,
+) -> None:
+    """``prepare_workspace`` for a sandbox in which an agent will work: what the task hides from agents is removed.
+    Raises as that does, and FileProblem."""
+    await prepare_workspace(sandbox, task, archive_of, log)
+    if task.git_history == "one_commit":
+        await keep_one_commit(sandbox, task, settings.git_history_timeout_s)
 
 
 async def prepare_workspace(

@@ -1,14 +1,15 @@
 """Applies what an agent changed to a clean copy of its task. Runs inside the grading sandbox, before any test.
 
 Reads a JSON object from stdin: ``work`` (tar of the agent's work folder), ``root`` (the clean work folder),
-``shared`` (a folder to make, open to all), ``protected`` (globs), ``max_changed``, ``max_shown``. Writes one JSON
+``shared`` (a folder to make, open to all), ``protected`` (globs), ``git`` (whether the state of git's own folders
+is work; else they stay as they are, and nothing is said of them), ``max_changed``, ``max_shown``. Writes one JSON
 object to stdout: what was added, changed and deleted, what was left out and why; or ``refused``, a sentence, and
 exit status 3.
 
 What must hold: the archive is only read, member by member; nothing of it is unpacked by its own names, followed
 as a link, or run. Only regular files, folders and links that stay in the work folder are taken over. Names that
-Python or pytest act on by themselves (``acts_at_import``), and paths that the task protects, stay as they are in
-the clean copy.
+Python or pytest act on by themselves (``acts_at_import``), what git acts on (``acts_in_git``), and paths that the
+task protects, stay as they are in the clean copy.
 
 Python 3.9 or later, standard library only.
 """
@@ -27,6 +28,10 @@ REFUSED = 3
 LEFT_OUT_NAMES = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "__pycache__")
 LEFT_OUT_STEMS = ("sitecustomize", "usercustomize")
 LEFT_OUT_SUFFIXES = (".pth", ".pyc", ".pyo")
+GIT = ".git"
+GIT_ACTS = ("hooks", "config", "config.worktree", "commondir")
+"""In a folder of git: what runs programs, and what leads to other folders with such files."""
+GIT_NESTED = ("modules", "worktrees")
 KINDS = ("added", "changed", "deleted")
 CHUNK = 1 << 16
 SHOWN_PATH = 200
@@ -61,6 +66,21 @@ def acts_at_import(path: str) -> bool:
         if part in LEFT_OUT_NAMES or part.split(".")[0] in LEFT_OUT_STEMS or part.endswith(LEFT_OUT_SUFFIXES):
             return True
     return False
+
+
+def acts_in_git(path: str, entry: DiffEntry | None) -> bool:
+    """Whether git runs what the file says, or is led by it to another folder that says so."""
+    parts = path.split("/")
+    if GIT not in parts:
+        return False
+    rest = parts[parts.index(GIT) + 1 :]
+    if not rest:
+        return entry is not None and entry.kind != FOLDER
+    return rest[0] in GIT_ACTS or (rest[0] in GIT_NESTED and any(part in GIT_ACTS for part in rest))
+
+
+def without_git(entries: dict[str, DiffEntry]) -> dict[str, DiffEntry]:
+    return {path: entry for path, entry in entries.items() if GIT not in path.split("/")}
 
 
 def is_protected(path: str, globs: list[str]) -> bool:
@@ -204,6 +224,8 @@ def compare(
             continue
         if acts_at_import(path):
             leave_out(report, path, "acts at import")
+        elif acts_in_git(path, theirs):
+            leave_out(report, path, "git acts on it")
         elif is_protected(path, limits.protected):
             # A repository's own files change with every command of git; who protects them needs no list of them.
             if ".git" not in path.split("/"):
@@ -322,6 +344,8 @@ def main() -> int:
         # "r:" is an archive as it is: nothing is decompressed.
         with tarfile.open(config["work"], "r:", errors="surrogateescape") as archive:
             base, work = scan(root), read_work(archive, report)
+            if not config["git"]:
+                base, work = without_git(base), without_git(work)
             compare(base, work, archive, root, limits, report)
             apply(base, work, archive, root, report)
         open_to_tests(root)
