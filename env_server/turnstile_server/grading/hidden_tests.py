@@ -16,7 +16,7 @@ from posixpath import dirname
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, TaskFailed
-from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
+from turnstile_server.grading.judged_copy import RESULT_BYTES, CopyJudge, JudgedCopies
 from turnstile_server.grading.programs import (
     AS_WORK,
     HIDDEN,
@@ -30,6 +30,7 @@ from turnstile_server.grading.programs import (
     python_of,
 )
 from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.repository_tests import RepositoryJudge
 from turnstile_server.grading.verdict import (
     CANNOT_RUN,
     DiffVerdict,
@@ -86,9 +87,12 @@ class HiddenTestsGrader:
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
         assert task.tests is not None  # else the task does not ask for this component
-        return await self._copies.judged(
-            task, work, _HiddenTestsJudge(task, task.tests, self._copies, self._tools)
-        )
+        judge: CopyJudge
+        if task.tests.runner == "repository":
+            judge = await RepositoryJudge.of(task, task.tests, self._copies, self._tools)
+        else:
+            judge = _HiddenTestsJudge(task, task.tests, self._copies, self._tools)
+        return await self._copies.judged(task, work, judge)
 
 
 class _HiddenTestsJudge:

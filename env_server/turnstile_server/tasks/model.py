@@ -28,6 +28,7 @@ from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, nam
 from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.swe import SweTests
 from turnstile_server.worlds.definition import WorldDefinition
@@ -88,9 +89,10 @@ class HiddenTests(TaskPart):
     """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
 
     files: Files
-    runner: Literal["unittest", "pytest", "command"] = Field(
+    runner: Literal["unittest", "pytest", "command", "repository"] = Field(
         "unittest",
-        description="`unittest` and `pytest` report by id; `command` passes by exit status 0 of `command`.",
+        description="`unittest` and `pytest` report by id; `command` passes by exit status 0 of `command`; "
+        "`repository` runs files of the work folder with the repository's own pytest.",
     )
     expected: tuple[str, ...] = Field(
         (), description="Ids that must pass: `module.Class.test` (unittest), `file.py::Class::test` (pytest)."
@@ -109,6 +111,15 @@ class HiddenTests(TaskPart):
     protected: tuple[str, ...] = Field(
         (), description="Paths (globs) of the work folder whose changes are left out of the diff."
     )
+    repository: RepositoryRun = Field(RepositoryRun(), description="More of `runner: repository`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trusts_the_work(cls, fields: object) -> object:
+        """A repository's suite runs the work in its own process: there is no other way."""
+        if isinstance(fields, dict) and fields.get("runner") == "repository":
+            return {"trust": "in_process", **fields}
+        return fields
 
     @field_validator("import_paths")
     @classmethod
@@ -133,6 +144,8 @@ class HiddenTests(TaskPart):
             raise ValueError(f"runner: {self.runner} has no `command`")
         if not self.expected:
             raise ValueError(f"runner: {self.runner} needs `expected`, the ids that must pass")
+        if self.runner == "repository":
+            return self  # the next check's
         if len(set(self.expected)) != len(self.expected):
             raise ValueError("`expected` names an id twice")
         shape = UNITTEST_ID if self.runner == "unittest" else PYTEST_ID
@@ -140,6 +153,18 @@ class HiddenTests(TaskPart):
             if not shape.fullmatch(test):
                 example = "`module.Class.test`" if self.runner == "unittest" else "`file.py::Class::test`"
                 raise ValueError(f"expected id {test!r} does not look like {example}")
+        return self
+
+    @model_validator(mode="after")
+    def _complete_repository(self) -> Self:
+        if self.runner == "repository":
+            if self.trust != "in_process":
+                raise ValueError("runner: repository runs the work in the suite's process: `trust: in_process`")
+            check_ids(self.expected, "expected")
+            if both := set(self.expected) & set(self.repository.keep):
+                raise ValueError(f"{min(both)!r} is in `expected` and in `repository.keep`")
+        elif self.repository != RepositoryRun():
+            raise ValueError("`repository` is for runner: repository")
         return self
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 CODE = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property, type)
@@ -49,18 +50,22 @@ class TamperCheck:
 
     def broken(self) -> str | None:
         """What has changed, as a sentence; None: nothing."""
+        return next((sentence for sentence, _ in self.changes()), None)
+
+    def changes(self) -> Iterator[tuple[str, Any]]:
+        """Everything that has changed: a sentence, and what is there now."""
         for owner, names, name, value, code in self._seen:
-            if names.get(name) is not value:
-                return f"{owner}.{name} was replaced"
-            if code is not None and function_of(value).__code__ is not code:
-                return f"{owner}.{name} was rewritten"
+            now = names.get(name)
+            if now is not value:
+                yield f"{owner}.{name} was replaced", now
+            elif code is not None and function_of(value).__code__ is not code:
+                yield f"{owner}.{name} was rewritten", now
         for owner, names, known, is_class in self._names:
             if len(names) == len(known):
                 continue
             for name in frozenset(names) - known:
                 if (is_class and isinstance(names[name], CODE)) or (not is_class and name in BUILTINS):
-                    return f"{owner}.{name} was added"
-        return None
+                    yield f"{owner}.{name} was added", names[name]
 
 
 BUILTINS = frozenset(vars(builtins))
