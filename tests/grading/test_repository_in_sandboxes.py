@@ -48,7 +48,7 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return found
 
 
-def ledger(**changes: Any) -> Task:
+def ledger(*, in_the_work: bool = False, **changes: Any) -> Task:
     tests = {
         "files": {"inline": {"tests/support/checks.py": LEDGER["tests/support/checks.py"]}},
         "runner": "repository",
@@ -56,9 +56,9 @@ def ledger(**changes: Any) -> Task:
         "repository": {"keep": LEDGER_KEEP, "python": f"{PLACE}/bin/python"},
         **changes,
     }
-    return Task.model_validate(
-        {"id": "ledger", "instruction": "Mend it.", "base": {"inline": LEDGER}, "tests": tests}
-    )
+    own = "mkdir -p .venv/bin && cp -P {0}/bin/python .venv/bin && cp {0}/pyvenv.cfg .venv && ln -s {0}/lib .venv"
+    task = {"id": "ledger", "instruction": "Mend it.", "base": {"inline": LEDGER}, "tests": tests}
+    return Task.model_validate({**task, "setup": [own.format(PLACE)] if in_the_work else []})
 
 
 async def judged(provider: Watched, testbeds: Mapping[str, Path], task: Task, files: Mapping[str, str]) -> Grade:
@@ -88,6 +88,7 @@ async def test_right_work_scores_1_and_wrong_work_0(provider: Watched, testbeds:
     [
         ({"repository": {"python": "/opt/none/bin/python"}}, "there is no interpreter"),
         ({"repository": {"python": f"{PLACE}/bin/bare"}}, "cannot import pytest"),
+        ({"repository": {"python": "/workspace/.venv/bin/python"}}, "lies in the work folder"),
         ({"expected": ["tests/test_none.py::test_a"]}, "neither the repository nor the hidden tests"),
     ],
 )
@@ -100,7 +101,7 @@ async def test_a_suite_that_cannot_run_is_the_tasks_fault(
         bare.chmod(0o755)
     changes = {**changes, "repository": {"python": f"{PLACE}/bin/python", **changes.get("repository", {})}}
     with pytest.raises(TaskFailed, match=said):
-        await judged(provider, testbeds, ledger(**changes), {})
+        await judged(provider, testbeds, ledger(in_the_work=True, **changes), {})
 
 
 def test_the_catalog_and_the_commands_say_that_it_trusts_the_work(tmp_path: Path) -> None:

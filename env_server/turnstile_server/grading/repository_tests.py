@@ -32,7 +32,12 @@ RUNNER_GRACE_S = 30.0
 """The runner ends the suite in time by itself; it gets this much more to start and to report."""
 PROBE_S = 60.0
 _NEEDS = (3, 9)
-_PROBE = "import json, sys, pytest; print(json.dumps([list(sys.version_info[:2]), pytest.__version__]))"
+_PROBE = """
+import json, os, sys
+import pytest
+places = (sys.executable, sys.prefix, sys.base_prefix)
+print(json.dumps({"version": sys.version_info[:2], "places": [os.path.realpath(place) for place in places]}))
+"""
 
 
 class RepositoryJudge:
@@ -75,9 +80,12 @@ class RepositoryJudge:
         if result.exit_code != 0:
             tail = result.stderr[-MAX_TEXT:].decode(errors="replace").strip().splitlines()
             raise self._fault(f"{self._run.python} cannot import pytest: {tail[-1] if tail else 'no message'}")
-        version, _ = json.loads(result.stdout)
-        if tuple(version) < _NEEDS:
-            raise self._fault(f"{self._run.python} is Python {version[0]}.{version[1]}; 3.9 or later is needed")
+        said = json.loads(result.stdout)
+        if tuple(said["version"]) < _NEEDS:
+            found = ".".join(map(str, said["version"]))
+            raise self._fault(f"{self._run.python} is Python {found}; 3.9 or later is needed")
+        if any(f"{place}/".startswith(f"{sandbox.workdir}/") for place in said["places"]):
+            raise self._fault(f"{self._run.python} lies in the work folder, so the work could replace it")
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
         verdict = await self._verdict(sandbox)
