@@ -26,20 +26,27 @@ def _make(kind: str, run_dir: Path) -> SandboxProvider:
 
 
 CHEATS = ("test_boundary_cheats.py", "test_further_cheats.py", "test_shipped_cheats.py", "test_text_cheats.py")
+REWARD_ATTACKS = "test_reward_attacks.py"
 SANDBOX_KINDS = ("local-one-uid", "local", "docker")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whether a cheat succeeds hardly depends on the kind of sandbox. So every run plays each of the slow ones in
-    one kind, which follows from its name, and ``make cheats`` plays all in every kind."""
+    one kind, which follows from its name, and ``make cheats`` plays all in every kind. Attacks on the reward need
+    an agent's sandbox too, which is dear in Docker: there only the quick ones are played by every run."""
     for item in items:
         test, _, parameters = item.name.partition("[")
         kind = next((kind for kind in SANDBOX_KINDS if parameters.startswith(kind)), None)
-        if item.path.name not in CHEATS or kind is None:
+        if item.path.name not in (*CHEATS, REWARD_ATTACKS) or kind is None:
             continue
         cheat = test + parameters.removeprefix(kind)
-        slow = item.get_closest_marker("slow") is not None or kind == "docker"
-        if slow and SANDBOX_KINDS[crc32(cheat.encode()) % len(SANDBOX_KINDS)] != kind:
+        slow = item.get_closest_marker("slow") is not None
+        kinds = SANDBOX_KINDS
+        if item.path.name == REWARD_ATTACKS:
+            kinds = SANDBOX_KINDS[:2]
+        elif kind == "docker":
+            slow = True
+        if slow and kinds[crc32(cheat.encode()) % len(kinds)] != kind:
             item.add_marker(pytest.mark.cheats)
 
 

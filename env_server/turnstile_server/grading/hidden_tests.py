@@ -54,6 +54,12 @@ _IS_THERE = f"import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else {
 OLDEST_PYTHON = (3, 9)
 """That runs the hidden tests' runner (``inside/run_tests.py``)."""
 _CAN_TEST = f"import sys; print('%d.%d' % sys.version_info[:2]); sys.exit(sys.version_info < {OLDEST_PYTHON})"
+_IS_APART = f"""
+import os, sys
+parts = (sys.executable, sys.prefix, sys.base_prefix, os.__file__)
+sys.exit({_NOT_THERE} if any(os.path.realpath(part).startswith(os.getcwd() + "/") for part in parts) else 0)
+"""
+"""Whether the Python that judges has none of its parts in the work folder."""
 RUNNER_GRACE_S = 30.0
 """The runner ends its tests in time by itself; it gets this much more to start and to report."""
 PROBE_S = 30.0
@@ -111,11 +117,22 @@ class _HiddenTestsJudge:
     async def prepare(self, sandbox: Sandbox) -> None:
         if self._tests.runner != "command" and sandbox.python != IMAGE_PYTHON:
             await self._check_python(sandbox)
+        if self._tests.runner != "command" or sandbox.python == IMAGE_PYTHON:
+            await self._check_apart(sandbox)
         if self._task.git_history == "one_commit":  # else the work could read the solution while it is judged
             await keep_one_commit(sandbox, self._task, self._git_history_timeout_s)
         if self._tests.runner == "command" and not await self._start_state(sandbox, "keep"):
             raise TaskFailed(
                 f"The files of task {self._task.id} cannot be copied beside it, which a `runner: command` needs."
+            )
+
+    async def _check_apart(self, sandbox: Sandbox) -> None:
+        """The image's Python, where it runs what judges, is no part of the work."""
+        probe = Command((*IMAGE_TESTS, "-c", _IS_APART), user=User.TESTS, timeout_s=PROBE_S)
+        if (await sandbox.exec(probe)).exit_code in (*CANNOT_RUN, _NOT_THERE):
+            raise TaskFailed(
+                f"The image of task {self._task.id} has no python3 outside of the work folder, which grading by "
+                "tests needs: one in the work folder could be replaced by the work."
             )
 
     async def _check_python(self, sandbox: Sandbox) -> None:

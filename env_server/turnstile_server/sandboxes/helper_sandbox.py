@@ -23,6 +23,7 @@ from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
 from turnstile_server.sandboxes.link import SandboxLink
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, WORKDIR, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.search_path import search_path
 from turnstile_server.settings import SandboxSettings
 
 FORWARD_PORT, NETWORK_PORT = 8001, 8002
@@ -272,8 +273,22 @@ class HelperSandbox:
                 await self._link.close()
 
     def _header(self, command: Command) -> dict[str, Any]:
-        network = self._link.network
-        return _run(command, {} if network is None else network.environment(self._network_port))
+        layout, network = self._layout, self._link.network
+        path = search_path(layout.path, layout.workdir, command.user)
+        header = {
+            "op": "run",
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "env": {**({} if path == layout.path else {"PATH": path}), **command.env},
+            "user": command.user,
+            "timeout_s": command.timeout_s,
+            "max_output": command.max_output_bytes,
+        }
+        if network is not None and (proxy := network.environment(self._network_port)):
+            header["network"] = dict(proxy)
+        if command.launches is not None:
+            header["launches"] = command.launches
+        return header if command.on_line is None else {**header, "line_s": command.line_s}
 
     def _reply_timeout(self, timeout_s: float | None) -> float | None:
         """How long the helper may take to reply to a command that may run for ``timeout_s``."""
@@ -344,23 +359,6 @@ class _FailedStart:
 
     async def kill(self) -> None:
         return
-
-
-def _run(command: Command, network: Mapping[str, str]) -> dict[str, Any]:
-    header = {
-        "op": "run",
-        "argv": list(command.argv),
-        "cwd": command.cwd,
-        "env": dict(command.env),
-        "user": command.user,
-        "timeout_s": command.timeout_s,
-        "max_output": command.max_output_bytes,
-    }
-    if network:
-        header["network"] = dict(network)
-    if command.launches is not None:
-        header["launches"] = command.launches
-    return header if command.on_line is None else {**header, "line_s": command.line_s}
 
 
 def _result(reply: HelperReply) -> ExecResult:

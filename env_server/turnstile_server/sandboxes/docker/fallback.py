@@ -20,6 +20,7 @@ from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import ExecProcess, wrapped
 from turnstile_server.sandboxes.helper_sandbox import Layout
 from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.search_path import search_path
 from turnstile_server.settings import SandboxSettings
 
 
@@ -142,7 +143,7 @@ class ExecSandbox:
         if self._destroying is not None:
             raise SandboxFailed.of(SandboxDeath.OUTSIDE, "the sandbox was destroyed")
         env = {
-            "PATH": self._layout.path,
+            "PATH": search_path(self._layout.path, self.workdir, command.user),
             "HOME": HOMES[command.user],
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
