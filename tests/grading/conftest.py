@@ -11,6 +11,7 @@ from zlib import crc32
 
 import pytest
 from grading_support import NO_AGENTS, SANDBOXES, Watched
+from reward_attacks.attack import RewardAttack
 
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
@@ -43,7 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slow = item.get_closest_marker("slow") is not None
         kinds = SANDBOX_KINDS
         if item.path.name == REWARD_ATTACKS:
-            kinds = SANDBOX_KINDS[:2]
+            assert isinstance(item, pytest.Function)
+            attack = item.callspec.params.get("attack")
+            # git asks whose a folder is, so a single uid is the harder case.
+            kinds = (
+                SANDBOX_KINDS[:1] if isinstance(attack, RewardAttack) and attack.needs_git else SANDBOX_KINDS[:2]
+            )
         elif kind == "docker":
             slow = True
         if slow and kinds[crc32(cheat.encode()) % len(kinds)] != kind:

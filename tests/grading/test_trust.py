@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from turnstile.cli.app import app
 from turnstile_server.control.catalog import task_info
 from turnstile_server.errors import TaskFailed
-from turnstile_server.grading.inside.run_tests import TestReports, outcome
 from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.tasks.model import HiddenTests
@@ -66,6 +65,8 @@ def test_a_command_of_the_tests_does_not(command: list[str]) -> None:
         ("check.py", "import importlib\nimportlib.import_module('json')\n", 0),
         ("check.sh", "cd x\nsh rotate.sh a 2 || exit 1\n", 2),
         ("check.sh", "out=$(python3 main.py)\n", 1),
+        ("check.sh", "git diff --quiet || exit 1\n", 1),
+        ("check.sh", '"$AS_WORK" git diff --quiet\n', 0),
         ("check.sh", "if ./solve; then exit 0; fi\n", 1),
         ("check.py", "from turnstile_tests import run\nrun(['./solve'])\n", 0),
         ("check.sh", '"$AS_WORK" sh rotate.sh a 2 || exit 1\n', 0),
@@ -103,25 +104,6 @@ async def test_an_image_without_the_helper_says_that_such_tests_need_the_word(
     with pytest.raises(TaskFailed, match="trust: in_process"):
         await grader(provider).grade(the_task(), fixed)
     assert (await grader(provider).grade(the_task(tests={"trust": "in_process"}), fixed)).reward == 1.0
-
-
-@pytest.mark.parametrize(
-    ("statuses", "counted"),
-    [
-        (["failed", "failed"], True),
-        (["failed", "passed"], False),
-        (["failed"], False),
-        (["skipped", "failed"], False),
-    ],
-)
-def test_a_canary_that_passes_or_is_missing_makes_every_test_of_its_file_tampered(
-    statuses: list[str], counted: bool
-) -> None:
-    reports = TestReports()
-    reports.done = True
-    reports.canaries = ["one", "two"]
-    reports.tests = {"t": ["passed", ""], **{n: [s, ""] for n, s in zip(reports.canaries, statuses, strict=False)}}
-    assert outcome("t", reports)[0] == ("passed" if counted else "tampered")
 
 
 def test_the_commands_and_the_catalog_say_which_tasks_trust_the_work(tmp_path: Path) -> None:

@@ -78,9 +78,17 @@ def folder_of(tests: HiddenTests) -> str:
 
 def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
     """Of a command that judges work that runs apart. Its Python takes modules from the tests' folders, not from
-    the work folder, in which it is started (``PYTHONSAFEPATH``; Python 3.11 and newer)."""
+    the work folder, in which it is started (``PYTHONSAFEPATH``; Python 3.11 and newer). Its git runs no program
+    that the configuration of the work's repository names: it refuses the folder as another user's, which it is not
+    by its uid where all users have one."""
     folders = dict.fromkeys([*(dirname(part) for part in argv if part.startswith(f"{folder}/")), folder, MODULES])
-    return {"AS_WORK": AS_WORK, "PYTHONPATH": ":".join(folders), "PYTHONSAFEPATH": "1", "TMPDIR": SHARED}
+    return {
+        "AS_WORK": AS_WORK,
+        "GIT_TEST_ASSUME_DIFFERENT_OWNER": "1",
+        "PYTHONPATH": ":".join(folders),
+        "PYTHONSAFEPATH": "1",
+        "TMPDIR": SHARED,
+    }
 
 
 class HiddenTestsGrader:

@@ -23,7 +23,7 @@ _BRINGING = (ast.Call, ast.Assign, ast.AugAssign)
 _BUILTINS = frozenset(("exec", "eval", "__import__"))
 _BEFORE = r"(?:^|[;&|({!`]|\b(?:if|then|elif|else|do|while|until|exec|env|time|timeout\s+\S+)\b)\s*"
 _STARTED = re.compile(
-    _BEFORE + r"(?P<what>(?:ba|da|z)?sh|python[\d.]*|node|perl|ruby|make|\./\S+|\"?\$\{?PWD\}?/\S+)(?=\s|$)"
+    _BEFORE + r"(?P<what>(?:ba|da|z)?sh|python[\d.]*|node|perl|ruby|make|git|\./\S+|\"?\$\{?PWD\}?/\S+)(?=\s|$)"
 )
 _OWN = re.compile(r"\{tests\}|\$0|\$\{0|dirname|\s-c\s")
 """A line that starts a file of the tests, or text of its own."""

@@ -90,14 +90,12 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Hid
     if said["faults"] and result.exit_code == FAULTY:
         return HiddenTestsVerdict(False, fault="; ".join(said["faults"])[:MAX_TEXT])
     clean = not said["faults"] and not said["failed"] and result.exit_code == 0
-    passed = clean and set(said["passed"]) == set(expected)
+    passed = clean and sorted(said["passed"]) == sorted(expected)
     failed = [
         {"id": test, "status": status, "message": message.strip()} for test, status, message in said["failed"]
     ]
-    output = said["output"][-MAX_TEXT:]
-    return HiddenTestsVerdict(
-        passed, detail={**detail, "passed": len(said["passed"]), "failed": failed, "output": output}
-    )
+    shown = {"failed": failed, "slowest": said["slowest"], "output": said["output"][-MAX_TEXT:]}
+    return HiddenTestsVerdict(passed, detail={**detail, "passed": len(said["passed"]), **shown})
 
 
 def read_command(result: ExecResult) -> HiddenTestsVerdict:

@@ -16,7 +16,7 @@ FAKE_PYTHON = '#!/bin/sh\nexec /usr/bin/python3 -I -c "\n' + FAKE_PYTEST.replace
 LEFT_OUT = "Left out of the diff by its name; the runner reads none either."
 NO_SITE = "The judge's Python starts with `-I -S`, and the home of the agent stays in the agent's sandbox."
 LAST_ON_PATH = "The standard library and the image's packages come before the work on the import path."
-SHELL = "No shell stands between the server and the judge; the agent's home does not come along."
+SHELL = "No login shell stands between the server and the judge; the agent's home does not come along."
 
 ATTACKS = (
     RewardAttack(

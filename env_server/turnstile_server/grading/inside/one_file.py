@@ -31,7 +31,7 @@ from . import launch
 from .boundary.importer import WorkImporter, names_of
 from .boundary.work_process import WorkProcess
 from .precautions import refuse_programs, refuse_proxies_as_sets, share_temporary_files
-from .reports import MESSAGE, PytestReports, Send, described, result_class, sender
+from .reports import PytestReports, Reporter, described, result_class, sender
 from .tamper import TamperCheck, watch_over
 
 FOR_TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "for_tests")
@@ -42,9 +42,9 @@ class TestRun:
 
     __test__ = False
 
-    def __init__(self, config: dict[str, Any], send: Send, work: WorkProcess | None) -> None:
+    def __init__(self, config: dict[str, Any], reporter: Reporter, work: WorkProcess | None) -> None:
         self.config = config
-        self.send = send
+        self.reporter = reporter
         self.work = work
         self.watch = TamperCheck()
 
@@ -91,14 +91,14 @@ class Canary(unittest.TestCase):
 
 def run_unittest(run: TestRun) -> None:
     config = run.config
-    kind = result_class(run.send, run.broken, run.kept)
+    kind = result_class(run.reporter, run.broken, run.kept)
     result = kind()
     watch_over(run.watch, "unittest")
     run.watch.add_class(kind)
     module = load(config["name"], config["path"])
     replaced = run.broken()
     if replaced is not None:
-        run.send({"note": "on import, " + replaced})
+        run.reporter.note("on import, " + replaced)
         return
     tests: list[unittest.TestCase] = []
     for test in config["expected"]:
@@ -107,8 +107,9 @@ def run_unittest(run: TestRun) -> None:
         if isinstance(case, type) and issubclass(case, unittest.TestCase) and hasattr(case, method):
             tests.append(case(method))
     first, *rest = (Canary(name, run.canary(name)) for name in config["canaries"])
-    suite = unittest.TestSuite([first, *tests, *rest])
-    suite.run(result)
+    cases = [first, *tests, *rest]
+    run.reporter.plan([case.id() for case in cases])
+    unittest.TestSuite(cases).run(result)
 
 
 def load(name: str, path: str) -> types.ModuleType:
@@ -133,7 +134,7 @@ def run_pytest(run: TestRun, pytest: Any) -> None:
         watch_over(run.watch, "_pytest", "pluggy", "unittest")
 
     pytest.main(
-        [*options, config["path"]], plugins=[PytestReports(run.send, run.broken, run.kept, on_start, canaries)]
+        [*options, config["path"]], plugins=[PytestReports(run.reporter, run.broken, run.kept, on_start, canaries)]
     )
 
 
@@ -184,10 +185,11 @@ def prepare_boundary(config: dict[str, Any], pytest: Any) -> WorkProcess:
 
 
 def main() -> int:
-    config = json.load(sys.stdin)
+    config = json.loads(sys.stdin.buffer.readline())
+    answers = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(config["report"], False)
-    send = sender(config["report"], bytes.fromhex(config.pop("key")))
+    reporter = Reporter(sender(config["report"], bytes.fromhex(config.pop("key"))), answers)
     end = os._exit
     sys.argv = [""]
     pytest = import_pytest(config["site"]) if config["runner"] == "pytest" else None
@@ -198,14 +200,14 @@ def main() -> int:
             work = prepare_boundary(config, pytest)
         else:
             sys.path += config["work_paths"]
-        run = TestRun(config, send, work)
+        run = TestRun(config, reporter, work)
         if pytest is None:
             run_unittest(run)
         else:
             run_pytest(run, pytest)
     except BaseException as error:  # noqa: BLE001 - whatever the work raises on import is its own failure
-        send({"note": described(type(error), error)[-MESSAGE:]})
-    send({"done": True})
+        reporter.note(described(type(error), error))
+    reporter.done()
     sys.stdout.flush()
     sys.stderr.flush()
     if work is not None:

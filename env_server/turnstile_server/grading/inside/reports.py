@@ -1,4 +1,4 @@
-"""What a process that runs tests reports: one signed line for each test, by unittest and by pytest.
+"""What a process that runs tests reports, by unittest and by pytest: its plan, each beginning, each result.
 
 Python 3.9 or later, standard library only; pytest where the image has it.
 """
@@ -33,50 +33,97 @@ def sender(descriptor: int, key: bytes) -> Send:
     return send
 
 
+class Reporter:
+    """Tells the runner of the tests. A beginning is answered by a word, which the result gives back (``ledger``).
+    ``answers``: where the runner's words come from."""
+
+    def __init__(self, send: Send, answers: int) -> None:
+        self._send = send
+        self._answers = answers
+        self._read = os.read
+        self._word = ""
+        self._ended = 0
+
+    def plan(self, tests: list[str]) -> None:
+        self._send({"plan": tests})
+
+    def begin(self, test: str) -> None:
+        self._send({"begin": test})
+        word = b""
+        while not word.endswith(b"\n"):
+            part = self._read(self._answers, 64)
+            if not part:
+                raise EOFError("the runner of the tests is gone")
+            word += part
+        self._word = word.decode().strip()
+
+    def end(self, test: str, status: str, message: str) -> None:
+        word, self._word = self._word, ""
+        self._ended += 1
+        self._send({"test": test, "status": status, "message": message[-MESSAGE:], "word": word})
+
+    def note(self, text: str) -> None:
+        self._send({"note": text[-MESSAGE:]})
+
+    def done(self) -> None:
+        self._send({"done": self._ended})
+
+
 def described(kind: Any, error: Any) -> str:
     """The last line or lines of a traceback."""
     return "".join(traceback.format_exception_only(kind, error))[-MESSAGE:]
 
 
-def result_class(send: Send, broken: Broken, kept: Broken) -> type[unittest.TestResult]:
-    """A result that reports each test as it ends."""
+def result_class(reporter: Reporter, broken: Broken, kept: Broken) -> type[unittest.TestResult]:
+    """A result that reports each test as it begins and as it ends: of all that was said of it, the worst."""
 
     class Result(unittest.TestResult):
-        def _tell(self, test: Any, status: str, error: Any = None) -> None:
-            replaced = broken()
+        _said: tuple[str, str] | None = None
+
+        def startTest(self, test: unittest.TestCase) -> None:
+            super().startTest(test)
+            self._said = None
+            reporter.begin(test.id())
+
+        def stopTest(self, test: unittest.TestCase) -> None:
+            super().stopTest(test)
+            status, message = self._said or ("not run", "")
+            # Only now: what a test replaced for its time is back in place.
+            replaced, swallowed = broken(), kept()
             if replaced is not None:
-                send({"test": test.id(), "status": "tampered", "message": replaced})
-                return
-            swallowed = kept()
-            if swallowed is not None and status == "passed":
-                send({"test": test.id(), "status": "failed", "message": swallowed[-MESSAGE:]})
-                return
-            send({"test": test.id(), "status": status, "message": "" if error is None else described(*error[:2])})
+                status, message = "tampered", replaced
+            elif swallowed is not None and status == "passed":
+                status, message = "failed", swallowed
+            reporter.end(test.id(), status, message)
+
+        def _tell(self, status: str, error: Any = None) -> None:
+            if self._said is None or self._said[0] == "passed":
+                self._said = (status, "" if error is None else described(*error[:2]))
 
         def addSuccess(self, test: unittest.TestCase) -> None:
-            self._tell(test, "passed")
+            self._tell("passed")
 
         def addFailure(self, test: unittest.TestCase, err: Any) -> None:
-            self._tell(test, "failed", err)
+            self._tell("failed", err)
 
         def addError(self, test: unittest.TestCase, err: Any) -> None:
             if isinstance(test, unittest.TestCase):
-                self._tell(test, "error", err)
+                self._tell("error", err)
             else:
-                send({"note": f"{test.id()}: {described(*err[:2])}"[-MESSAGE:]})
+                reporter.note(f"{test.id()}: {described(*err[:2])}")
 
         def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-            self._tell(test, "skipped")
+            self._tell("skipped")
 
         def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
-            self._tell(test, "failed as expected")
+            self._tell("failed as expected")
 
         def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-            self._tell(test, "passed unexpectedly")
+            self._tell("passed unexpectedly")
 
         def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
             if err is not None:
-                self._tell(test, "failed", err)
+                self._tell("failed", err)
 
     return Result
 
@@ -87,13 +134,13 @@ class PytestReports:
 
     def __init__(
         self,
-        send: Send,
+        reporter: Reporter,
         broken: Broken,
         kept: Broken,
         on_start: Callable[[], None],
         canaries: dict[str, Callable[[], None]],
     ) -> None:
-        self._send = send
+        self._reporter = reporter
         self._broken = broken
         self._kept = kept
         self._on_start = on_start
@@ -115,9 +162,15 @@ class PytestReports:
             canary = kind.from_parent(parent, name=name, callobj=check)
             items.insert(len(items) if position else len(items) // 2, canary)
 
+    def pytest_collection_finish(self, session: Any) -> None:
+        self._reporter.plan([item.nodeid for item in session.items])
+
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._send({"note": str(report.longrepr)[-MESSAGE:]})
+            self._reporter.note(str(report.longrepr))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._reporter.begin(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         test = report.nodeid
@@ -137,5 +190,5 @@ class PytestReports:
             if replaced is not None:
                 status, message = "tampered", replaced
             elif swallowed is not None and status == "passed":
-                status, message = "failed", swallowed[-MESSAGE:]
-            self._send({"test": test, "status": status, "message": message})
+                status, message = "failed", swallowed
+            self._reporter.end(test, status, message)

@@ -8,8 +8,9 @@ test. Exit status 0: all passed; 1: not all; 3: the tests themselves cannot run,
 What must hold:
 - This process imports nothing but the standard library, so nothing of the work runs in it.
 - A test passed when its process said so on its own pipe, in lines keyed with a key it got before it imported
-  anything of the work, then said that it was done, and exited 0; and when in the same process the canaries, tests
-  that must fail, were reported as failed. What tests print is kept to be shown, never read.
+  anything of the work and in their order (``ledger``), then said that it was done, and exited 0; and when in the
+  same process the canaries, tests that must fail, were reported as failed. What tests print is kept to be shown,
+  never read.
 - ``faults`` are found before the work is looked at: they are the task's.
 
 With ``trust: boundary`` no process of this user imports anything of the work (``one_file``). With ``trust:
@@ -34,16 +35,17 @@ import site
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import launch
+from .ledger import TestReports
 
 FAILED, FAULTY = 1, 3
 CANARIES = 2
 """Of each file: one among its tests, one after them."""
 MAX_REPORT = 8 << 20
 MAX_OUTPUT = 4000
-MAX_MESSAGE = 500
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -159,23 +161,11 @@ def site_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
-class TestReports:
-    """Everything that one test process reported."""
-
-    def __init__(self) -> None:
-        self.tests: dict[str, list[str]] = {}
-        self.note = ""
-        self.done = False
-        self.output = b""
-        self.canaries: list[str] = []
-
-
 def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestReports:
-    reports = TestReports()
     key = secrets.token_hex(32)
     prefix = "" if config["runner"] == "unittest" else group.name + "::"
     names = [f"test_{secrets.token_hex(8)}" for _ in range(CANARIES)]
-    reports.canaries = [prefix + name for name in names]
+    reports = TestReports([prefix + name for name in names])
     launcher = os.environ.get(launch.VARIABLE)
     report_read, report_write = os.pipe()
     child = subprocess.Popen(
@@ -214,27 +204,54 @@ def run_group(group: TestFile, config: dict[str, Any], deadline: float) -> TestR
         "expected": group.expected,
     }
     try:
-        child.stdin.write(json.dumps(settings).encode())
-        child.stdin.close()
+        child.stdin.write(json.dumps(settings).encode() + b"\n")
+        child.stdin.flush()
     except BrokenPipeError:
         pass
-    report = listen(child, report_read, reports, deadline)
+    os.set_blocking(child.stdin.fileno(), False)
+    listen(child, report_read, reports, deadline, lambda line: take(line, bytes.fromhex(key), child, reports))
     os.close(report_read)
     child.stdout.close()
+    child.stdin.close()
     end_orphans()
     if launcher is not None:
         launch.sweep()
-    judge(report, bytes.fromhex(key), child.returncode, reports)
+    reports.ended(child.returncode)
     return reports
 
 
-def listen(child: subprocess.Popen[bytes], report_read: int, reports: TestReports, deadline: float) -> bytes:
-    """Takes what the process says until it has ended, also where something it left behind holds the pipes open."""
+def take(line: bytes, key: bytes, child: subprocess.Popen[bytes], reports: TestReports) -> None:
+    """One line of the report; answers it, or ends the process that breaks the rules."""
+    try:
+        answer = reports.take(opened(key, line), time.monotonic())
+        if answer is not None:
+            assert child.stdin is not None
+            os.write(child.stdin.fileno(), answer.encode() + b"\n")
+    except BlockingIOError:
+        reports.refuse("the process of the tests takes no answers")
+    except BrokenPipeError:
+        return  # it ends, which the exit status tells
+    except ValueError:
+        reports.refuse("something else wrote to the report of the tests")
+    if reports.broken is not None:
+        kill_group(child.pid)
+
+
+def listen(
+    child: subprocess.Popen[bytes],
+    report_read: int,
+    reports: TestReports,
+    deadline: float,
+    on_line: Callable[[bytes], None] | None = None,
+) -> bytes:
+    """Takes what the process says until it has ended, also where something it left behind holds the pipes open.
+    ``on_line`` gets each line of the report as soon as it is there."""
     assert child.stdout is not None
     out = child.stdout.fileno()
     os.set_blocking(report_read, False)
     os.set_blocking(out, False)
     report = b""
+    heard = 0
     timed_out = False
     with selectors.DefaultSelector() as selector:
         selector.register(report_read, selectors.EVENT_READ)
@@ -250,6 +267,9 @@ def listen(child: subprocess.Popen[bytes], report_read: int, reports: TestReport
                     reports.output = (reports.output + data)[-MAX_OUTPUT:]
                 else:
                     report += data
+                    while on_line is not None and (end := report.find(b"\n", heard)) >= 0:
+                        on_line(report[heard:end])
+                        heard = end + 1
             if ended:
                 break
             timed_out = time.monotonic() >= deadline
@@ -294,45 +314,6 @@ def parent_of(pid: int) -> int:
         return -1
 
 
-def judge(report: bytes, key: bytes, exit_status: int, reports: TestReports) -> None:
-    for line in report.split(b"\n"):
-        if not line:
-            continue
-        try:
-            said = opened(key, line)
-        except ValueError:
-            reports.note = reports.note or "something else wrote to the report of the tests"
-            reports.done = False
-            return
-        if "test" in said:
-            reports.tests.setdefault(said["test"], [said["status"], said["message"]])
-            if said["status"] != "passed":
-                reports.tests[said["test"]] = [said["status"], said["message"]]
-        elif "note" in said:
-            reports.note = reports.note or said["note"]
-        else:
-            reports.done = True
-    if exit_status != 0:
-        reports.done = False
-        reports.note = reports.note or f"the tests' process ended with {exit_status}"
-    elif not reports.done:
-        reports.note = reports.note or "the tests' process ended before the tests had"
-
-
-def blanket(reports: TestReports) -> bool:
-    """Whether a test that must fail did not, or was not there."""
-    return any(reports.tests.get(name, [""])[0] not in ("failed", "error") for name in reports.canaries)
-
-
-def outcome(test: str, reports: TestReports) -> list[str]:
-    status, message = reports.tests.get(test, ["not run", reports.note])
-    if status == "passed" and blanket(reports):
-        return ["tampered", "a test that must fail (a canary) passed, or did not run"]
-    if status == "passed" and not reports.done:
-        return ["not counted", reports.note[:MAX_MESSAGE]]
-    return [status, message[:MAX_MESSAGE]]
-
-
 def main() -> int:
     """Fields: ``nonce`` (hex), ``runner``, ``tests`` and ``work`` (folders), ``import_paths``, ``expected``,
     ``shared`` (a folder that the work may write to), ``trust``, ``timeout_s``, ``max_shown``."""
@@ -343,12 +324,14 @@ def main() -> int:
     by_file = group_unittest if config["runner"] == "unittest" else group_pytest
     groups = by_file(config["tests"], config["expected"], faults)
     outcomes: dict[str, list[str]] = {}
+    seconds: dict[str, float] = {}
     output = b""
     if not faults:
         deadline = time.monotonic() + config["timeout_s"]
         for group in groups:
             reports = run_group(group, config, deadline)
-            outcomes.update({test: outcome(test, reports) for test in group.expected})
+            outcomes.update({test: reports.outcome(test) for test in group.expected})
+            seconds.update({test: round(reports.seconds.get(test, 0.0), 4) for test in group.expected})
             if any(outcomes[test][0] != "passed" for test in group.expected):
                 output = (output + reports.output)[-MAX_OUTPUT:]
     failed = [[test, *rest] for test, rest in outcomes.items() if rest[0] != "passed"]
@@ -356,6 +339,7 @@ def main() -> int:
         "faults": faults[: config["max_shown"]],
         "passed": [test for test, (status, _) in outcomes.items() if status == "passed"],
         "failed": failed[: config["max_shown"]],
+        "slowest": sorted(seconds.items(), key=lambda each: -each[1])[: config["max_shown"]],
         "output": output.decode(errors="replace"),
     }
     sys.stdout.buffer.write(signed(nonce, answer) + b"\n")
