@@ -215,7 +215,7 @@ async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_b
         run = sandbox.exec
 
         async def ends(command: Command) -> ExecResult:
-            if command.user is User.TESTS:
+            if command.launches is User.WORK:
                 raise SandboxFailed.of(SandboxDeath.INSIDE, "the sandbox died")
             return await run(command)
 
