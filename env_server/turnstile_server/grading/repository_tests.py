@@ -19,7 +19,7 @@ import anyio.to_thread
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.inside.run_tests import FAULTY, opened
 from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
-from turnstile_server.grading.programs import PROGRAMS, PYTHON
+from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, GradingTools
 from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, HiddenTestsVerdict, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
@@ -118,7 +118,7 @@ class RepositoryJudge:
         }
         result = await sandbox.exec(
             Command(
-                argv=(*PYTHON, f"{PROGRAMS}/inside/start.py", "repository"),
+                argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "repository"),
                 user=User.TESTS,
                 stdin=json.dumps(config).encode(),
                 timeout_s=tests.timeout_s + RUNNER_GRACE_S,

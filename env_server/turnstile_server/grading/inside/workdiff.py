@@ -36,6 +36,7 @@ KINDS = ("added", "changed", "deleted")
 CHUNK = 1 << 16
 SHOWN_PATH = 200
 FILE, FOLDER, LINK = "file", "folder", "link"
+PROTECTED = "protected by the task"
 
 
 class Refused(Exception):
@@ -205,6 +206,26 @@ def leave_out(report: dict[str, Any], path: str, reason: str) -> None:
     report["left_out"].append([path, reason])
 
 
+def refusal(
+    path: str, base: dict[str, DiffEntry], work: dict[str, DiffEntry], root: str, protected: list[str]
+) -> str | None:
+    """Why a change is not taken over; None: it is."""
+    theirs = work.get(path)
+    if acts_at_import(path):
+        return "acts at import"
+    if acts_in_git(path, theirs):
+        return "git acts on it"
+    if is_protected(path, protected):
+        return PROTECTED
+    if theirs is None:
+        return None
+    if hides_protected(path, base, work, protected):
+        return "takes the place of a module that the task protects"
+    if theirs.kind == LINK and not stays_inside(path, theirs.target, root):
+        return "a link that leaves the work folder"
+    return "below a file or a link" if above(path, work) else None
+
+
 def compare(
     base: dict[str, DiffEntry],
     work: dict[str, DiffEntry],
@@ -222,20 +243,11 @@ def compare(
         except KeyError:
             leave_out(report, path, "a hard link to nothing")
             continue
-        if acts_at_import(path):
-            leave_out(report, path, "acts at import")
-        elif acts_in_git(path, theirs):
-            leave_out(report, path, "git acts on it")
-        elif is_protected(path, limits.protected):
+        reason = refusal(path, base, work, root, limits.protected)
+        if reason is not None:
             # A repository's own files change with every command of git; who protects them needs no list of them.
-            if ".git" not in path.split("/"):
-                leave_out(report, path, "protected by the task")
-        elif theirs is not None and hides_protected(path, base, work, limits.protected):
-            leave_out(report, path, "takes the place of a module that the task protects")
-        elif theirs is not None and theirs.kind == LINK and not stays_inside(path, theirs.target, root):
-            leave_out(report, path, "a link that leaves the work folder")
-        elif theirs is not None and any(above(path, work)):
-            leave_out(report, path, "below a file or a link")
+            if reason != PROTECTED or ".git" not in path.split("/"):
+                leave_out(report, path, reason)
         elif theirs is None:
             report["deleted"].append(path)
         else:
