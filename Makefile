@@ -14,6 +14,8 @@
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
 # make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
 #               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local docker" OUT=folder)
+# make harbor   Harbor's task folders played by `harbor run` and by Turnstile: equal rewards (HARBOR=program;
+#               RECORD=1 keeps Harbor's for the tests)
 # make lint     format, lint, types, import rules, lock
 # make docs     the documentation site, into site/: fails on a link that leads nowhere
 # make clean    removes .venv and everything that was made here
@@ -29,7 +31,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign docs clean
+.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -61,7 +63,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/program.py examples/take_turns.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/own_tools/*.py examples/trl_grpo/*.py scripts/*.py
+	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/program.py examples/take_turns.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/harbor/compare.py examples/own_tools/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/mypy benchmarks/agents_matrix/*.py
 	$(BIN)/mypy benchmarks/campaign/*.py benchmarks/soak.py
 	$(BIN)/lint-imports
@@ -88,6 +90,12 @@ campaign: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/python benchmarks/campaign $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(BACKENDS),--backends $(BACKENDS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(OUT),--out $(OUT))
+
+# Harbor is a program of its own, in a Python of its own: HARBOR=/path/to/harbor.
+harbor: $(INSTALLED)
+	scripts/sandbox_image.sh turnstile-example:base
+	scripts/install_compose.sh .cache/compose
+	$(BIN)/python examples/harbor/compare.py --harbor $(HARBOR) --compose .cache/compose/docker-compose $(if $(RECORD),--record)
 
 docs: $(INSTALLED)
 	rm -rf site

@@ -186,6 +186,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     if engines.fleet is not None:
         metrics.watch(FleetCollector(engines.fleet))
     stack.push_async_callback(_shielded, backends.grader.close)
+    stack.push_async_callback(_shielded, backends.images.close)
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing, stopping = anyio.Event(), Stopping()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)

@@ -32,8 +32,10 @@ from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider, 
 from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import EgressSettings, Settings
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.inline import find_task
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.network import network_policy
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.tarball import FilesProblem, pack
@@ -61,6 +63,7 @@ class Backends:
     grader: Grader
     own_tools: OwnToolCatalog
     worlds: Worlds
+    images: TaskImages
 
 
 def build_backends(settings: Settings, resolver: Resolver | None = None) -> Backends:
@@ -118,6 +121,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
         own_tools=own_tools,
         worlds=Worlds(settings),
+        images=TaskImages(settings.sandboxes, may_build=settings.tasks.build_images),
     )
 
 

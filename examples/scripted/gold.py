@@ -6,7 +6,7 @@ Each task has a play for agents with the MCP endpoint's tools (`tool-loop`) and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from scripted.script import Play, Script, ScriptError, Step
 from turnstile_server.errors import TaskFailed
@@ -16,6 +16,7 @@ from turnstile_server.testing.shell_policy import (
     CHARACTERS_PER_COMMAND,
     SUBMIT_COMMAND,
     delete_commands,
+    script_commands,
     solution_files,
     text_of,
     write_commands,
@@ -33,16 +34,17 @@ def gold_script(tasks: Iterable[Task]) -> Script:
     for task in tasks:
         try:
             files = solution_files(task, TaskSettings())
+            program = script_commands(task, TaskSettings())
         except TaskFailed as error:
             raise ScriptError(error.message) from error
         instruction = task.instruction.strip()
-        plays.append(Play(instruction=instruction, steps=tuple(_tool_loop(task, files))))
+        plays.append(Play(instruction=instruction, steps=tuple(_tool_loop(task, files, program))))
         if task.answer is None:
-            plays.append(Play(instruction=instruction, steps=tuple(_shell(task, files))))
+            plays.append(Play(instruction=instruction, steps=tuple(_shell(task, files, program))))
     return Script(tuple(plays))
 
 
-def _tool_loop(task: Task, files: dict[str, bytes]) -> Iterator[Step]:
+def _tool_loop(task: Task, files: dict[str, bytes], program: Sequence[str]) -> Iterator[Step]:
     for path, data in files.items():
         text = text_of(data)
         if text is not None and len(text) <= CHARACTERS_PER_COMMAND:
@@ -51,20 +53,27 @@ def _tool_loop(task: Task, files: dict[str, bytes]) -> Iterator[Step]:
         else:
             yield from _write(path, data)
     yield from _delete(task)
+    yield from _run(program)
     answer = None if task.gold is None else task.gold.answer
     yield Step(text="That is it.", tool="submit", arguments={"answer": "done" if answer is None else answer})
 
 
-def _shell(task: Task, files: dict[str, bytes]) -> Iterator[Step]:
+def _shell(task: Task, files: dict[str, bytes], program: Sequence[str]) -> Iterator[Step]:
     for path, data in files.items():
         yield from _write(path, data)
     yield from _delete(task)
+    yield from _run(program)
     yield _bash(SUBMIT_COMMAND, "That is it.")
 
 
 def _delete(task: Task) -> Iterator[Step]:
     for command in delete_commands(task):
         yield _bash(command, "These are not needed.")
+
+
+def _run(program: Sequence[str]) -> Iterator[Step]:
+    for command in program:
+        yield _bash(command, "The solution is a program.")
 
 
 def _write(path: str, data: bytes) -> Iterator[Step]:

@@ -11,7 +11,8 @@ from turnstile_server.grading.proof_report import ProofReport, task_digest
 from turnstile_server.grading.validation import Proof, ProofVerdict, WorkRuns
 from turnstile_server.sandboxes.protocol import ImageFacts
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 
 RUNS = WorkRuns("gold", (1.0, None), (0.5, 0.25), {"t.T.test_x": 1})

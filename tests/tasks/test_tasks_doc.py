@@ -9,12 +9,15 @@ import yaml
 from pydantic import BaseModel
 
 from turnstile_server.settings.own_tools import OwnToolSpecs
-from turnstile_server.tasks.model import Answer, Files, Gold, HiddenTests, SandboxWish, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Answer, Gold, HiddenTests, SandboxWish, Task
 from turnstile_server.tasks.network import NetworkWish
+from turnstile_server.tasks.script import ScriptTests
 
 DOC = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 PARTS: dict[str, type[BaseModel]] = {
     "tests": HiddenTests,
+    "script": ScriptTests,
     "answer": Answer,
     "gold": Gold,
     "network": NetworkWish,

@@ -12,8 +12,9 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.settings import Settings, TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.inline import task_from_ref
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.world_source import task_of_episode
 from turnstile_server.worlds import Start

@@ -36,12 +36,16 @@ TASKS = (
             "turnstile_server.commands.tasks:show_task",
             "Show one task as YAML, without the parts that are hidden from agents.",
         ),
+        "build": (
+            "turnstile_server.commands.build_tasks:build",
+            "Build the images of tasks that bring a Dockerfile (Harbor's folders).",
+        ),
         "validate": (
             "turnstile_server.commands.validate_tasks:validate",
             "Prove tasks: the gold solution scores 1, an empty one does not, every time the same; no leaks.",
         ),
     },
-    "List, show and validate tasks.",
+    "List, show, build and validate tasks.",
 )
 
 OPENENV = (

@@ -27,6 +27,8 @@ from turnstile_server.tasks.registry import load_tasks
 
 WHOLE_LINES = 10_000
 """Columns of a pipe: more than any line has."""
+TESTS = ("script", "swe", "tests")
+"""Components of which a task says what it trusts."""
 FAILED = 1
 USAGE = 2
 
@@ -43,7 +45,7 @@ def list_tasks(sources: Sources = None) -> None:
     for task in found:
         names = sorted(task.graders, reverse=True)
         graded = " and ".join(
-            f"{each} (in process)" if each in ("tests", "swe") and task.in_process else each for each in names
+            f"{each} (in process)" if each in TESTS and task.in_process else each for each in names
         )
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
@@ -65,10 +67,18 @@ def show_task(
         task = source.get(task_id)
     except NotFound as error:
         fail(error.message, FAILED)
-    hidden = set() if solution else {"tests", "swe", "answer", "grading", "gold", "wrong", "world"}
+    hidden = set() if solution else {"tests", "script", "swe", "answer", "grading", "gold", "wrong", "world"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
     typer.echo(visible(text, lines=True), nl=False)
+
+
+def choose(found: TaskCatalog, only: Sequence[str] | None) -> list[str]:
+    """The ids of ``only``, or all."""
+    unknown = sorted(set(only or ()) - set(found.ids))
+    if unknown:
+        fail(f"there is no task {', '.join(unknown)}", FAILED)
+    return [task_id for task_id in found.ids if not only or task_id in only]
 
 
 def load(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:

@@ -17,8 +17,9 @@ import typer
 
 from turnstile.visible import visible
 from turnstile_server.backends import started_sandboxes
+from turnstile_server.commands.build_tasks import show_progress
 from turnstile_server.commands.serve import nested
-from turnstile_server.commands.tasks import FAILED, USAGE, Sources, fail, load, read_settings, show, table
+from turnstile_server.commands.tasks import FAILED, USAGE, Sources, choose, fail, load, read_settings, show, table
 from turnstile_server.errors import StartupError, TaskFailed, TurnstileError, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_report import ProofReport, task_digest
@@ -27,7 +28,9 @@ from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.images import TaskImages
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.worlds.episode_world import Worlds
@@ -65,10 +68,7 @@ def validate(
         fail("--resume needs --report, the file to go on with", USAGE)
     settings = read_settings(nested(flags))
     found = load(sources, settings)
-    unknown = sorted(set(only or ()) - set(found.ids))
-    if unknown:
-        fail(f"there is no task {', '.join(unknown)}", FAILED)
-    chosen = [task_id for task_id in found.ids if not only or task_id in only]
+    chosen = choose(found, only)
     try:
         proofs = anyio.run(_prove_all, found, chosen, settings, jobs, runs, ProofReport(report, resume=resume))
     except StartupError as error:
@@ -142,10 +142,12 @@ async def _prove_all(
         parts = ProofParts(
             provider, spec_of, archive_of, largest, Worlds(settings), settings.tasks, settings.grading
         )
-        validator = Validator(grader, parts, runs)
+        images = TaskImages(settings.sandboxes, may_build=True, report=show_progress)
+        validator = Validator(grader, parts, runs, images)
 
         async def digest_of(task: Task) -> str:
             try:
+                await images.ensure(task, provider.name)
                 image = await image_of(task, provider)
                 return await anyio.to_thread.run_sync(task_digest, task, runs, image, archive_of)
             except TurnstileError:  # the proof itself finds it, and says so

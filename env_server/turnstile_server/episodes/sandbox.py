@@ -76,7 +76,9 @@ class EpisodeSandbox:
         return self._sandbox if self._prepared and self._task.offers_sandbox else None
 
     async def prepare(self, task: Task) -> None:
-        """Installs the agent, creates the sandbox and puts the task into it. ``task``: as this episode has it.
+        """Installs the agent, sees to the task's image, creates the sandbox and puts the task into it.
+
+        ``task``: as this episode has it.
 
         Raises SandboxUnavailable, SandboxFailed, AgentNotInstalled, TaskFailed.
         """
@@ -84,6 +86,7 @@ class EpisodeSandbox:
         agent, backends = self._plan.agent, self._backends
         if agent is not None:
             await backends.installer.install(agent, carried=backends.sandboxes.carries_runtime)
+        await backends.images.ensure(task, backends.sandboxes.name)
         self._sandbox = sandbox = await backends.sandboxes.create(self._spec)
         if agent is not None and sandbox.agent_url is None:
             raise TaskFailed(

@@ -26,7 +26,8 @@ from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_prog
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, read_diff
 from turnstile_server.sandboxes.protocol import Command, Sandbox
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
 

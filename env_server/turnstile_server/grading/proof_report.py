@@ -18,7 +18,8 @@ from typing import Any
 from turnstile_server.errors import StartupError
 from turnstile_server.grading.validation import Proof, ProofVerdict, WorkRuns
 from turnstile_server.sandboxes.protocol import ImageFacts
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Task
 
 KEPT = frozenset((ProofVerdict.PROVEN, ProofVerdict.WRONG, ProofVerdict.NOT_GRADED))
 """Verdicts that stand until the task changes; a machine that failed is tried again."""

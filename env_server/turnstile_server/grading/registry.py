@@ -1,9 +1,9 @@
 """The graders, by name. A new one is one module with a ``ComponentGrader`` and one line here.
 
-``GRADERS`` are asked for by the name of their component: ``answer``, ``swe``, ``tests`` and ``world`` by fields of
-the task, the others in its field ``grading``, where they check their options themselves. ``ENTRY_GRADERS`` are
-asked for in ``grading`` under any name, as often as a task likes; what they take is a model in
-``tasks/grader_options.py``, which is checked when a task is loaded.
+``GRADERS`` are asked for by the name of their component: ``answer``, ``script``, ``swe``, ``tests`` and ``world``
+by fields of the task, the others in its field ``grading``, where they check their options themselves.
+``ENTRY_GRADERS`` are asked for in ``grading`` under any name, as often as a task likes; what they take is a model
+in ``tasks/grader_options.py``, which is checked when a task is loaded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from turnstile_server.grading.hidden_tests import HiddenTestsGrader
 from turnstile_server.grading.host_code.graders import CodeGrader, SchemaGrader
 from turnstile_server.grading.judge.grader import JudgeGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
+from turnstile_server.grading.script import ScriptGrader
 from turnstile_server.grading.swe import SweGrader
 from turnstile_server.grading.world import WorldGrader
 from turnstile_server.tasks.grader_options import kind_of
@@ -25,6 +26,7 @@ from turnstile_server.tasks.model import Task
 GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
     "answer": AnswerGrader,
     "swe": SweGrader,
+    "script": ScriptGrader,
     "tests": HiddenTestsGrader,
     "world": WorldGrader,
 }

@@ -24,7 +24,9 @@ from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.world_validation import ProofParts, played, put_gold
 from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
-from turnstile_server.tasks.model import Files, Gold, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.images import TaskImages
+from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import prepare_for_agent
 
@@ -76,18 +78,22 @@ class Proof:
 
 
 class Validator:
-    """Proves tasks. ``runs``: how often each work is graded, at least twice."""
+    """Proves tasks. ``runs``: how often each work is graded, at least twice. ``images``: None where no task has
+    one."""
 
-    def __init__(self, grader: Grader, parts: ProofParts, runs: int = 2) -> None:
+    def __init__(self, grader: Grader, parts: ProofParts, runs: int = 2, images: TaskImages | None = None) -> None:
         self._grader = grader
         self._parts = parts
         self._runs = runs
+        self._images = images
 
     async def prove(self, task: Task) -> Proof:
         """Does not raise for a task that is wrong or sandboxes that fail: that is the proof's verdict."""
         began = time.monotonic()
         found = _Findings()
         try:
+            if self._images is not None:
+                await self._images.ensure(task, self._parts.provider.name)
             found.image = await image_of(task, self._parts.provider)
             verdict = await self._prove(task, found)
         except TurnstileError as error:
@@ -172,7 +178,7 @@ class Validator:
                 if name == GOLD:
                     works[NOTHING] = Work(archive=await self._fetch(sandbox))
                     await self._search(sandbox, task, gold, found)
-                await put_gold(sandbox, each, self._parts.archive_of)
+                found.said[name] = await put_gold(sandbox, each, self._parts.archive_of)
                 works[name] = Work(archive=await self._fetch(sandbox), answer=each.answer)
             except FileProblem as error:
                 raise FileProblem(
@@ -184,8 +190,9 @@ class Validator:
         return works
 
     async def _search(self, sandbox: Sandbox, task: Task, gold: Gold, found: _Findings) -> None:
-        tests = task.tests.files if task.tests is not None else None
-        texts = secret_texts(await self._read(task.base), await self._read(gold.files), await self._read(tests))
+        tests = [await self._read(judge.files) for judge in (task.tests, task.script) if judge is not None]
+        hidden = {name: data for files in tests for name, data in files.items()}
+        texts = secret_texts(await self._read(task.base), await self._read(gold.files), hidden)
         report: LeakReport = await find_leaks(
             sandbox, texts, self._parts.grading, own_image=found.image is not None
         )
@@ -231,6 +238,8 @@ class _Findings:
         self.works: list[WorkRuns] = []
         self.image: ImageFacts | None = None
         self.leak_note: str | None = None
+        self.said: dict[str, str | None] = {}
+        """What the program of a work said, where it failed."""
 
     def add(
         self, name: str, shown: str, grades: Sequence[Grade], seconds: Sequence[float], wanted: _Wanted
@@ -239,7 +248,8 @@ class _Findings:
         failed = Counter(test for grade in grades for test in set(failed_tests(grade)))
         flaky = {test: count for test, count in sorted(failed.items()) if count < len(grades)}
         self.works.append(WorkRuns(name, tuple(grade.reward for grade in grades), tuple(seconds), flaky))
-        self.problems += _compared(shown, grades, wanted)
+        said = self.said.get(name)
+        self.problems += [f"{each}\n  {said}" if said else each for each in _compared(shown, grades, wanted)]
 
 
 def _compared(name: str, grades: Sequence[Grade], wanted: _Wanted) -> list[str]:
@@ -282,6 +292,8 @@ def _why(grade: Grade) -> str:
         reasons += failed
     if answer and not answer["right"]:
         reasons.append(f"its answer is wrong: {answer['note']}")
+    if (script := grade.detail.get("script")) is not None:
+        reasons.append(str(script.get("output") or script.get("note", "")))
     reasons += [line for line in grade.detail.get("summary", ()) if line.startswith("world: ")]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)

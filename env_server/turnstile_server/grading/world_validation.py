@@ -11,14 +11,18 @@ import anyio.to_thread
 from turnstile_server.errors import FileProblem
 from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.protocol import Work
-from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec, User
 from turnstile_server.settings import GradingSettings, TaskSettings
-from turnstile_server.tasks.model import Files, Gold, Task
-from turnstile_server.tasks.workspace import prepare_for_agent
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Gold, Task
+from turnstile_server.tasks.workspace import prepare_for_agent, run_script
 from turnstile_server.tasks.world_source import task_of_episode
 from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 
 DELETE_TIMEOUT_S = 30.0
+SOLUTION = "/solution"
+"""Where a solution's script lies."""
+_TAIL = 2000
 EPISODE_ID = "validate"
 
 
@@ -82,8 +86,9 @@ async def _solved(world: EpisodeWorld, sandbox: Sandbox | None, task: Task, part
     return gold.answer if answer is None else answer
 
 
-async def put_gold(sandbox: Sandbox, gold: Gold, archive_of: Callable[[Files], bytes]) -> None:
-    """Makes the work folder what the gold solution says. Raises FileProblem, SandboxFailed, TaskFailed."""
+async def put_gold(sandbox: Sandbox, gold: Gold, archive_of: Callable[[Files], bytes]) -> str | None:
+    """Makes the work folder what the gold solution says. What its script said, where that did not end well; a
+    script that fails may still have solved the task. Raises FileProblem, SandboxFailed, TaskFailed."""
     if gold.files is not None:
         await sandbox.upload(await anyio.to_thread.run_sync(archive_of, gold.files), sandbox.workdir)
     if gold.delete:
@@ -91,3 +96,13 @@ async def put_gold(sandbox: Sandbox, gold: Gold, archive_of: Callable[[Files], b
         await sandbox.exec(Command(argv=argv, timeout_s=DELETE_TIMEOUT_S))
     if gold.patch is not None:
         await apply_patch(sandbox, gold.patch, reverse=gold.reverse)
+    if gold.script is None:
+        return None
+    script = gold.script
+    await sandbox.upload(await anyio.to_thread.run_sync(archive_of, script.files), SOLUTION)
+    result = await run_script(sandbox, SOLUTION, script.program, script.env, script.timeout_s, User.AGENT)
+    if result.exit_code == 0:
+        return None
+    how = f"ran longer than {script.timeout_s:g} s" if result.timed_out else f"ended with {result.exit_code}"
+    said = (result.stdout + result.stderr)[-_TAIL:].decode(errors="replace").strip()
+    return f"its {script.program} {how}: {said}"

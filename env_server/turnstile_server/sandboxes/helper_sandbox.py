@@ -58,6 +58,8 @@ class Layout:
     """The sandbox has a process name space of its own, so everything in it may be killed."""
     own_tree: bool = False
     """Give the work folder's contents to the agent (files of an image are root's). Needs CAP_CHOWN."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every command but the harness's."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits of each command: name without ``RLIMIT_`` to value."""
     disk: Mapping[str, int] | None = None
@@ -122,6 +124,7 @@ class HelperSandbox:
                         "TMPDIR": layout.temporary,
                         **layout.marks,
                     },
+                    "task_env": dict(layout.environment),
                     "compartments": layout.compartments,
                     "own_processes": layout.own_processes,
                     "own_tree": layout.own_tree,

@@ -26,6 +26,9 @@ from turnstile_server.settings import SandboxSettings
 WORKDIR = "/workspace"
 """The work folder of a task, unless its image has it elsewhere."""
 
+IMAGE_WORKDIR = "image"
+"""In a spec, for a work folder: the image's own."""
+
 
 IMAGE_PYTHON = "python3"
 """The interpreter of the image itself, by its name on the PATH."""
@@ -89,11 +92,16 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     network: NetworkPolicy | None = None
     """What it may reach through the server's proxy, by phase; None: nothing."""
+    folders: tuple[str, ...] = ()
+    """Further folders that every user may write to, empty at first."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables of every command but the harness's. With ``image_files`` the image's own are there, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command inside a sandbox. Its environment is built from nothing: ``env`` over PATH, HOME, LANG, TMPDIR."""
+    """A command inside a sandbox. Its environment is built from nothing: ``env`` over that of the spec, over PATH,
+    HOME, LANG, TMPDIR."""
 
     argv: tuple[str, ...]
     cwd: str | None = None

@@ -93,7 +93,8 @@ class TaskSettings(Section):
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
         (),
         description="Task files (YAML, JSONL), folders of them, rows of data sets (`rows:PATH?OPTIONS`), Python "
-        "classes (`file.py`, `file.py:Class`, `module:Class`); empty: the tasks that ship with Turnstile.",
+        "classes (`file.py`, `file.py:Class`, `module:Class`), and Harbor's task folders; empty: the tasks that "
+        "ship with Turnstile.",
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
     max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
@@ -111,6 +112,34 @@ class TaskSettings(Section):
     max_class_tasks: int = Field(10_000, ge=1, description="Tasks of one Python class (a world), at most.")
     git_history_timeout_s: float = Field(
         120.0, gt=0, description="Time to replace the repositories of a work folder by one commit each."
+    )
+    build_images: bool = Field(
+        True,
+        description="An image that a task brings as a Dockerfile is built before the first episode that needs it. "
+        "False: `turnstile tasks build` makes it beforehand.",
+    )
+    prefer_builds: bool = Field(
+        False, description="Harbor: build the Dockerfile also where `docker_image` names an image."
+    )
+    max_context_bytes: int = Field(
+        512 << 20, ge=1024, description="Size of the folder that an image is built of, at most."
+    )
+    host_env: tuple[str, ...] = Field(
+        (),
+        description="Harbor: variables of the server's own environment that tasks may take (`${NAME}` in `env`).",
+    )
+    solution_timeout_s: float = Field(
+        600.0, gt=0, description="Harbor: time for the solution of a task that names no time for its agent."
+    )
+    inspect_scripts: bool = Field(
+        True,
+        description="Harbor: refuse tasks whose tests plainly need a network, a service, or files outside the "
+        "work folder. False: only what `task.toml` says counts.",
+    )
+    skip_unsupported: bool = Field(
+        False,
+        description="Harbor: leave out, and log, sound tasks that cannot be played here. False: they stop the "
+        "start.",
     )
 
 
@@ -198,6 +227,9 @@ class GradingSettings(Section):
         16 << 20,
         ge=1 << 16,
         description="Output of the tests of a SWE-bench row; of more, the first and the last half are kept.",
+    )
+    max_reward_bytes: int = Field(
+        64 << 10, ge=64, description="Largest reward file that a script may leave; a larger one is none."
     )
     max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
     leak_search_s: float = Field(

@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 _INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/tmp/turnstile-git-history"
 _START = "import sys\nfrom inside.one_commit import main\nsys.exit(main())\n"
-_PYTHON = ("python3", "-I", "-S", "-B")
+_FLAGS = ("-I", "-S", "-B")
 _TRUST = b"[safe]\n\tdirectory = *\n"
 """Git refuses a repository of another user, and not every agent runs as the owner of the work folder."""
 _TAIL = 2000
@@ -34,7 +34,12 @@ async def keep_one_commit(sandbox: Sandbox, task: Task, timeout_s: float) -> dic
     await sandbox.upload(_archive(), _PLACE)
     config = json.dumps({"root": sandbox.workdir, "program": _PLACE})
     result = await sandbox.exec(
-        Command((*_PYTHON, _PLACE, config), cwd="/", timeout_s=timeout_s, max_output_bytes=_RESULT_BYTES)
+        Command(
+            (sandbox.python, *_FLAGS, _PLACE, config),
+            cwd="/",
+            timeout_s=timeout_s,
+            max_output_bytes=_RESULT_BYTES,
+        )
     )
     if result.timed_out:
         raise TaskFailed(

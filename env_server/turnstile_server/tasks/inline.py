@@ -14,8 +14,9 @@ from turnstile.models import TaskRef
 from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import field_place
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.options import GraderOptions
 
 
@@ -69,9 +70,19 @@ def _files(task: Task) -> tuple[tuple[str, Files | None], ...]:
     return (
         ("base", task.base),
         ("tests.files", task.tests.files if task.tests else None),
-        ("gold.files", task.gold.files if task.gold else None),
-        *((f"wrong.{index}.files", work.files) for index, work in enumerate(task.wrong)),
+        ("script.files", task.script.files if task.script else None),
+        *(each for name, gold in _golds(task) for each in _gold_files(name, gold)),
     )
+
+
+def _golds(task: Task) -> list[tuple[str, Gold]]:
+    own = [] if task.gold is None else [("gold", task.gold)]
+    return [*own, *((f"wrong.{index}", work) for index, work in enumerate(task.wrong))]
+
+
+def _gold_files(name: str, gold: Gold) -> list[tuple[str, Files | None]]:
+    script = None if gold.script is None else gold.script.files
+    return [(f"{name}.files", gold.files), (f"{name}.script.files", script)]
 
 
 def _fault(item: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Nothing of ``tests``, ``answer`` and ``gold`` ever enters a sandbox in which an 
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -22,37 +22,19 @@ from pydantic import (
 
 from turnstile.models import Limits
 from turnstile.models.base import ClientId
-from turnstile_server.sandboxes.protocol import WORKDIR
+from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
+from turnstile_server.tasks.image_build import ImageBuild
 from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 from turnstile_server.tasks.reward import RewardRules
+from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.swe import SweTests
 from turnstile_server.worlds.definition import WorldDefinition
-
-
-class Files(TaskPart):
-    """Files by path, relative and inside: from a folder beside the task file, or written out."""
-
-    folder: Path | None = Field(
-        None, description="Folder of files; relative to the task file. Not in inline tasks."
-    )
-    inline: dict[InnerPath, str] = Field(
-        default_factory=dict, description="Text by path, over the folder's files."
-    )
-
-    @field_validator("inline")
-    @classmethod
-    def _no_file_is_a_folder(cls, inline: dict[str, str]) -> dict[str, str]:
-        for path in inline:
-            for parent in PurePosixPath(path).parents:
-                if str(parent) in inline:
-                    raise ValueError(f"{str(parent)!r} is a file and, for {path!r}, a folder")
-        return inline
-
 
 UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
 PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
@@ -199,6 +181,7 @@ class Gold(TaskPart):
     patch: str | None = Field(None, description="Unified diff, applied to the work folder after files and delete.")
     reverse: bool = Field(False, description="`patch` makes the bug: its reverse is applied.")
     answer: str | None = Field(None, description="What to submit.")
+    script: GoldScript | None = Field(None, description="A program that solves the task, run after these.")
 
 
 class WrongWork(Gold):
@@ -223,12 +206,24 @@ def _only_from_a_source(value: object) -> object:
     return value
 
 
+def _only_from_a_folder(value: object) -> object:
+    """Text from outside names no folder of this machine."""
+    if value is not None and not isinstance(value, ImageBuild):
+        raise ValueError("images are built of Harbor's task folders only; name an `image`")
+    return value
+
+
 def _own_graders(
-    answer: Answer | None, swe: SweTests | None, tests: HiddenTests | None, world: WorldDefinition | None
+    answer: Answer | None,
+    script: ScriptTests | None,
+    swe: SweTests | None,
+    tests: HiddenTests | None,
+    world: WorldDefinition | None,
 ) -> tuple[str, ...]:
     """The graders that fields of a task ask for."""
     asked = (
         ("answer", answer is not None),
+        ("script", script is not None),
         ("swe", swe is not None),
         ("tests", tests is not None),
         ("world", world is not None and world.graded),
@@ -242,7 +237,17 @@ class Task(TaskPart):
     id: ClientId
     instruction: str = Field(min_length=1, description="The instruction to the agent.")
     image: str | None = Field(None, description="Docker image; None takes the server's (sandboxes.docker_image).")
-    workdir: str = Field(WORKDIR, pattern=r"^/", description="Work folder inside the sandbox.")
+    build: Annotated[InstanceOf[ImageBuild] | None, BeforeValidator(_only_from_a_folder)] = Field(
+        None, description="How the image is made. Not in files and requests."
+    )
+    workdir: str = Field(
+        WORKDIR,
+        pattern=rf"^(/|{IMAGE_WORKDIR}$)",
+        description="Work folder inside the sandbox; `image`: the image's own (its WORKDIR).",
+    )
+    env: dict[EnvName, str] = Field(
+        default_factory=dict, description="Variables of every command of agent and tests."
+    )
     image_files: bool = Field(False, description="The work folder's files are the image's own.")
     base: Files | None = Field(None, description="Files the agent finds in the work folder.")
     git_history: Literal["keep", "one_commit"] = Field(
@@ -251,6 +256,7 @@ class Task(TaskPart):
     setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
+    script: ScriptTests | None = None
     swe: SweTests | None = None
     answer: Answer | None = None
     grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
@@ -285,7 +291,7 @@ class Task(TaskPart):
     @field_validator("grading")
     @classmethod
     def _names_no_field(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
-        for name in ("answer", "swe", "tests", "world"):
+        for name in ("answer", "script", "swe", "tests", "world"):
             if name in grading:
                 raise ValueError(f"`{name}` is a field of the task, not of `grading`")
         return grading
@@ -294,11 +300,14 @@ class Task(TaskPart):
     @classmethod
     def _fits_its_graders(cls, reward: RewardRules, info: ValidationInfo) -> RewardRules:
         grading = info.data.get("grading")
-        if grading is None or not {"answer", "swe", "tests", "world"} <= info.data.keys():
+        if grading is None or not {"answer", "script", "swe", "tests", "world"} <= info.data.keys():
             return reward  # a field that is wrong itself
         world = info.data["world"]
-        own = _own_graders(info.data["answer"], info.data["swe"], info.data["tests"], world)
-        unit = [*own, *(name for name, entry in grading.items() if unit_kind(entry))]
+        own = _own_graders(info.data["answer"], info.data["script"], info.data["swe"], info.data["tests"], world)
+        unit = [
+            *(name for name in own if name != "script"),
+            *(name for name, entry in grading.items() if unit_kind(entry)),
+        ]
         closed = world is None and not any(map(gives_parts, grading.values()))
         reward.check((*own, *grading), unit=unit, closed=closed)
         return reward
@@ -306,19 +315,21 @@ class Task(TaskPart):
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        return (*_own_graders(self.answer, self.swe, self.tests, self.world), *self.grading)
-
-    @property
-    def in_process(self) -> bool:
-        """Whether the work runs in the process that judges it (``trust: in_process``)."""
-        return self.trust == "in_process"
+        own = _own_graders(self.answer, self.script, self.swe, self.tests, self.world)
+        return (*own, *self.grading)
 
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
-        """Of its tests; the log of SWE-bench tests is written by the work, too. None: it has no tests."""
-        if self.swe is not None:
+        """How far what judges trusts the work; None where nothing of it is run. What a script runs cannot be seen,
+        and the work writes the log of SWE-bench tests, so both count as in process."""
+        if self.script is not None or self.swe is not None:
             return "in_process"
-        return self.tests.trust if self.tests is not None else None
+        return None if self.tests is None else self.tests.trust
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the work runs with the rights of what judges it (``trust: in_process``)."""
+        return self.trust == "in_process"
 
     @property
     def graded(self) -> bool:
@@ -331,17 +342,22 @@ class Task(TaskPart):
             return None
         return {"class": world.name, "parameters": dict(world.parameters), "seed": world.seed}
 
+    @field_serializer("build")
+    def _shown_build(self, build: ImageBuild | None) -> str | None:
+        return None if build is None else str(build.dockerfile)
+
     @property
     def all_files(self) -> tuple[Files | None, ...]:
         """The files of base, tests, gold solution and wrong works."""
-        tests = self.tests.files if self.tests is not None else None
-        gold = self.gold.files if self.gold is not None else None
-        return (self.base, tests, gold, *(work.files for work in self.wrong))
+        judges = (judge.files for judge in (self.tests, self.script) if judge is not None)
+        golds = (*(() if self.gold is None else (self.gold,)), *self.wrong)
+        programs = (gold.script.files for gold in golds if gold.script is not None)
+        return (self.base, *judges, *(gold.files for gold in golds), *programs)
 
     @property
     def grades_tests(self) -> bool:
         """Whether tests of any kind run on the work."""
-        return self.tests is not None or self.swe is not None
+        return self.tests is not None or self.script is not None or self.swe is not None
 
     @property
     def grades_files(self) -> bool:

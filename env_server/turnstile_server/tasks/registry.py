@@ -12,6 +12,7 @@ from pathlib import Path
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.harbor.source import HarborFolders
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, StoredTask, TaskProblem, TaskSource
 from turnstile_server.tasks.rows.source import TaskRows
@@ -21,6 +22,7 @@ from turnstile_server.tasks.world_source import WorldClasses
 TASK_SOURCES: list[TaskSource] = [
     TaskRows(),
     WorldClasses(),
+    HarborFolders(),
     TaskFiles(),
 ]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Files
+from turnstile_server.tasks.files import Files
 
 
 class FilesProblem(ValueError):

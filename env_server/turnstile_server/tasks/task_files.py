@@ -10,18 +10,22 @@ in it is a link, so a task file cannot take in other files of this machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import field_place
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.options import GraderOptions
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
+
+_Solution = TypeVar("_Solution", bound=Gold)
 
 SHIPPED = Path(__file__).parent / "shipped"
 """The tasks that come with Turnstile."""
@@ -133,14 +137,11 @@ def _with_folders(
         changes["base"] = placed(task.base, "base")
     if task.tests is not None:
         changes["tests"] = task.tests.model_copy(update={"files": placed(task.tests.files, "tests", "files")})
-    if task.gold is not None and task.gold.files is not None:
-        changes["gold"] = task.gold.model_copy(update={"files": placed(task.gold.files, "gold", "files")})
-    changes["wrong"] = tuple(
-        work
-        if work.files is None
-        else work.model_copy(update={"files": placed(work.files, "wrong", index, "files")})
-        for index, work in enumerate(task.wrong)
-    )
+    if task.script is not None:
+        changes["script"] = task.script.model_copy(update={"files": placed(task.script.files, "script", "files")})
+    if task.gold is not None:
+        changes["gold"] = _placed_gold(task.gold, placed, "gold")
+    changes["wrong"] = tuple(_placed_gold(work, placed, "wrong", index) for index, work in enumerate(task.wrong))
     if task.grading:
         folder = path.parent.absolute()
         changes["grading"] = {
@@ -150,6 +151,16 @@ def _with_folders(
     if task.tools:
         changes["tools"] = task.tools.below(path.parent.absolute())
     return task.model_copy(update=changes), problems
+
+
+def _placed_gold(gold: _Solution, placed: Callable[..., Files], *loc: str | int) -> _Solution:
+    changes: dict[str, object] = {}
+    if gold.files is not None:
+        changes["files"] = placed(gold.files, *loc, "files")
+    if gold.script is not None:
+        files = placed(gold.script.files, *loc, "script", "files")
+        changes["script"] = gold.script.model_copy(update={"files": files})
+    return gold.model_copy(update=changes)
 
 
 def _problem(path: Path, message: str, line: int | None = None, loc: Loc = ()) -> TaskProblem:

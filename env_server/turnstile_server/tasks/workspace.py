@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio.to_thread
 
@@ -10,11 +10,24 @@ from turnstile_server.agents.spec import AgentResources
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import TaskFailed, Unprocessable
-from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox, SandboxLimits, SandboxSpec
+from turnstile_server.sandboxes.protocol import (
+    Command,
+    ExecResult,
+    Mount,
+    Sandbox,
+    SandboxLimits,
+    SandboxSpec,
+    User,
+)
 from turnstile_server.settings import EgressSettings, SandboxSettings, TaskSettings
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.git_history import keep_one_commit
-from turnstile_server.tasks.model import Files, SandboxWish, Task
+from turnstile_server.tasks.model import SandboxWish, Task
 from turnstile_server.tasks.network import network_policy
+
+SCRIPT_FOLDERS = ("/logs", "/tests", "/solution")
+"""Of tasks whose work a script judges, as in Harbor. Agents find them empty."""
+_LOGS = "mkdir -p /logs/verifier /logs/agent /logs/artifacts && chmod 777 /logs/*"
 
 _TAIL = 2000
 _PARTS_FOR_FILES, _FILE_BYTES = 8, 1024
@@ -52,6 +65,8 @@ def sandbox_spec(
         image_files=task.image_files,
         mounts=mounts,
         network=network_policy(task.network, egress),
+        folders=() if task.script is None else SCRIPT_FOLDERS,
+        env=tuple(sorted(task.env.items())),
     )
 
 
@@ -63,6 +78,14 @@ def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish
                 f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
             )
     return wish
+
+
+async def run_script(
+    sandbox: Sandbox, folder: str, program: str, env: Mapping[str, str], timeout_s: float, user: User
+) -> ExecResult:
+    """Runs a program of ``folder`` in the work folder, as Harbor does: it need not be marked as one."""
+    argv = ("bash", "-c", 'chmod +x "$0" 2>/dev/null; "$0" 2>&1', f"{folder}/{program}")
+    return await sandbox.exec(Command(argv, env=env, user=user, timeout_s=timeout_s))
 
 
 async def prepare_for_agent(
@@ -98,7 +121,7 @@ async def prepare_workspace(
 
 async def _set_up(sandbox: Sandbox, task: Task) -> None:
     """Raises TaskFailed, SandboxFailed."""
-    for line in task.setup:
+    for line in (*(() if task.script is None else (_LOGS,)), *task.setup):
         result = await sandbox.exec(Command(argv=("/bin/sh", "-c", line), timeout_s=task.setup_timeout_s))
         if result.exit_code != 0:
             how = (

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Files, Task
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
 from turnstile_server.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
 from turnstile_server.worlds.world import Start, WorldTask, about

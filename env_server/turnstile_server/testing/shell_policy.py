@@ -198,7 +198,22 @@ def solution_commands(task: Task, settings: TaskSettings) -> list[str]:
     commands = [
         command for path, data in solution_files(task, settings).items() for command in write_commands(path, data)
     ]
-    return [*commands, *delete_commands(task)]
+    return [*commands, *delete_commands(task), *script_commands(task, settings)]
+
+
+def script_commands(task: Task, settings: TaskSettings) -> list[str]:
+    """Commands that run the solution's script, if it has one. Raises TaskFailed."""
+    script = task.gold.script if task.gold is not None else None
+    if script is None:
+        return []
+    try:
+        files = read_files(script.files, settings)
+    except FilesProblem as error:
+        raise TaskFailed(f"the known solution of {task.id} cannot be read: {error}") from error
+    written = [line for path, data in files.items() for line in write_commands(f"/solution/{path}", data)]
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in script.env.items())
+    program = shlex.quote(f"/solution/{script.program}")
+    return [*written, f"chmod +x {program}; {env} {program}".strip()]
 
 
 def delete_commands(task: Task) -> list[str]:

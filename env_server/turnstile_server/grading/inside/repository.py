@@ -25,10 +25,11 @@ import sys
 import time
 from typing import Any
 
+from .ledger import MAX_MESSAGE
+from .ledger import TestReports as Reports
 from .run_tests import (
     CANARIES,
     FAULTY,
-    MAX_MESSAGE,
     MAX_OUTPUT,
     end_orphans,
     guard_process,
@@ -37,7 +38,6 @@ from .run_tests import (
     signed,
 )
 from .run_tests import FAILED as SOME_FAILED
-from .run_tests import TestReports as Reports
 from .suite_rules import FAILED, NOT_RUN, SKIPPED, TAMPERED, found_for, outcomes
 
 NO_CANARY = "a test that must fail (a canary) passed, or did not run"

@@ -38,6 +38,7 @@ _TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
 _NO_LOG = {"Type": "none"}
+_OWN_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "USER", "LOGNAME"))
 _HOME_PARTS = {User.HARNESS: 3, User.AGENT: 2, User.TESTS: 1, User.WORK: 1}
 """Of a home, where /dev/shm has 1, /tmp 4, the work folder 8, and a volume of the image 1."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
@@ -62,7 +63,13 @@ def layout(spec: SandboxSpec, image: Image, uids: Uids, python: str, *, own_kern
         own_tree=spec.image_files,
         filtered=image.architecture in call_filter.ARCHITECTURES,
         rlimits={"NPROC": spec.limits.pids} if own_kernel else {},
+        environment={**(_variables(image) if spec.image_files else {}), **dict(spec.env)},
     )
+
+
+def _variables(image: Image) -> dict[str, str]:
+    """The image's own, without those that each user of a sandbox has of its own."""
+    return {name: value for name, value in image.environment if name not in _OWN_VARIABLES}
 
 
 def dialing(
@@ -164,6 +171,7 @@ def _memory_folders(spec: SandboxSpec, image: Image, uids: Uids) -> dict[str, st
         "/tmp": (4, "1777", 0),
         "/dev/shm": (1, "1777", 0),
         **{HOMES[user]: (_HOME_PARTS[user], "0700", uid) for user, uid in uids.items()},
+        **dict.fromkeys(spec.folders, (1, "1777", 0)),
     }
     if not spec.image_files:
         # A declared volume would be a folder on the engine's disk, without a bound.

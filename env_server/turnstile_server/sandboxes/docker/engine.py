@@ -62,6 +62,11 @@ class Image:
     """As Docker names it: ``amd64``, ``arm64``, …"""
     size: int = 0
     """Bytes of all its layers."""
+    workdir: str = ""
+    """The image's WORKDIR."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """The image's variables."""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,9 @@ class DockerEngine:
                 path=environment.get("PATH") or _USUAL_PATH,
                 architecture=str(found.get("Architecture")),
                 size=int(found.get("Size") or 0),
+                workdir=str(config.get("WorkingDir") or ""),
+                environment=tuple(sorted(environment.items())),
+                labels=tuple(sorted((config.get("Labels") or {}).items())),
             )
 
         return await self.call(inspect, f"look up the image {name}")

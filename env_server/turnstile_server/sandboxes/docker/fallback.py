@@ -147,6 +147,7 @@ class ExecSandbox:
             "HOME": HOMES[command.user],
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
+            **({} if command.user is User.HARNESS else self._layout.environment),
             **command.env,
         }
         uid = self._layout.uids[command.user]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupErr
 from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import ContainerState, DockerEngine
+from turnstile_server.sandboxes.docker.engine import ContainerState, DockerEngine, Image
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
 from turnstile_server.sandboxes.docker.launch import (
     Launch,
@@ -41,7 +42,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.link import SandboxLink
 from turnstile_server.sandboxes.network import NetworkDoor
-from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, Sandbox, SandboxSpec
+from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, ImageFacts, ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.users import Uids, UidSets
 from turnstile_server.settings import SandboxSettings
@@ -193,6 +194,7 @@ class DockerProvider:
             if spec.image is None:
                 raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
             raise TaskFailed(missing)
+        spec = _with_workdir(spec, image, name)
         self._remove_left(tasks)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         runtime = self._carried.runtime if containers.can_carry(image) else None
@@ -375,6 +377,18 @@ class DockerProvider:
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         return {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: sandbox_id}
+
+
+def _with_workdir(spec: SandboxSpec, image: Image, name: str) -> SandboxSpec:
+    """``spec`` with the work folder that it takes from the image. Raises TaskFailed."""
+    if spec.workdir != IMAGE_WORKDIR:
+        return spec
+    if image.workdir.strip("/") == "":
+        raise TaskFailed(
+            f"the image {name} has no work folder of its own (WORKDIR), and the work of an agent is what it "
+            "changes there: name one in the Dockerfile or in the task"
+        )
+    return replace(spec, workdir=image.workdir)
 
 
 async def _destroy(sandbox: HelperSandbox | ExecSandbox) -> None:

@@ -152,6 +152,10 @@ class LocalProvider:
             )
         if spec.image_files:
             raise TaskFailed("the task's files are in an image; local sandboxes have no images, only Docker has")
+        if spec.folders:
+            raise TaskFailed(
+                f"the task needs the folders {', '.join(spec.folders)}, which only sandboxes of Docker have"
+            )
         _check_mounts(spec.mounts, self.isolated)
         if self._agents is None or self._tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
@@ -290,6 +294,7 @@ class LocalProvider:
             uids=process.uids or {},
             compartments=self._frame.compartments,
             rlimits=rlimits,
+            environment=dict(spec.env),
         )
 
     async def _probe(self, etc: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Mapping, Sequence  # noqa: UP035 - Python 3.8
 
 from . import files, frames, processes, setup
 from .carry import Carrier
-from .compartments import APART, become_first_process
+from .compartments import APART, HARNESS, become_first_process
 from .forward import Forwarder
 from .job import Job, Pipes
 from .launcher import DESCRIPTOR, VARIABLE, LaunchConfig, Launcher
@@ -172,6 +172,7 @@ class Helper:
         env = {
             **self._config["env"],
             "HOME": self._config["homes"][user],
+            **({} if user == HARNESS else self._config["task_env"]),
             **header.get("network", {}),
             **header["env"],
         }
@@ -209,7 +210,8 @@ class Helper:
 
     def _launcher(self, user: str, network: Mapping[str, str]) -> Launcher:
         """For a command that may run programs as ``user``."""
-        env = {**self._config["env"], "HOME": self._config["homes"][user], **network}
+        own, task = self._config["env"], self._config["task_env"]
+        env = {**own, "HOME": self._config["homes"][user], **task, **network}
         config = LaunchConfig(user, env, self._config["workdir"])
         return Launcher(self._loop, self._spawner, config, self._by_pid.__setitem__, self._config["grace_s"])
 

@@ -1,8 +1,9 @@
 """Sets the sandbox up, once, before any command: users, their folders, the port of the agent endpoint.
 
 The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used where the helper may change its uid);
-``homes`` (user name to folder); ``env`` (of every command); ``own_processes`` (the sandbox has a process name
-space of its own); ``compartments`` (keep users of one uid apart); ``own_tree`` (the work folder's contents
+``homes`` (user name to folder); ``env`` (of every command); ``task_env`` (of every command but the harness's);
+``own_processes`` (the sandbox has a process name space of its own);
+``compartments`` (keep users of one uid apart); ``own_tree`` (the work folder's contents
 become the agent's); ``disk`` (null where the backend has mounted what can be written, else ``size``, ``files``
 and ``folders``: path and mode of each); ``terminals`` (of a sandbox, or of each compartment, where the helper
 mounts them); ``inotify`` (instances and watches, where the sandbox has a user name space); ``rlimits`` (name to

@@ -1,0 +1,135 @@
+"""Grades by a script that writes its reward into a file, as Harbor's, in a copy of the task (``judged_copy``).
+
+No process of the agent ever ran where the script does, and none of its files but the diff of the work folder is
+there. What the script runs of the work it runs with its own rights (``trust: in_process``).
+
+What must hold: the reward file is new, read when no process is left, and through no link; where it is not a number
+within the task's bounds there is no reward, and never 0.
+"""
+
+from __future__ import annotations
+
+import json
+
+import anyio.to_thread
+
+from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.errors import GraderFailed
+from turnstile_server.grading.judged_copy import JudgedCopies
+from turnstile_server.grading.programs import PROGRAMS
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.script_reward import JSON_FILE, REWARD_FILES, TEXT_FILE, NoReward, read_reward
+from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, storable
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
+from turnstile_server.settings import GradingSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.script import ScriptTests
+from turnstile_server.tasks.workspace import run_script
+
+
+class ScriptFailed(GraderFailed):
+    """A script that judges a work left no usable reward: no file, or no number in it."""
+
+    type = "no_reward"
+
+
+TESTS = "/tests"
+REWARDS = "/logs/verifier"
+_READER = f"{PROGRAMS}/inside/read_reward.py"
+_READ_S = 30.0
+
+
+class ScriptGrader:
+    """The component ``script``: the number that the task's script wrote."""
+
+    def __init__(self, tools: GradingTools) -> None:
+        self._copies = JudgedCopies(tools)
+        self._settings = tools.settings
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        """See ``ComponentGrader``."""
+        assert task.script is not None  # else the task does not ask for this component
+        if task.script.timeout_s > self._settings.timeout_s:
+            raise TaskFailed(
+                f"The script of task {task.id} may take {task.script.timeout_s:g} s, longer than a whole grading "
+                f"({self._settings.timeout_s:g} s, grading.timeout_s)."
+            )
+        return await self._copies.judged(task, work, _ScriptJudge(task, task.script, self._copies, self._settings))
+
+
+class _ScriptJudge:
+    """A ``CopyJudge``."""
+
+    component = "script"
+    protected = ()
+
+    def __init__(self, task: Task, script: ScriptTests, copies: JudgedCopies, settings: GradingSettings) -> None:
+        self._task = task
+        self._script = script
+        self._copies = copies
+        self._settings = settings
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        probe = await sandbox.exec(Command(("bash", "-c", "exit 0"), user=User.TESTS, timeout_s=_READ_S))
+        if probe.exit_code in CANNOT_RUN:
+            raise TaskFailed(f"The image of task {self._task.id} has no bash, by which its script is run.")
+
+    async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        script = self._script
+        archive = await anyio.to_thread.run_sync(self._copies.pack, script.files)
+        try:
+            await sandbox.upload(archive, TESTS, user=User.TESTS)
+        except FileProblem as error:
+            raise TaskFailed(f"The tests of task {self._task.id} cannot be unpacked: {error.message}") from None
+        result = await run_script(sandbox, TESTS, script.program, script.env, script.timeout_s, User.TESTS)
+        await sandbox.stop_all()  # nobody writes while the reward is read
+        detail = {
+            "trust": "in_process",
+            "exit_code": result.exit_code,
+            "output": (result.stdout + result.stderr)[-MAX_TEXT:].decode(errors="replace").strip(),
+        }
+        if result.timed_out:
+            raise self._none(f"it ran longer than {script.timeout_s:g} s", detail)
+        files = await self._files(sandbox)
+        try:
+            reward = read_reward(files, script.reward_key)
+        except NoReward as error:
+            raise self._none(str(error), detail) from None
+        detail |= {"file": reward.file, "rewards": dict(reward.rewards)}
+        ignored = [TEXT_FILE] if reward.file == JSON_FILE and TEXT_FILE in files else []
+        if ignored:
+            detail["ignored"] = ignored
+        summary = () if reward.value == 1.0 else (f"script: it gave {reward.value:g}",)
+        return Component(
+            reward.value, {"diff": dict(diff.detail), "script": storable(detail)}, diff.summary + summary
+        )
+
+    async def _files(self, sandbox: Sandbox) -> dict[str, dict[str, str]]:
+        config = {"folder": REWARDS, "names": REWARD_FILES, "max_bytes": self._settings.max_reward_bytes}
+        room = 8 * self._settings.max_reward_bytes  # a byte may take six in JSON
+        command = Command(
+            (*python_of(sandbox), _READER),
+            cwd="/",
+            user=User.TESTS,
+            stdin=json.dumps(config).encode(),
+            timeout_s=_READ_S,
+            max_output_bytes=2 * room,
+        )
+        return _read(await sandbox.exec(command))
+
+    def _none(self, why: str, detail: dict[str, object]) -> ScriptFailed:
+        return ScriptFailed(
+            f"The script of task {self._task.id} gave no reward: {why}. It ended with {detail['exit_code']}.",
+            detail=storable(detail),
+        )
+
+
+def _read(result: ExecResult) -> dict[str, dict[str, str]]:
+    """Raises ScriptFailed."""
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        said = result.stderr[-MAX_TEXT:].decode(errors="replace").strip()
+        raise ScriptFailed(f"The reward file cannot be read ({result.exit_code}): {said}") from None
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,30 @@
+"""The files that a part of a task brings, by path."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from pydantic import Field, field_validator
+
+from turnstile_server.tasks.inner_path import InnerPath
+from turnstile_server.tasks.part import TaskPart
+
+
+class Files(TaskPart):
+    """Files by path, relative and inside: from a folder beside the task file, or written out."""
+
+    folder: Path | None = Field(
+        None, description="Folder of files; relative to the task file. Not in inline tasks."
+    )
+    inline: dict[InnerPath, str] = Field(
+        default_factory=dict, description="Text by path, over the folder's files."
+    )
+
+    @field_validator("inline")
+    @classmethod
+    def _no_file_is_a_folder(cls, inline: dict[str, str]) -> dict[str, str]:
+        for path in inline:
+            for parent in PurePosixPath(path).parents:
+                if str(parent) in inline:
+                    raise ValueError(f"{str(parent)!r} is a file and, for {path!r}, a folder")
+        return inline

@@ -1,0 +1,238 @@
+"""The keys of Harbor's ``task.toml`` (schema 1.4 and older), their types, and what contradicts what.
+
+What must hold: a key that is not in these tables is an error. Harbor ignores such a key, so a typo changes the
+task without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from turnstile_server.tasks.script import EnvName
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.IGNORECASE)
+_MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+NetworkMode = Literal["public", "no-network", "allowlist"]
+Environment = dict[EnvName, str]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class HarborTable(BaseModel):
+    """A table of ``task.toml``; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HarborNetwork(HarborTable):
+    """The keys of a network policy. ``network_mode`` None: that of the environment, there public."""
+
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.allowed_hosts is not None and self.network_mode != "allowlist":
+            raise ValueError('`allowed_hosts` needs network_mode = "allowlist"')
+        return self
+
+
+class HarborAuthor(HarborTable):
+    """An author of a task."""
+
+    name: str
+    email: str | None = None
+
+
+class HarborPackage(HarborTable):
+    """``[task]``: what a registry knows of it."""
+
+    name: str
+    version: str | None = Field(None, min_length=1)
+    description: str = ""
+    authors: list[HarborAuthor] = []
+    keywords: list[str] = []
+
+    @field_validator("name")
+    @classmethod
+    def _has_an_organisation(cls, name: str) -> str:
+        if not _PACKAGE.fullmatch(name) or ".." in name:
+            raise ValueError(f"{name!r} is not `organisation/name`")
+        return name
+
+
+class HarborAgent(HarborNetwork):
+    """``[agent]``."""
+
+    timeout_sec: Seconds | None = None
+    user: str | int | None = None
+
+
+class HarborHealthcheck(HarborTable):
+    """``[environment.healthcheck]``."""
+
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    start_interval_sec: float = 5.0
+    retries: int = 3
+
+
+class HarborMcpServer(HarborTable):
+    """``[[environment.mcp_servers]]``."""
+
+    name: str
+    transport: Literal["stdio", "sse", "streamable-http", "http"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = []
+    headers: dict[str, str] = {}
+
+
+class HarborTpu(HarborTable):
+    """``[environment.tpu]``."""
+
+    type: str
+    topology: str
+
+
+class HarborEnvironment(HarborNetwork):
+    """``[environment]``."""
+
+    build_timeout_sec: Seconds = 600.0
+    docker_image: str | None = Field(None, min_length=1)
+    os: Annotated[str, Field(pattern=r"(?i)^(linux|windows)$")] = "linux"
+    cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    memory_mb: int | None = Field(None, gt=0)
+    storage_mb: int | None = Field(None, gt=0)
+    gpus: int | None = Field(None, ge=0)
+    gpu_types: list[str] | None = None
+    tpu: HarborTpu | None = None
+    mcp_servers: list[HarborMcpServer] = []
+    env: Environment = {}
+    skills_dir: str | None = None
+    healthcheck: HarborHealthcheck | None = None
+    workdir: str | None = Field(None, pattern=r"^/")
+    memory: str | None = Field(None, description="Deprecated form of `memory_mb`.")
+    storage: str | None = Field(None, description="Deprecated form of `storage_mb`.")
+    allow_internet: bool | None = Field(None, description="Deprecated form of `network_mode`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes(cls, data: Any) -> Any:
+        """``memory = "2G"`` as ``memory_mb = 2048``."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            if not isinstance(text := data.get(old), str):
+                continue
+            size = _SIZE.fullmatch(text.strip())
+            if size is None:
+                raise ValueError(f"{old} = {text!r} is not a size like 2G, 512M or 900K; write {new}")
+            mib = int(float(size[1]) * _MIB[size[2].upper()])
+            if data.setdefault(new, mib) != mib:
+                raise ValueError(f"{old} = {text!r} ({mib} MiB) contradicts {new} = {data[new]}")
+        return data
+
+    @property
+    def network(self) -> NetworkMode:
+        if self.network_mode is not None:
+            return self.network_mode
+        return "no-network" if self.allow_internet is False else "public"
+
+
+class HarborCollect(HarborTable):
+    """``[[verifier.collect]]``."""
+
+    command: str
+    service: str = "main"
+    timeout_sec: float = 60.0
+    user: str | int | None = None
+
+
+class HarborVerifier(HarborNetwork):
+    """``[verifier]``."""
+
+    timeout_sec: Seconds = 600.0
+    env: Environment = {}
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: HarborEnvironment | None = None
+    collect: list[HarborCollect] = []
+
+    @model_validator(mode="after")
+    def _one_mode(self) -> Self:
+        if self.environment_mode == "shared" and self.environment is not None:
+            raise ValueError('environment_mode = "shared" contradicts [verifier.environment]')
+        return self
+
+    @property
+    def separate(self) -> bool:
+        return self.environment_mode == "separate" or self.environment is not None
+
+
+class HarborArtifact(HarborTable):
+    """An item of ``artifacts``."""
+
+    source: str
+    destination: str | None = None
+    exclude: list[str] = []
+    service: str | None = None
+
+
+class HarborStep(HarborTable):
+    """``[[steps]]``."""
+
+    name: str
+    agent: HarborAgent = HarborAgent()
+    verifier: HarborVerifier = HarborVerifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: HarborHealthcheck | None = None
+    artifacts: list[str | HarborArtifact] = []
+
+
+class HarborSolution(HarborTable):
+    """``[solution]``."""
+
+    env: Environment = {}
+
+
+class HarborConfig(HarborTable):
+    """The whole file."""
+
+    schema_version: str = "1.4"
+    version: str | None = Field(None, description="Deprecated form of `schema_version`.")
+    source: str | None = None
+    task: HarborPackage | None = None
+    metadata: dict[str, Any] = {}
+    agent: HarborAgent = HarborAgent()
+    verifier: HarborVerifier = HarborVerifier()
+    environment: HarborEnvironment = HarborEnvironment()
+    solution: HarborSolution = HarborSolution()
+    artifacts: list[str | HarborArtifact] = []
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: list[HarborStep] = []
+
+    @field_validator("steps")
+    @classmethod
+    def _own_names(cls, steps: list[HarborStep]) -> list[HarborStep]:
+        names = [step.name.casefold() for step in steps]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two steps are called {twice[0]!r}")
+        return steps
+
+    @model_validator(mode="after")
+    def _strategy_of_steps(self) -> Self:
+        if self.multi_step_reward_strategy is not None and not self.steps:
+            raise ValueError("`multi_step_reward_strategy` needs [[steps]]")
+        return self
+
+    @property
+    def artifact_sources(self) -> tuple[str, ...]:
+        return tuple(each if isinstance(each, str) else each.source for each in self.artifacts)

@@ -1,0 +1,235 @@
+"""The images of tasks: there and of this machine's architecture, or built from the folder that the task brings.
+
+A build is a step of its own, trusted and with a network: of the operator's command, of a task's proof, and, with
+``tasks.build_images``, before the first episode that needs it; never of a grading. What must hold: the same
+content is built once, however many ask for it at once; an image is built again when one that it starts from is
+another than it was; only Docker is asked, and only where sandboxes are Docker's.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import tarfile
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import docker
+from docker.errors import APIError
+
+from turnstile_server.errors import TaskFailed
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.settings import SandboxSettings
+from turnstile_server.tasks.dockerfile import read_dockerfile
+from turnstile_server.tasks.image_build import ContextProblem, ImageBuild
+from turnstile_server.tasks.model import Task
+
+_LOG = logging.getLogger(__name__)
+
+
+class ImageUnusable(TaskFailed):
+    """The image of a task is missing, or made for another processor."""
+
+    type = "image_unusable"
+
+
+class ImageBuildFailed(ImageUnusable):
+    """The image of a task cannot be built."""
+
+    type = "image_build_failed"
+
+
+BASES_LABEL = "turnstile.bases"
+"""Ids of the images that an image was built from."""
+DOCKER = "docker"
+_DOCKERFILE = ".turnstile.Dockerfile"
+"""Its name in what goes to the engine, so that a Dockerfile may lie outside the folder that it copies from."""
+_TAIL = 20
+_GRACE_S = 30.0
+
+Report = Callable[[Task, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyImage:
+    """An image that is there."""
+
+    name: str
+    image_id: str
+    size: int
+    built: bool
+    """Now; False: it was there."""
+
+
+class TaskImages:
+    """Owns a connection to the engine, from the first image that is asked for until ``close``.
+
+    ``may_build``: build what is missing. ``report``: called with each line of a build's progress, from a thread.
+    """
+
+    def __init__(self, settings: SandboxSettings, *, may_build: bool, report: Report | None = None) -> None:
+        self._settings = settings
+        self._may_build = may_build
+        self._report = report or _log
+        self._engine: DockerEngine | None = None
+        self._architecture = ""
+        self._opening = anyio.Lock()
+        self._builds: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+
+    async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
+        """The task's image; None where it names none, or ``backend``, the kind of the sandboxes, is not Docker.
+        ``again``: build also what is there. Raises ImageUnusable, ImageBuildFailed, SandboxUnavailable."""
+        if task.image is None or backend != DOCKER:
+            return None
+        engine = await self._connected()
+        built = False
+        if task.build is not None:
+            async with self._builds[task.image]:
+                if again or not await self._is_fresh(engine, task.image, task.build):
+                    await self._build(engine, task, task.image, task.build)
+                    built = True
+        image = await engine.image(task.image)
+        if image is None:
+            raise ImageUnusable(
+                f"Docker has no image {task.image}, which task {task.id} names: docker pull {task.image}"
+            )
+        if image.architecture != self._architecture:
+            raise ImageUnusable(
+                f"the image {task.image} of task {task.id} is for {image.architecture}; this engine runs "
+                f"{self._architecture}"
+            )
+        return ReadyImage(task.image, image.image_id, image.size, built)
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    async def _connected(self) -> DockerEngine:
+        async with self._opening:
+            if self._engine is None:
+                engine = DockerEngine(self._settings)
+                await engine.open()
+                self._architecture = await engine.call(lambda api: str(api.version()["Arch"]), "describe itself")
+                self._engine = engine
+            return self._engine
+
+    async def _is_fresh(self, engine: DockerEngine, name: str, build: ImageBuild) -> bool:
+        """Whether the image is there, made from the base images that are there now."""
+        image = await engine.image(name)
+        return image is not None and dict(image.labels).get(BASES_LABEL) == await self._bases(engine, build)
+
+    async def _bases(self, engine: DockerEngine, build: ImageBuild) -> str:
+        text = await anyio.to_thread.run_sync(build.dockerfile.read_text)
+        found = [await engine.image(name) for name in read_dockerfile(text, build.target).bases]
+        return ",".join("" if image is None else image.image_id for image in found)
+
+    async def _build(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> None:
+        if not self._may_build:
+            raise ImageUnusable(
+                f"the image of task {task.id} is not built: turnstile tasks build SOURCE (or tasks.build_images)"
+            )
+        try:
+            context = await anyio.to_thread.run_sync(_packed, build)
+        except (ContextProblem, OSError) as error:
+            raise ImageBuildFailed(f"the image of task {task.id} cannot be built: {error}") from error
+        bases = await self._bases(engine, build)
+        run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
+        try:
+            with anyio.fail_after(build.timeout_s):
+                await engine.call(
+                    lambda api: run.run(api, context), "build an image", timeout_s=build.timeout_s + _GRACE_S
+                )
+        except TimeoutError:
+            raise run.failed(f"it took longer than {build.timeout_s:g} s (build_timeout_sec)") from None
+        finally:
+            run.gone = True
+        if not bases.strip(","):  # the engine has fetched them
+            await self._relabel(engine, task, name, build)
+
+    async def _relabel(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> None:
+        """Once more, from the engine's cache, with the ids that are known now."""
+        bases = await self._bases(engine, build)
+        if bases.strip(","):
+            context = await anyio.to_thread.run_sync(_packed, build)
+            run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
+            await engine.call(lambda api: run.run(api, context), "label an image", timeout_s=build.timeout_s)
+
+
+class _Build:
+    """One build, as it goes on in a thread. ``gone``: its caller is, so it stops at the next line."""
+
+    def __init__(self, task: Task, name: str, build: ImageBuild, labels: dict[str, str], report: Report) -> None:
+        self._task, self._name, self._build, self._labels, self._report = task, name, build, labels, report
+        self._lines: deque[str] = deque(maxlen=_TAIL)
+        self.gone = False
+
+    def run(self, api: docker.APIClient, context: io.BytesIO) -> None:
+        """Raises ImageBuildFailed."""
+        try:
+            events = api.build(
+                fileobj=context,
+                custom_context=True,
+                dockerfile=_DOCKERFILE,
+                tag=self._name,
+                buildargs=dict(self._build.args),
+                target=self._build.target or "",
+                labels=self._labels,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                timeout=max(1, round(self._build.timeout_s)),
+            )
+            for event in events:
+                if self.gone:
+                    events.close()
+                    return
+                self._take(event)
+        except APIError as error:
+            raise self.failed(str(error.explanation or error)) from error
+
+    def _take(self, event: dict[str, object]) -> None:
+        for line in str(event.get("stream", event.get("status", ""))).splitlines():
+            if line.strip():
+                self._lines.append(line.rstrip())
+                self._report(self._task, line.strip())
+        if "error" in event:
+            raise self.failed(str(event["error"]))
+
+    def failed(self, why: str) -> ImageBuildFailed:
+        said = "".join(f"\n  {line}" for line in self._lines)
+        return ImageBuildFailed(
+            f"the image of task {self._task.id} cannot be built: {self._build.dockerfile}: {why.strip()}{said}"
+        )
+
+
+def _packed(build: ImageBuild) -> io.BytesIO:
+    """The folder as a tar: sorted, without owners and times, so that the engine's cache knows it again."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in _members(build):
+            info = archive.gettarinfo(path, name)
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            info.mtime = 0
+            info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+            if info.isreg():
+                with path.open("rb") as file:
+                    archive.addfile(info, file)
+            else:
+                archive.addfile(info)
+    out.seek(0)
+    return out
+
+
+def _members(build: ImageBuild) -> Iterator[tuple[str, Path]]:
+    for name in build.files():
+        yield name, build.context / name
+    yield _DOCKERFILE, build.dockerfile
+
+
+def _log(task: Task, line: str) -> None:
+    _LOG.info("image of %s: %s", task.id, line)

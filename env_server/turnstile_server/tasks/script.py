@@ -1,0 +1,34 @@
+"""Programs that a task brings: a script that judges its work, and a solution that is one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.inner_path import InnerPath
+from turnstile_server.tasks.part import TaskPart
+
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""Name of an environment variable."""
+
+
+class ScriptTests(TaskPart):
+    """A hidden script that judges the work and writes its reward into a file, as Harbor's. Reward component
+    ``script``: the number in ``/logs/verifier/reward.json`` or ``reward.txt``."""
+
+    files: Files = Field(description="Put into `/tests` when the work is in place.")
+    program: InnerPath = Field("test.sh", description="The one of them that is run, in the work folder.")
+    env: dict[EnvName, str] = Field(default_factory=dict, description="Its variables, over those of the task.")
+    timeout_s: float = Field(600.0, gt=0, description="Time for it; then there is no reward.")
+    reward_key: str = Field("reward", min_length=1, description="Key of `reward.json` that is the reward.")
+
+
+class GoldScript(TaskPart):
+    """A solution that is a program: run in the agent's sandbox, in the work folder, as the agent."""
+
+    files: Files = Field(description="Put into `/solution`.")
+    program: InnerPath = Field("solve.sh", description="The one of them that is run.")
+    env: dict[EnvName, str] = Field(default_factory=dict, description="Its variables, over those of the task.")
+    timeout_s: float = Field(600.0, gt=0, description="Time for it.")

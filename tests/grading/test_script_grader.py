@@ -1,0 +1,119 @@
+"""A script that judges: in a sandbox of its own, with its tests, its variables, and a new reward file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grading_support import NO_AGENTS, SANDBOXES, Watched, grader, spec_of, tar
+
+from turnstile_server.errors import TaskFailed
+from turnstile_server.grading.errors import RewardInvalid
+from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.grading.script import ScriptFailed
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.docker.provider import DockerProvider
+from turnstile_server.sandboxes.local.provider import LocalProvider
+from turnstile_server.tasks.model import Task
+
+pytestmark = [pytest.mark.anyio]
+
+LONG_S = 60.0
+SCRIPT = """\
+#!/bin/bash
+echo "$PWD $MODE $KEY $(cat work.txt) $(ls /tests | tr '\\n' ' ')"
+. /tests/how.sh
+exit 3
+"""
+
+
+def the_task(how: str, **changes: Any) -> Task:
+    script = {
+        "files": {"inline": {"test.sh": SCRIPT, "how.sh": how}},
+        "env": {"KEY": "of the tests"},
+        "timeout_s": 20,
+        **changes,
+    }
+    fields = {"id": "judged", "instruction": "x", "env": {"MODE": "of the task"}, "script": script}
+    return Task.model_validate({**fields, "base": {"inline": {"work.txt": "base"}}})
+
+
+@pytest.fixture(scope="module")
+async def docker_provider(anyio_backend: str) -> AsyncIterator[Watched]:
+    run_dir = Path(tempfile.mkdtemp(prefix="tg-"))
+    settings = SANDBOXES.model_copy(update={"docker_image": os.environ["TURNSTILE_TEST_IMAGE"]})
+    made = Watched(DockerProvider(settings, run_dir, run_dir.name))
+    try:
+        async with BackgroundTasks() as tasks:
+            try:
+                await made.start(NO_AGENTS, tasks)
+                yield made
+            finally:
+                await made.close()
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    assert made.left == 0
+
+
+async def graded(provider: Watched, how: str, **changes: Any) -> Grade:
+    work = Work(archive=tar({"work.txt": "changed"}))
+    return await grader(provider, timeout_s=LONG_S).grade(the_task(how, **changes), work)
+
+
+@pytest.mark.docker
+async def test_it_sees_the_work_its_tests_and_the_variables_and_its_numbers_are_the_reward(
+    docker_provider: Watched,
+) -> None:
+    how = """
+echo '{"reward": 0.5, "style": true}' > /logs/verifier/reward.json
+echo 1 > /logs/verifier/reward.txt
+sleep 600 &
+"""
+    grade = await graded(docker_provider, how)
+    assert (grade.reward, grade.components) == (0.5, {"script": 0.5})
+    detail = grade.detail["script"]
+    assert detail["output"] == "/workspace of the task of the tests changed how.sh test.sh"
+    assert detail["rewards"] == {"reward": 0.5, "style": 1.0}
+    assert (detail["exit_code"], detail["trust"], detail["ignored"]) == (3, "in_process", ["reward.txt"])
+    assert grade.detail["diff"]["changed"] == ["work.txt"]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("how", "changes", "said"),
+    [
+        ("true", {}, "gave no reward: the script left neither"),
+        ("echo 1 > /tmp/r; ln -s /tmp/r /logs/verifier/reward.txt", {}, "reward.txt cannot be read: it is a link"),
+        ("echo 1 > /logs/verifier/reward.txt; sleep 30", {"timeout_s": 1}, "it ran longer than 1 s"),
+    ],
+    ids=["no file", "a link", "out of time"],
+)
+async def test_without_a_reward_it_is_an_error_with_what_the_script_said(
+    docker_provider: Watched, how: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ScriptFailed) as told:
+        await graded(docker_provider, how, **changes)
+    assert said in told.value.message
+    assert told.value.type == "no_reward"
+    assert told.value.detail["output"].startswith("/workspace")
+
+
+@pytest.mark.docker
+async def test_a_reward_outside_the_bounds_of_the_task_is_an_error_that_names_it(docker_provider: Watched) -> None:
+    with pytest.raises(RewardInvalid, match=r"the reward 1\.5 is not in the task's bounds"):
+        await graded(docker_provider, "echo 1.5 > /logs/verifier/reward.txt")
+
+
+async def test_a_script_that_may_take_longer_than_a_grading_is_refused() -> None:
+    with pytest.raises(TaskFailed, match=r"grading\.timeout_s"):
+        await grader(None).grade(the_task("true", timeout_s=601), Work())
+
+
+async def test_a_script_needs_folders_that_local_sandboxes_do_not_have(tmp_path: Path) -> None:
+    with pytest.raises(TaskFailed, match="/logs, /tests, /solution, which only sandboxes of Docker have"):
+        await LocalProvider(SANDBOXES, tmp_path).create(spec_of(the_task("true")))

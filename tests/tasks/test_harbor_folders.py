@@ -1,0 +1,276 @@
+"""Harbor's task folders: what becomes a task, and what every error and every refusal says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from harbor_support import CONFIG, harbor_folder, loaded, told
+
+from local import ROOT
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.harbor.toml_lines import key_lines
+
+NO_KEY = "Harbor has no such key, so it would do nothing; mend the name, or put it under [metadata]"
+EXAMPLES = ROOT / "examples" / "harbor" / "tasks"
+
+
+def test_a_folder_becomes_a_task(tmp_path: Path) -> None:
+    more = '[environment.env]\nMODE = "test"\n[verifier.env]\nKEY = "k"\n'
+    more += '[metadata]\ndifficulty = "hard"\ntags = ["a"]\n'
+    (task,), problems = loaded(harbor_folder(tmp_path / "write-done", {"task.toml": CONFIG + more}))
+    assert problems == []
+    assert (task.id, task.instruction, task.workdir) == ("write-done", "Write `done.txt`.\n", "image")
+    assert task.image is not None
+    assert task.image.startswith("turnstile-task:")
+    assert task.env == {"MODE": "test"}
+    assert task.script is not None
+    assert (task.script.env, task.script.timeout_s) == ({"KEY": "k"}, 30.0)
+    assert (task.limits.wall_s, task.sandbox.memory_mb) == (120.0, 256)
+    assert (task.difficulty, task.tags, task.trust) == ("hard", ("a",), "in_process")
+    assert task.gold is not None
+    assert task.gold.script is not None
+    assert task.graders == ("script",)
+
+
+def test_the_ten_examples_load_in_the_order_of_their_names() -> None:
+    tasks, problems = loaded(EXAMPLES)
+    assert problems == []
+    names = [task.id for task in tasks]
+    assert len(names) == 10
+    assert names == sorted(names)
+
+
+def test_the_image_has_another_name_when_what_it_is_built_of_changes(tmp_path: Path) -> None:
+    def image(name: str, **changes: str) -> str | None:
+        files = {path.replace("__", "/"): text for path, text in changes.items()}
+        return loaded(harbor_folder(tmp_path / name, files))[0][0].image
+
+    one = image("one", environment__data="1")
+    assert one == image("two", environment__data="1")
+    assert one != image("three", environment__data="2")
+    assert one != image("four", environment__data="1", environment__Dockerfile="FROM other\nWORKDIR /app\n")
+    ignoring = {"environment__.dockerignore": "notes\n"}
+    assert image("five", **ignoring, environment__notes="1") == image("six", **ignoring, environment__notes="2")
+
+
+def test_an_image_that_is_named_is_not_built(tmp_path: Path) -> None:
+    named = {"task.toml": CONFIG + 'docker_image = "org/image:1"\n'}
+    (task,), _ = loaded(harbor_folder(tmp_path / "named", named))
+    assert (task.image, task.build) == ("org/image:1", None)
+    (task,), _ = loaded(tmp_path / "named", TaskSettings(prefer_builds=True))
+    assert task.build is not None
+
+
+def test_marks_that_keep_a_text_out_of_training_data_are_no_part_of_the_instruction(tmp_path: Path) -> None:
+    text = "<!-- canary 1234 -->\n# a CANARY line\n\nDo it.\n"
+    (task,), _ = loaded(harbor_folder(tmp_path, {"instruction.md": text}))
+    assert task.instruction == "Do it.\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "memory"),
+    [('memory = "2G"', 2048), ('memory = "512M"', 512), ('memory = "2G"\nmemory_mb = 2048', 2048)],
+)
+def test_deprecated_sizes_are_read(tmp_path: Path, old: str, memory: int) -> None:
+    config = CONFIG.replace("memory_mb = 256", old).replace("schema_version", "version")
+    (task,), problems = loaded(harbor_folder(tmp_path, {"task.toml": config}))
+    assert problems == []
+    assert task.sandbox.memory_mb == memory
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_file_line_and_field(tmp_path: Path) -> None:
+    config = """\
+schema_version = "1.4"
+[agent]
+timeout = 120
+[verifier]
+timeout_sec = "30"
+[environment]
+memory = "2T"
+[[steps]]
+name = "one"
+[steps.verifier]
+timout_sec = 5.0
+"""
+    files = {"task.toml": config, "instruction.md": None, "tests/test.sh": None}
+    assert told(harbor_folder(tmp_path, files)) == [
+        f"task.toml:3: agent.timeout: {NO_KEY}",
+        "task.toml:5: verifier.timeout_sec: Input should be a valid number",
+        "task.toml:6: environment: memory = '2T' is not a size like 2G, 512M or 900K; write memory_mb",
+        f"task.toml:11: steps.0.verifier.timout_sec: {NO_KEY}",
+        "instruction.md: No such file or directory",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task.toml": "a = 1\nx = \n"}, "task.toml:2: not TOML"),
+        ({"instruction.md": " \n"}, "instruction.md: the instruction is empty"),
+        ({"tests/test.sh": None, "tests/run.py": ""}, "tests/test.sh: there is no such script"),
+        (
+            {"environment/Dockerfile": None, "environment/x": ""},
+            "environment/Dockerfile: environment: there is no",
+        ),
+        ({"environment/Dockerfile": "RUN true\n"}, "environment/Dockerfile:1: it has no FROM"),
+        ({"solution/solve.sh": None, "solution/other.sh": ""}, "solution: the folder has no solve.sh"),
+        (
+            {"task.toml": CONFIG + 'workdir = "/"\n'},
+            "environment.workdir: the whole file system is no work folder",
+        ),
+        (
+            {"task.toml": CONFIG + 'memory = "1G"\n'},
+            "environment: memory = '1G' (1024 MiB) contradicts memory_mb = 256",
+        ),
+        ({"task.toml": CONFIG + 'allowed_hosts = ["a.b"]\n'}, '`allowed_hosts` needs network_mode = "allowlist"'),
+        ({"task.toml": CONFIG + '[environment.env]\nK = "${SECRET}"\n'}, "tasks.host_env does not name it"),
+        (
+            {"task.toml": 'multi_step_reward_strategy = "mean"\n' + CONFIG},
+            "`multi_step_reward_strategy` needs [[steps]]",
+        ),
+    ],
+)
+def test_a_malformed_folder_is_told(tmp_path: Path, changes: dict[str, str | None], said: str) -> None:
+    found = told(harbor_folder(tmp_path, changes))
+    assert len(found) == 1
+    assert said in found[0]
+
+
+STEPS = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+COMPOSE = "services:\n  main:\n    build: .\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task.toml": CONFIG + STEPS}, "task.toml:11: steps: a task of 2 steps"),
+        ({"task.toml": CONFIG + 'network_mode = "allowlist"\nallowed_hosts = ["a.b"]\n'}, "is not enforced"),
+        ({"task.toml": CONFIG + "gpus = 1\n"}, "no GPUs"),
+        ({"task.toml": CONFIG + 'os = "windows"\n'}, "sandboxes run Linux"),
+        ({"task.toml": CONFIG + 'skills_dir = "/s"\n'}, "environment.skills_dir"),
+        ({"task.toml": CONFIG + '[environment.healthcheck]\ncommand = "true"\n'}, "environment.healthcheck"),
+        ({"task.toml": CONFIG + '[[environment.mcp_servers]]\nname = "s"\n'}, "environment.mcp_servers"),
+        ({"task.toml": CONFIG + '[[verifier.collect]]\ncommand = "dump"\n'}, "verifier.collect"),
+        ({"task.toml": CONFIG + '[verifier.environment]\ndocker_image = "x"\n'}, "tests in an image of their own"),
+        (
+            {"task.toml": CONFIG.replace("[verifier]", '[verifier]\nenvironment_mode = "separate"')},
+            "declare that alone",
+        ),
+        ({"trajectory.json": "[]"}, "trajectory.json"),
+        (
+            {"environment/docker-compose.yaml": COMPOSE + "  db:\n    image: x\n"},
+            "yaml:4: services.db: the service 'db'",
+        ),
+        ({"environment/docker-compose.yaml": COMPOSE + "    privileged: true\n"}, "`privileged` of a service"),
+        ({"environment/docker-compose.yaml": COMPOSE + "    command: redis\n"}, "'redis'"),
+        ({"tests/test.sh": "apt-get update\n"}, "tests/test.sh:1: `apt-get update` needs a network"),
+        ({"tests/test.sh": "curl -LsSf https://a.b/uv.sh | sh\n"}, "needs a network"),
+        ({"tests/test.sh": "# curl https://a.b\nuvx pytest\n"}, "tests/test.sh:2: `uvx` needs a network"),
+        ({"tests/test.sh": "curl -s localhost:8080\n"}, "asks a service that the agent left running"),
+        (
+            {"tests/test.sh": "grep x /etc/nginx/nginx.conf\n"},
+            "/etc/nginx/nginx.conf lies outside the work folder /app",
+        ),
+        ({"instruction.md": "Write /out/a.txt.", "tests/test.sh": "cat /out/a.txt\n"}, "/out/a.txt lies outside"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_by_its_name(
+    tmp_path: Path, changes: dict[str, str | None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = harbor_folder(tmp_path, changes)
+    found = told(folder)
+    assert len(found) == 1, found
+    assert said in found[0]
+    with caplog.at_level(logging.WARNING):
+        assert loaded(folder, TaskSettings(skip_unsupported=True)) == ([], [])
+    assert said in caplog.text.replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UV_OFFLINE=1 uvx pytest\n",
+        "curl http://127.0.0.1:1/ \npython3 -m http.server &\n",
+        "cat /app/x /tests/y /tmp/z /logs/verifier/w /usr/share/dict\n",
+        "pip install --no-index /wheels/a.whl\n",
+    ],
+)
+def test_tests_that_need_nothing_more_are_taken(tmp_path: Path, text: str) -> None:
+    assert told(harbor_folder(tmp_path, {"tests/test.sh": text})) == []
+
+
+def test_the_text_of_tests_counts_only_where_the_operator_wants_it(tmp_path: Path) -> None:
+    folder = harbor_folder(tmp_path, {"tests/test.sh": "apt-get update\n"})
+    assert told(folder, TaskSettings(inspect_scripts=False)) == []
+
+
+def test_judged_apart_with_the_work_folder_as_its_artifact_is_what_is_done_anyway(tmp_path: Path) -> None:
+    config = 'artifacts = ["/app"]\n' + CONFIG.replace("[verifier]", '[verifier]\nenvironment_mode = "separate"')
+    assert told(harbor_folder(tmp_path, {"task.toml": config})) == []
+
+
+def test_a_task_takes_only_those_variables_of_the_server_that_the_operator_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    config = CONFIG + '[verifier.env]\nKEY = "${JUDGE_KEY}"\nURL = "${JUDGE_URL:-none}"\nTEXT = "a ${JUDGE_KEY}"\n'
+    folder = harbor_folder(tmp_path, {"task.toml": config})
+    assert len(told(folder)) == 1
+    (task,), _ = loaded(folder, TaskSettings(host_env=("JUDGE_KEY", "JUDGE_URL")))
+    assert task.script is not None
+    assert task.script.env == {"KEY": "secret", "URL": "none", "TEXT": "a ${JUDGE_KEY}"}
+
+
+def test_a_compose_file_with_one_service_says_how_the_image_is_made(tmp_path: Path) -> None:
+    text = """\
+services:
+  main:
+    image: ${MAIN_IMAGE_NAME}
+    build:
+      context: .
+      args: {VERSION: "2"}
+    command: [sh, -c, sleep infinity]
+    working_dir: /srv/app
+    environment:
+      - MODE=test
+"""
+    (task,), problems = loaded(harbor_folder(tmp_path, {"environment/docker-compose.yaml": text}))
+    assert problems == []
+    assert (task.workdir, task.env) == ("/srv/app", {"MODE": "test"})
+    assert task.build is not None
+    assert task.build.args == (("VERSION", "2"),)
+
+
+def test_folders_of_folders_are_searched_and_other_formats_are_told(tmp_path: Path) -> None:
+    harbor_folder(tmp_path / "set" / "b")
+    harbor_folder(tmp_path / "set" / "deeper" / "a")
+    old = tmp_path / "set" / "old"
+    old.mkdir()
+    (old / "task.yaml").write_text("instruction: x\n")
+    (old / "run-tests.sh").write_text("")
+    (tmp_path / "set" / "more.jsonl").write_text("{}\n")
+    (tmp_path / "set" / "dataset.toml").write_text('[[tasks]]\nname = "org/b"\n[[tasks]]\nname = "org/gone"\n')
+    tasks, problems = loaded(tmp_path / "set")
+    assert [task.id for task in tasks] == ["b", "a"]
+    said = "\n".join(map(str, problems))
+    assert "old/task.yaml: a task of Terminal-Bench 1; convert it" in said
+    assert "more.jsonl: the folder holds Harbor's tasks" in said
+    assert "dataset.toml: tasks.1.name: the folder of org/gone is not here" in said
+    assert len(problems) == 3
+
+
+def test_a_link_out_of_the_tests_is_refused(tmp_path: Path) -> None:
+    folder = harbor_folder(tmp_path)
+    (folder / "tests" / "passwd").symlink_to("/etc/passwd")
+    assert ["tests/passwd is a link" in each for each in told(folder)] == [True]
+
+
+def test_lines_of_keys_are_found_through_tables_lists_and_long_texts() -> None:
+    text = 'a = """\n[b]\nc = 1\n"""\n[t."q.r"]\nx.y = 2\n[[l]]\nn = 1\n[[l]]\nn = 2\n[l.sub]\nm = 3\n'
+    lines = key_lines(text)
+    assert lines[("t", "q.r", "x", "y")] == 6
+    assert lines[("l", 1, "n")] == 10
+    assert lines[("l", 1, "sub", "m")] == 12
+    assert ("b", "c") not in lines

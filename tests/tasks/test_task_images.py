@@ -1,0 +1,170 @@
+"""The images of tasks in a real engine: built once for a content, again for another base, or told why not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import docker
+import pytest
+from harbor_support import harbor_folder, loaded
+
+from turnstile_server.errors import TaskFailed
+from turnstile_server.settings import SandboxSettings
+from turnstile_server.tasks.images import DOCKER, ImageBuildFailed, ImageUnusable, TaskImages
+from turnstile_server.tasks.model import Task
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.DockerClient]:
+    made = docker.from_env(timeout=60)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def base(engine: docker.DockerClient) -> Iterator[str]:
+    """A name of the test image that no other test has."""
+    name = f"turnstile-harbor-test:{uuid.uuid4().hex}"
+    engine.images.get(os.environ["TURNSTILE_TEST_IMAGE"]).tag(name)
+    yield name
+    engine.images.remove(name, force=True)
+
+
+@pytest.fixture
+async def images() -> AsyncIterator[TaskImages]:
+    lines: list[str] = []
+    made = TaskImages(SandboxSettings(), may_build=True, report=lambda task, line: lines.append(line))
+    made.lines = lines  # type: ignore[attr-defined]
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def remove(engine: docker.DockerClient) -> Iterator[list[str]]:
+    """Images that the test made."""
+    names: list[str] = []
+    yield names
+    for name in names:
+        engine.images.remove(name, force=True)
+
+
+def a_task(folder: Path, dockerfile: str, config: str | None = None) -> Task:
+    changes = {"environment/Dockerfile": dockerfile}
+    if config is not None:
+        changes["task.toml"] = config
+    (task,), problems = loaded(harbor_folder(folder, changes))
+    assert problems == []
+    return task
+
+
+def an_image(name: str, architecture: str) -> bytes:
+    """What `docker save` gives of an image with one empty layer."""
+    layer = tar({})
+    digest = hashlib.sha256(layer).hexdigest()
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
+    config = {"architecture": architecture, "os": "linux", "config": {}, "rootfs": rootfs}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    return tar(
+        {
+            "layer.tar": layer,
+            "config.json": json.dumps(config).encode(),
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+    )
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+async def test_an_image_is_built_once_however_many_ask_and_again_when_its_base_is_another(
+    tmp_path: Path, base: str, images: TaskImages, engine: docker.DockerClient, remove: list[str]
+) -> None:
+    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\nCOPY Dockerfile /app/\n")
+    assert task.image is not None
+    remove.append(task.image)
+    built: list[bool] = []
+
+    async def ask() -> None:
+        found = await images.ensure(task, DOCKER)
+        assert found is not None
+        built.append(found.built)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+    await ask()
+    assert sorted(built) == [False, False, False, True]
+    assert any("COPY Dockerfile" in line for line in images.lines)  # type: ignore[attr-defined]
+    changed = engine.containers.create(base, "true")
+    changed.commit(*base.split(":"))
+    changed.remove()
+    await ask()
+    await ask()
+    assert built[4:] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "config", "said"),
+    [
+        ("RUN echo before && exit 7\n", None, "returned a non-zero code: 7"),
+        ("COPY missing /app/\n", None, "missing"),
+        ("RUN sleep 30\n", "[environment]\nbuild_timeout_sec = 1.0\n", "it took longer than 1 s"),
+    ],
+    ids=["a command fails", "a file is missing", "out of time"],
+)
+async def test_a_build_that_fails_is_told_with_its_file_and_its_last_lines(
+    tmp_path: Path, base: str, images: TaskImages, more: str, config: str | None, said: str
+) -> None:
+    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\n{more}", config)
+    with pytest.raises(ImageBuildFailed) as told:
+        await images.ensure(task, DOCKER)
+    assert said in told.value.message
+    assert f"{tmp_path}/environment/Dockerfile" in told.value.message
+    if "echo" in more:
+        assert "\n  before" in told.value.message
+
+
+async def test_an_image_that_is_missing_or_foreign_is_told(
+    tmp_path: Path, images: TaskImages, engine: docker.DockerClient, remove: list[str]
+) -> None:
+    gone = a_task(tmp_path / "gone", "", '[environment]\ndocker_image = "turnstile-harbor-test:gone"\n')
+    with pytest.raises(ImageUnusable, match="Docker has no image turnstile-harbor-test:gone"):
+        await images.ensure(gone, DOCKER)
+    foreign = f"turnstile-harbor-test:{uuid.uuid4().hex}"
+    remove.append(foreign)
+    other = "s390x" if engine.version()["Arch"] != "s390x" else "amd64"
+    engine.images.load(an_image(foreign, other))
+    task = a_task(tmp_path / "foreign", "", f'[environment]\ndocker_image = "{foreign}"\n')
+    with pytest.raises(ImageUnusable, match=f"is for {other}; this engine runs"):
+        await images.ensure(task, DOCKER)
+
+
+async def test_nothing_is_built_where_it_may_not_be_and_nothing_asked_where_sandboxes_are_not_dockers(
+    tmp_path: Path,
+) -> None:
+    task = a_task(tmp_path, "FROM turnstile-harbor-test:none\nWORKDIR /app\n")
+    images = TaskImages(SandboxSettings(), may_build=False)
+    try:
+        assert await images.ensure(task, "local") is None
+        with pytest.raises(ImageUnusable, match="turnstile tasks build"):
+            await images.ensure(task, DOCKER)
+    finally:
+        await images.close()
+    assert issubclass(ImageUnusable, TaskFailed)
