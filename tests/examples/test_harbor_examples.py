@@ -1,0 +1,105 @@
+"""The ten Harbor folders: Turnstile's rewards are those of `harbor run`, and agents earn them in episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from harbor.compare import RECORDED, rewards_of_turnstile, table
+from local import ROOT
+from scripted.gold import gold_script
+from scripted.script import Play, Script, Step
+from scripted_policy import scripted_policy
+from turnstile import AsyncClient
+from turnstile.models import Episode
+from turnstile_server.demo.local_server import serve
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.registry import load_tasks
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(900)]
+
+TASKS = ROOT / "examples" / "harbor" / "tasks"
+BASE = "turnstile-example:base"
+AT_ONCE = 2
+SOME = ("greet-by-environment", "notes-of-a-user", "summarise-orders")
+"""With variables, with an image's user, with a reward of several numbers."""
+
+
+@pytest.fixture(scope="module")
+def base_image(docker_image: str) -> str:
+    subprocess.run(["docker", "tag", docker_image, BASE], check=True)
+    return BASE
+
+
+@pytest.mark.slow
+async def test_its_rewards_are_those_that_harbor_gave(base_image: str) -> None:
+    """`make harbor RECORD=1` writes what Harbor gave."""
+    recorded = json.loads(RECORDED.read_text())
+    made, equal = table(recorded, await rewards_of_turnstile(TASKS, Settings(sandboxes={"kind": "docker"})))
+    assert equal, made
+    assert {reward for works in recorded.values() for reward in works.values()} == {0, 1 / 3, 1 / 2, 2 / 3, 1}
+
+
+def lazy_script(tasks: Sequence[Task]) -> Script:
+    """Hands in at once."""
+    done = Step(text="That is it.", tool="submit", arguments={"answer": "done"})
+    return Script(tuple(Play(instruction=task.instruction.strip(), steps=(done,)) for task in tasks))
+
+
+@asynccontextmanager
+async def served(
+    model: Path, folder: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncClient]:
+    monkeypatch.setenv("TURNSTILE_SANDBOXES__KIND", "docker")
+    monkeypatch.setenv("TURNSTILE_TASKS__SOURCES", json.dumps([str(TASKS)]))
+    async with (
+        scripted_policy(model, script) as url,
+        serve(model, folder / "data", engine_url=url) as server,
+        AsyncClient(server.control_url, key=server.control_key) as client,
+    ):
+        yield client
+
+
+async def played(client: AsyncClient, tasks: Sequence[str]) -> dict[str, Episode]:
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def play(task_id: str) -> Episode:
+        async with slots, await client.create_episode({"id": task_id}, agent="tool-loop") as episode:
+            return await episode.wait(600)
+
+    async with asyncio.TaskGroup() as group:
+        playing = {task: group.create_task(play(task)) for task in tasks}
+    return {task: one.result() for task, one in playing.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.thorough)], ids=["some", "all"])
+@pytest.mark.parametrize(("script", "reward"), [(gold_script, 1.0), (lazy_script, 0.0)], ids=["solver", "lazy"])
+async def test_an_agent_that_solves_them_earns_1_and_a_lazy_one_0(
+    names: Sequence[str],
+    script: object,
+    reward: float,
+    tiny_model: Path,
+    tmp_path: Path,
+    base_image: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = list(await to_thread.run_sync(load_tasks, [str(TASKS)]))
+    wanted = [task for task in tasks if not names or task.id in names]
+    assert callable(script)
+    async with served(tiny_model, tmp_path, script(wanted), monkeypatch) as client:
+        ended = await played(client, [task.id for task in wanted])
+    assert {name: (one.reward, one.error) for name, one in ended.items()} == {
+        task.id: (reward, None) for task in wanted
+    }
+    for one in ended.values():
+        assert one.grading is not None
+        assert one.grading["script"]["trust"] == "in_process"
