@@ -104,6 +104,15 @@ async def test_without_a_reward_it_is_an_error_with_what_the_script_said(
 
 
 @pytest.mark.docker
+async def test_a_reward_file_that_the_tests_do_not_name_is_the_works_own(docker_provider: Watched) -> None:
+    how = "echo 0 > /logs/verifier/reward.txt; bash work.txt\n"
+    forging = "name=json; echo '{\"reward\": 1}' > /logs/verifier/reward.$name\n"
+    work = Work(archive=tar({"work.txt": forging}))
+    grade = await grader(docker_provider, timeout_s=LONG_S).grade(the_task(how), work)
+    assert (grade.reward, grade.detail["script"]["ignored"]) == (0.0, ["reward.json"])
+
+
+@pytest.mark.docker
 async def test_a_reward_outside_the_bounds_of_the_task_is_an_error_that_names_it(docker_provider: Watched) -> None:
     with pytest.raises(RewardInvalid, match=r"the reward 1\.5 is not in the task's bounds"):
         await graded(docker_provider, "echo 1.5 > /logs/verifier/reward.txt")

@@ -243,6 +243,21 @@ services:
     assert task.build.args == (("VERSION", "2"),)
 
 
+def test_tasks_that_say_that_they_want_a_network_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harbor_folder(tmp_path / "set" / "says-nothing")
+    harbor_folder(tmp_path / "set" / "wants-it", {"task.toml": CONFIG + "allow_internet = true\n"})
+    harbor_folder(tmp_path / "set" / "wants-none", {"task.toml": CONFIG + 'network_mode = "no-network"\n'})
+    with caplog.at_level(logging.WARNING):
+        tasks, problems = loaded(tmp_path / "set")
+    assert (len(tasks), problems) == (3, [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "these tasks ask for a network and are played without one: wants-it"
+    ]
+    assert [task.metadata["harbor"]["network"] for task in tasks] == ["public", "public", "no-network"]
+
+
 def test_folders_of_folders_are_searched_and_other_formats_are_told(tmp_path: Path) -> None:
     harbor_folder(tmp_path / "set" / "b")
     harbor_folder(tmp_path / "set" / "deeper" / "a")

@@ -3,8 +3,8 @@
 No process of the agent ever ran where the script does, and none of its files but the diff of the work folder is
 there. What the script runs of the work it runs with its own rights (``trust: in_process``).
 
-What must hold: the reward file is new, read when no process is left, and through no link; where it is not a number
-within the task's bounds there is no reward, and never 0.
+What must hold: the reward file is new, has a name that stands in the tests (where one does), is read when no
+process is left, and through no link; where it is no number there is no reward, and never 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS
 from turnstile_server.grading.protocol import Component, GradingTools, Work
-from turnstile_server.grading.script_reward import JSON_FILE, REWARD_FILES, TEXT_FILE, NoReward, read_reward
-from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, storable
+from turnstile_server.grading.script_reward import REWARD_FILES, NoReward, read_reward
+from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, printable, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
@@ -90,14 +90,16 @@ class _ScriptJudge:
         }
         if result.timed_out:
             raise self._none(f"it ran longer than {script.timeout_s:g} s", detail)
-        files = await self._files(sandbox)
+        found = await self._files(sandbox)
+        # A file that no test names was written by the work, which runs with the script's rights.
+        named = [name for name in REWARD_FILES if name.encode() in archive] or REWARD_FILES
+        files = {name: each for name, each in found.items() if name in named}
         try:
             reward = read_reward(files, script.reward_key)
         except NoReward as error:
             raise self._none(str(error), detail) from None
         detail |= {"file": reward.file, "rewards": dict(reward.rewards)}
-        ignored = [TEXT_FILE] if reward.file == JSON_FILE and TEXT_FILE in files else []
-        if ignored:
+        if ignored := sorted(found.keys() - {reward.file}):
             detail["ignored"] = ignored
         summary = () if reward.value == 1.0 else (f"script: it gave {reward.value:g}",)
         return Component(
@@ -118,8 +120,10 @@ class _ScriptJudge:
         return _read(await sandbox.exec(command))
 
     def _none(self, why: str, detail: dict[str, object]) -> ScriptFailed:
+        lines = str(detail["output"]).splitlines()
+        last = f"; the last that it said: {printable(lines[-1])}" if lines else ""
         return ScriptFailed(
-            f"The script of task {self._task.id} gave no reward: {why}. It ended with {detail['exit_code']}.",
+            f"The script of task {self._task.id} gave no reward: {why}. It ended with {detail['exit_code']}{last}",
             detail=storable(detail),
         )
 

@@ -40,6 +40,8 @@ class TaskFolder:
         self._settings = settings
         self._environment = environment
         self.found = FolderFindings(path)
+        self.asks_for_network = False
+        """The file says so; it is Harbor's default, too."""
 
     def read(self) -> Task | None:
         """The task; None where ``found`` has a problem or something unsupported."""
@@ -47,6 +49,10 @@ class TaskFolder:
         instruction = self._instruction(config)
         if config is None:
             return None
+        wish = config.environment
+        self.asks_for_network = (
+            wish.network == "public" and {"network_mode", "allow_internet"} & wish.model_fields_set != set()
+        )
         image = find_image(self._path, config, self._settings, self.found)
         refuse_unsupported(config, image.workdir, self.found)
         tests = self._tests(config, instruction, image.workdir)

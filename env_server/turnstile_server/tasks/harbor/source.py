@@ -45,15 +45,19 @@ class HarborFolders:
             yield TaskProblem(source, None, None, "these tasks are elsewhere; `harbor download` fetches them")
             return
         seen: set[str] = set()
+        offline: list[str] = []
         for folder in _task_folders(path):
             seen.add(folder.name)
-            yield from _read(folder, settings)
+            yield from _read(folder, settings, offline)
+        if offline:
+            _LOG.warning("these tasks ask for a network and are played without one: %s", ", ".join(offline))
         yield from _other_kinds(path)
         if (path / DATASET).is_file():
             yield from _not_here(path / DATASET, seen)
 
 
-def _read(folder: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+def _read(folder: Path, settings: TaskSettings, offline: list[str]) -> Iterator[FoundTask | TaskProblem]:
+    """``offline``: gets the name of a task that says that it wants a network."""
     file = folder / CONFIG
     if not file.is_file():
         yield TaskProblem(str(folder / TASK_FILE), None, None, _CONVERT)
@@ -67,6 +71,8 @@ def _read(folder: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProb
     elif unsupported and not reader.found.problems:
         reasons = "; ".join(str(each) for each in unsupported)
         _LOG.warning("the task %s is left out (tasks.skip_unsupported): %s", folder.name, reasons)
+    if task is not None and reader.asks_for_network:
+        offline.append(task.id)
     if task is not None:
         yield FoundTask(task, str(file))
 
