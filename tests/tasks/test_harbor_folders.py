@@ -89,18 +89,20 @@ timeout = 120
 timeout_sec = "30"
 [environment]
 memory = "2T"
-[[steps]]
-name = "one"
-[steps.verifier]
-timout_sec = 5.0
+workdir = "app"
+[environment.healthcheck]
+comand = "true"
 """
     files = {"task.toml": config, "instruction.md": None, "tests/test.sh": None}
     assert told(harbor_folder(tmp_path, files)) == [
         f"task.toml:3: agent.timeout: {NO_KEY}",
         "task.toml:5: verifier.timeout_sec: Input should be a valid number",
-        "task.toml:6: environment: memory = '2T' is not a size like 2G, 512M or 900K; write memory_mb",
-        f"task.toml:11: steps.0.verifier.timout_sec: {NO_KEY}",
+        "task.toml:7: environment.memory: '2T' is not a size like 2G, 512M or 900K; write the key with _mb",
+        "task.toml:8: environment.workdir: 'app' is no folder below /, by its whole path",
+        "task.toml:9: environment.healthcheck.command: Field required",
+        f"task.toml:10: environment.healthcheck.comand: {NO_KEY}",
         "instruction.md: No such file or directory",
+        "tests/test.sh: there is no such script; it judges the work",
     ]
 
 
@@ -118,7 +120,7 @@ timout_sec = 5.0
         ({"solution/solve.sh": None, "solution/other.sh": ""}, "solution: the folder has no solve.sh"),
         (
             {"task.toml": CONFIG + 'workdir = "/"\n'},
-            "environment.workdir: the whole file system is no work folder",
+            "environment.workdir: '/' is no folder below /",
         ),
         (
             {"task.toml": CONFIG + 'memory = "1G"\n'},

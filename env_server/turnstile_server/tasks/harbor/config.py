@@ -116,34 +116,53 @@ class HarborEnvironment(HarborNetwork):
     env: Environment = {}
     skills_dir: str | None = None
     healthcheck: HarborHealthcheck | None = None
-    workdir: str | None = Field(None, pattern=r"^/")
+    workdir: str | None = None
     memory: str | None = Field(None, description="Deprecated form of `memory_mb`.")
     storage: str | None = Field(None, description="Deprecated form of `storage_mb`.")
     allow_internet: bool | None = Field(None, description="Deprecated form of `network_mode`.")
 
-    @model_validator(mode="before")
+    @field_validator("memory", "storage")
     @classmethod
-    def _sizes(cls, data: Any) -> Any:
-        """``memory = "2G"`` as ``memory_mb = 2048``."""
-        if not isinstance(data, dict):
-            return data
-        data = dict(data)
+    def _is_a_size(cls, text: str | None) -> str | None:
+        if text is not None and _SIZE.fullmatch(text.strip()) is None:
+            raise ValueError(f"{text!r} is not a size like 2G, 512M or 900K; write the key with _mb")
+        return text
+
+    @field_validator("workdir")
+    @classmethod
+    def _below_the_root(cls, path: str | None) -> str | None:
+        if path is not None and (not path.startswith("/") or not path.strip("/")):
+            raise ValueError(f"{path!r} is no folder below /, by its whole path")
+        return path
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
-            if not isinstance(text := data.get(old), str):
-                continue
-            size = _SIZE.fullmatch(text.strip())
-            if size is None:
-                raise ValueError(f"{old} = {text!r} is not a size like 2G, 512M or 900K; write {new}")
-            mib = int(float(size[1]) * _MIB[size[2].upper()])
-            if data.setdefault(new, mib) != mib:
-                raise ValueError(f"{old} = {text!r} ({mib} MiB) contradicts {new} = {data[new]}")
-        return data
+            text, mib = self.model_dump()[old], self.model_dump()[new]
+            if text is not None and mib is not None and _mib(text) != mib:
+                raise ValueError(f"{old} = {text!r} ({_mib(text)} MiB) contradicts {new} = {mib}")
+        return self
+
+    @property
+    def memory_mib(self) -> int | None:
+        return _mib(self.memory) if self.memory_mb is None and self.memory is not None else self.memory_mb
+
+    @property
+    def storage_mib(self) -> int | None:
+        return _mib(self.storage) if self.storage_mb is None and self.storage is not None else self.storage_mb
 
     @property
     def network(self) -> NetworkMode:
         if self.network_mode is not None:
             return self.network_mode
         return "no-network" if self.allow_internet is False else "public"
+
+
+def _mib(size: str) -> int:
+    """``2G`` as 2048."""
+    found = _SIZE.fullmatch(size.strip())
+    assert found is not None  # else its field is refused
+    return int(float(found[1]) * _MIB[found[2].upper()])
 
 
 class HarborCollect(HarborTable):

@@ -29,6 +29,7 @@ from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_file
 CONFIG = "task.toml"
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+_NO_SCRIPT = "there is no such script; it judges the work"
 _DIFFICULTIES = ("easy", "medium", "hard")
 
 
@@ -40,14 +41,17 @@ class TaskFolder:
         self._settings = settings
         self._environment = environment
         self.found = FolderFindings(path)
+        self._steps = False
+        """The file has [[steps]], whatever else is wrong with it."""
         self.asks_for_network = False
         """The file says so; it is Harbor's default, too."""
 
     def read(self) -> Task | None:
         """The task; None where ``found`` has a problem or something unsupported."""
         config = self._config()
-        instruction = self._instruction(config)
+        instruction = None if self._steps else self._instruction()
         if config is None:
+            self._missing()
             return None
         wish = config.environment
         self.asks_for_network = (
@@ -79,11 +83,13 @@ class TaskFolder:
             self.found.wrong(f"not TOML: {error}", line=int(at[1]) if at else None)
             return None
         self.found.lines = key_lines(text)
+        self._steps = bool(values.get("steps"))
         try:
             return HarborConfig.model_validate(values)
         except ValidationError as error:
             for item in error.errors(include_url=False):
                 self._wrong_key(item)
+            self.found.problems.sort(key=lambda each: each.line or 0)
             return None
 
     def _wrong_key(self, item: Mapping[str, Any]) -> None:
@@ -95,9 +101,13 @@ class TaskFolder:
         else:
             self.found.wrong(item["msg"].removeprefix("Value error, "), loc)
 
-    def _instruction(self, config: HarborConfig | None) -> str | None:
-        if config is not None and config.steps:
-            return None
+    def _missing(self) -> None:
+        """Files that are not there, where ``task.toml`` cannot say more."""
+        script = self._path / "tests" / "test.sh"
+        if not self._steps and not script.is_file():
+            self.found.wrong(_NO_SCRIPT, file=script)
+
+    def _instruction(self) -> str | None:
         file = self._path / "instruction.md"
         for name, why in (
             ("trajectory.json", "a conversation that the agent is to go on with"),
@@ -123,7 +133,7 @@ class TaskFolder:
             return None
         folder = self._path / "tests"
         if not (folder / "test.sh").is_file():
-            self.found.wrong("there is no such script; it judges the work", file=folder / "test.sh")
+            self.found.wrong(_NO_SCRIPT, file=folder / "test.sh")
             return None
         files = self._files(folder)
         if files is None:
@@ -201,7 +211,7 @@ class TaskFolder:
             "script": tests,
             "gold": gold,
             "limits": Limits(wall_s=config.agent.timeout_sec),
-            "sandbox": SandboxWish(memory_mb=wish.memory_mb, cpus=wish.cpus),
+            "sandbox": SandboxWish(memory_mb=wish.memory_mib, cpus=wish.cpus),
             "difficulty": difficulty if difficulty in _DIFFICULTIES else None,
             "tags": tuple(map(str, metadata.get("tags") or ())),
             "metadata": {"harbor": _told(config, metadata)},
@@ -226,7 +236,7 @@ def _told(config: HarborConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "network": config.environment.network,
         "agent_user": config.agent.user,
         "verifier_user": config.verifier.user,
-        "storage_mb": config.environment.storage_mb,
+        "storage_mb": config.environment.storage_mib,
         "metadata": metadata,
     }
     return {name: value for name, value in told.items() if value not in (None, {}, [])}

@@ -35,8 +35,10 @@ def find_image(folder: Path, config: HarborConfig, settings: TaskSettings, found
     composes = [place / name for name in COMPOSE_FILES if (place / name).is_file()]
     service = read_compose(composes[0], found) if composes else ComposeService()
     workdir = config.environment.workdir or service.working_dir
-    if workdir is not None and workdir.rstrip("/") == "":
-        found.wrong("the whole file system is no work folder; name one below /", ("environment", "workdir"))
+    if service.working_dir is not None and not service.working_dir.strip("/"):
+        found.wrong(
+            "the whole file system is no work folder", ("services", "main", "working_dir"), file=composes[0]
+        )
     image = config.environment.docker_image or service.image
     context = place / (service.context or ".")
     dockerfile = context / service.dockerfile
