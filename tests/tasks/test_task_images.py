@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import docker
 import pytest
 from harbor_support import harbor_folder, loaded
+from typer.testing import CliRunner
 
+from turnstile.cli.app import app
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.images import DOCKER, ImageBuildFailed, ImageUnusable, TaskImages
@@ -168,3 +171,17 @@ async def test_nothing_is_built_where_it_may_not_be_and_nothing_asked_where_sand
     finally:
         await images.close()
     assert issubclass(ImageUnusable, TaskFailed)
+
+
+async def test_the_command_shows_what_it_built_and_fails_for_what_it_could_not(
+    tmp_path: Path, base: str, remove: list[str]
+) -> None:
+    good = a_task(tmp_path / "set" / "good", f"FROM {base}\nWORKDIR /app\nCOPY Dockerfile /app/\n")
+    a_task(tmp_path / "set" / "bad", f"FROM {base}\nRUN exit 4\nWORKDIR /app\n")
+    assert good.image is not None
+    remove.append(good.image)
+    done = await anyio.to_thread.run_sync(CliRunner().invoke, app, ["tasks", "build", str(tmp_path / "set")])
+    assert done.exit_code == 1
+    assert "good: Step 3/" in done.stderr
+    assert [line.split()[2] for line in done.stdout.splitlines() if line.strip().startswith("good")] == ["built"]
+    assert "the image of task bad cannot be built" in done.stderr
