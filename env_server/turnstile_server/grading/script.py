@@ -16,7 +16,7 @@ import anyio.to_thread
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
-from turnstile_server.grading.programs import PROGRAMS
+from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.script_reward import REWARD_FILES, NoReward, read_reward
 from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, printable, storable
