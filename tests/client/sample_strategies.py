@@ -38,6 +38,7 @@ def samples(draw: st.DrawFn) -> Sample:
         rollout_id=draw(st.text()),
         attempt=draw(st.integers(0, 3)),
         reward=draw(st.none() | finite),
+        turn_rewards=tuple(draw(st.none() | finite) for _ in spans) if draw(st.booleans()) else (),
         finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
         status=draw(st.sampled_from(["completed", "truncated", "aborted", "failed"])),
         metadata=draw(st.dictionaries(st.text(), json_values, max_size=3)),

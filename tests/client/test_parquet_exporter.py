@@ -50,6 +50,7 @@ group_id: string
 rollout_id: string not null
 attempt: int32 not null
 reward: double
+turn_rewards: list<item: double> not null
 finish_reason: dictionary<values=string, indices=int8, ordered=0> not null
 status: dictionary<values=string, indices=int8, ordered=0> not null
 metadata: string not null"""

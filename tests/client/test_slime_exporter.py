@@ -81,6 +81,16 @@ def test_a_row_has_every_length_that_the_trainer_asserts(kind: Any) -> None:
     assert (row.reward, row.remove_sample) == (1.0, False)
 
 
+def test_rewards_of_turns_stand_with_the_tokens_of_the_response_that_they_are_for() -> None:
+    given = sample(trained=(True, False, True), turn_rewards=(0.5, 1.0, None))
+    [row] = flat(to_samples([rollout(1.0, samples=(given,))], sample_type=SPANS))
+    [found] = row.metadata["turnstile"]["turn_rewards"]
+    assert found == {"turn_id": "turn_0", "start": 0, "end": 2, "reward": 0.5}
+    assert row.loss_mask[found["start"] : found["end"]] == [1, 1]
+    [plain] = flat(to_samples([rollout(1.0, samples=(sample(),))], sample_type=SPANS))
+    assert "turn_rewards" not in plain.metadata["turnstile"]
+
+
 def test_the_response_starts_at_the_first_trained_token() -> None:
     [row] = flat(to_samples([rollout(1.0, samples=(sample(trained=(False, True)),))], sample_type=SPANS))
     assert (row.response_length, row.loss_mask) == (2, [1, 1])

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from conversation import GO
 from gate_support import Stage, says, staged
+from typer.testing import CliRunner
 
 from turnstile import AsyncClient, errors
+from turnstile.cli.app import app
 from turnstile.exporters.parquet import read_parquet, write_parquet
 from turnstile.models import Episode
 from turnstile.sync import Client
@@ -242,3 +244,28 @@ async def test_the_clients_give_rewards(stage: Stage, tmp_path: Path) -> None:
             return client.episode(second["episode_id"]).reward(-1.0, why="late")
 
     assert (await anyio.to_thread.run_sync(blocking)).reward == -1.0
+
+
+async def test_the_command_gives_rewards_and_says_what_is_wrong(stage: Stage) -> None:
+    episode = (await played(stage, LATE, 2))["episode_id"]
+
+    def command(*arguments: str) -> tuple[int, str]:
+        base = ["episodes", "reward", "--url", str(stage.control.base_url)]
+        done = CliRunner().invoke(app, [*base, *arguments], env={"TURNSTILE_CONTROL_KEY": "", "COLUMNS": "200"})
+        return done.exit_code, done.output
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        return await anyio.to_thread.run_sync(command, *arguments)
+
+    assert await run(episode, "0.5", "--turn", "0=1", "--once", "k", "--why", "seen", "--by", "ada") == (
+        0,
+        f"{episode}: reward 0.5, 1 turns with a reward of their own\n",
+    )
+    assert (await run(episode, "0.5", "--turn", "0=1", "--once", "k"))[0] == 0
+    code, said = await run(episode, "0.7")
+    assert (code, "`replace: true`" in said) == (1, True)
+    assert (await run("--replace", "--", episode, "-0.7"))[0] == 0
+    for wrong in ((episode,), (episode, "--turn", "0"), (episode, "--turn", "0=x"), (episode, "x")):
+        assert (await run(*wrong))[0] == 2, wrong
+    code, said = await run("ep_nothing", "1")
+    assert (code, "ep_nothing" in said) == (1, True)

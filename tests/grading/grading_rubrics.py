@@ -18,7 +18,7 @@ class Asked(Rubric):
 
 
 class Tree(Rubric):
-    def __init__(self, weight: float = 0.5) -> None:
+    def __init__(self, weight: float) -> None:
         super().__init__()
         self.both = WeightedSum([Short(), Asked()], weights=[weight, 1 - weight])
 
@@ -27,7 +27,7 @@ class Tree(Rubric):
         return score
 
 
-SHORT = Short()
+TREE = Tree(0.8)
 
 
 class Says:

@@ -97,30 +97,18 @@ def gone(pid: int) -> bool:
 
 
 async def test_an_openenv_rubric_is_a_grader_and_its_children_stand_beside_it() -> None:
-    graded = await grader(None).grade(
-        the_task("rubric", "Tree", arguments={"weight": 0.8}), Work(answer="long enough")
-    )
+    graded = await grader(None).grade(the_task("rubric", "TREE"), Work(answer="long enough"))
     assert graded.reward == pytest.approx(0.8 * 0.25 + 0.2)
     assert graded.components["code.both"] == graded.components["code"] == graded.reward
     assert graded.components["code.both.rubric_0"] == 0.25
 
 
 @pytest.mark.slow
-async def test_what_makes_no_rubric_is_told() -> None:
-    assert (await grader(None).grade(the_task("rubric", "SHORT"), Work(answer="abc"))).reward == 1.0
-    with pytest.raises(GraderFailed, match="not a Rubric"):
-        await grader(None).grade(the_task("rubric", "Says", arguments={"reply": "x"}), Work())
-
-
-@pytest.mark.slow
 async def test_an_llm_judge_of_openenv_that_says_nothing_is_no_reward_behind_any_gate() -> None:
-    def task(reply: str) -> Task:
-        return the_task("rubric", "judged", arguments={"reply": reply})
-
-    assert (await grader(None).grade(task("Score: 0.75"), Work(answer="x"))).reward == 0.75
     for reply, said in (("I cannot say.", "without a score"), ("down", "RuntimeError: 503")):
+        task = the_task("rubric", "judged", arguments={"reply": reply})
         with pytest.raises(GraderUnavailable, match=said):
-            await grader(None, retries=0).grade(task(reply), Work(answer="x"))
+            await grader(None, retries=0).grade(task, Work(answer="x"))
 
 
 SCHEMA = {

@@ -50,6 +50,7 @@ class RubricOptions(CodeOptions):
     """An OpenEnv rubric, or what makes one."""
 
     grader: Literal["rubric"]
+    timeout_s: float = Field(120.0, gt=0, le=3600, description="Time for one call, OpenEnv's import included.")
 
 
 class SchemaOptions(GraderOptions):
