@@ -35,6 +35,12 @@ def the_task(kind: str, target: str = "", **options: Any) -> Task:
     return Task.model_validate({"id": "t", "instruction": "x", "grading": {"code": entry}, "reward": reward})
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+async def test_code_runs_on_the_event_loop_of_a_server() -> None:
+    graded = await grader(None).grade(the_task("function", "length", arguments={"most": 4}), Work(answer="abc"))
+    assert graded.reward == 0.75
+
+
 async def test_a_function_gives_a_number_or_components() -> None:
     graded = await grader(None).grade(the_task("function", "length", arguments={"most": 4}), Work(answer="abc"))
     assert (graded.reward, graded.components) == (0.75, {"code": 0.75})

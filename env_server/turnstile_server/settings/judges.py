@@ -26,7 +26,7 @@ class JudgeSettings(Section):
     extra_body: dict[str, Any] = Field(
         default_factory=dict, description="Further fields of the request, such as `reasoning_effort`."
     )
-    timeout_s: float = Field(120.0, gt=0, description="Time for one call, the wait for a place included.")
+    timeout_s: float = Field(120.0, gt=0, description="Time for one call, without the wait for a place.")
     parallel: int = Field(4, ge=1, description="Calls at once; further ones wait.")
     max_calls_per_grading: int = Field(
         32, ge=1, description="Calls for one work, repeated ones included; with more it has no reward."

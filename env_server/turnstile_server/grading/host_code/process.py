@@ -37,10 +37,9 @@ async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> d
         await anyio.to_thread.run_sync(stdin.write, data)
         stdin.seek(0)
         code = None
+        command, env = [sys.executable, "-P", str(RUNNER)], dict(os.environ)
         try:
-            process = await start_process(
-                [sys.executable, "-P", str(RUNNER)], env=os.environ, stdin=stdin, stdout=stdout, stderr=stderr
-            )
+            process = await start_process(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise GraderUnavailable(f"{what} cannot be started: {error}") from error
         try:

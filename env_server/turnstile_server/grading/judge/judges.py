@@ -47,22 +47,26 @@ class Judge:
         kept = await self._cache.get(key)
         if kept is not None and _passes(check, kept.text):
             return kept, True
+        async with self._places:
+            reply = await self._reply(messages, spent)
+        try:
+            check(reply.text)
+        except ValueError as error:
+            raise GraderUnavailable(
+                f"the judge {self._name!r} gave no verdict: {error}", detail={"reply": reply.text[:2000]}
+            ) from None
+        await self._cache.put(key, reply)
+        return reply, False
+
+    async def _reply(self, messages: Sequence[dict[str, str]], spent: JudgeSpending) -> JudgeReply:
+        self._check_budgets(spent)
+        for one in (self.spent, spent):
+            one.calls += 1
         with anyio.move_on_after(self.settings.timeout_s):
-            async with self._places:
-                self._check_budgets(spent)
-                self.spent.calls += 1
-                spent.calls += 1
-                reply = await self._client.ask(messages)
-                self.spent.tokens += reply.tokens
-                spent.tokens += reply.tokens
-            try:
-                check(reply.text)
-            except ValueError as error:
-                raise GraderUnavailable(
-                    f"the judge {self._name!r} gave no verdict: {error}", detail={"reply": reply.text[:2000]}
-                ) from None
-            await self._cache.put(key, reply)
-            return reply, False
+            reply = await self._client.ask(messages)
+            for one in (self.spent, spent):
+                one.tokens += reply.tokens
+            return reply
         raise GraderUnavailable(
             f"the judge {self._name!r} gave no verdict within {self.settings.timeout_s:g} s (timeout_s)"
         )
