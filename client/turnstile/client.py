@@ -48,7 +48,7 @@ from turnstile.models import (
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
-from turnstile.task_stream import AsyncTaskStream, TaskPageRequest, TaskSelection, TaskStreamState, task_query
+from turnstile.task_stream import AsyncTaskStream, SelectionArguments, TaskPageRequest, TaskStreamState, task_query
 
 
 class AsyncClient(AsyncEngineControl):
@@ -191,7 +191,7 @@ class AsyncClient(AsyncEngineControl):
         return replace(options, agent=lambda created: agent(AsyncNewEpisodeHandle(self, created)))
 
     async def tasks(
-        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[TaskSelection]
+        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[SelectionArguments]
     ) -> AsyncIterator[TaskInfo]:
         """The tasks of ``server``, or of the first that answers, fetched in pages: all in the server's order, or
         those of a selection. ``task_stream`` is for training, over epochs."""
@@ -210,7 +210,7 @@ class AsyncClient(AsyncEngineControl):
         epochs: int | None = 1,
         state: TaskStreamState | None = None,
         page_size: int | None = None,
-        **selection: Unpack[TaskSelection],
+        **selection: Unpack[SelectionArguments],
     ) -> AsyncTaskStream:
         """Tasks one after the other, over ``epochs`` (None: without end; each has an order of its own where
         they are shuffled), to give to ``rollouts``. Its ``state()`` goes into a checkpoint; given back here, in

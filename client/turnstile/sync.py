@@ -49,7 +49,7 @@ from turnstile.models import (
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
-from turnstile.task_stream import TaskPageRequest, TaskSelection, TaskStream, TaskStreamState, task_query
+from turnstile.task_stream import SelectionArguments, TaskPageRequest, TaskStream, TaskStreamState, task_query
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class Client(EngineControl):
         return run
 
     def tasks(
-        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[TaskSelection]
+        self, *, server: str | None = None, page_size: int | None = None, **selection: Unpack[SelectionArguments]
     ) -> Iterator[TaskInfo]:
         """See ``AsyncClient.tasks``."""
         query, cursor = task_query(**selection), None
@@ -219,7 +219,7 @@ class Client(EngineControl):
         epochs: int | None = 1,
         state: TaskStreamState | None = None,
         page_size: int | None = None,
-        **selection: Unpack[TaskSelection],
+        **selection: Unpack[SelectionArguments],
     ) -> TaskStream:
         """See ``AsyncClient.task_stream``."""
 

@@ -61,7 +61,7 @@ class TaskPageRequest:
         }
 
 
-class TaskSelection(TypedDict, total=False):
+class SelectionArguments(TypedDict, total=False):
     """Which tasks, as arguments of a client."""
 
     where: Sequence[str] | str
@@ -72,7 +72,7 @@ class TaskSelection(TypedDict, total=False):
     """A seed."""
 
 
-def task_query(**selection: Unpack[TaskSelection]) -> TaskQuery:
+def task_query(**selection: Unpack[SelectionArguments]) -> TaskQuery:
     """Raises InvalidRequest."""
     where, shard = selection.get("where", ()), selection.get("shard")
     if isinstance(shard, tuple):
@@ -88,7 +88,7 @@ def task_query(**selection: Unpack[TaskSelection]) -> TaskQuery:
 class _Position:
     """What both streams do between two pages."""
 
-    def __init__(self, epochs: int | None, state: TaskStreamState | None, selection: TaskSelection) -> None:
+    def __init__(self, epochs: int | None, state: TaskStreamState | None, selection: SelectionArguments) -> None:
         query = task_query(**selection)
         if state is None:
             state = TaskStreamState(**query.model_dump())
@@ -146,7 +146,7 @@ class AsyncTaskStream:
         fetch: Callable[[TaskPageRequest], Awaitable[TaskPage]],
         epochs: int | None,
         state: TaskStreamState | None,
-        selection: TaskSelection,
+        selection: SelectionArguments,
     ) -> None:
         """Raises InvalidRequest for a selection beside a state, which has its own."""
         self._fetch = fetch
@@ -174,7 +174,7 @@ class TaskStream:
         fetch: Callable[[TaskPageRequest], TaskPage],
         epochs: int | None,
         state: TaskStreamState | None,
-        selection: TaskSelection,
+        selection: SelectionArguments,
     ) -> None:
         """Raises InvalidRequest for a selection beside a state, which has its own."""
         self._fetch = fetch

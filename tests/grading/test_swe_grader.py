@@ -19,6 +19,7 @@ from local import ROOT
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.gold_patch import apply_patch
+from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -194,6 +195,20 @@ async def test_a_patch_and_its_reverse_are_applied_inside_the_sandbox(provider: 
         assert await sandbox.read(f"{sandbox.workdir}/README.md", 100) == b"mathx\n"
     finally:
         await sandbox.destroy()
+
+
+def test_the_lines_of_a_patch_are_looked_for_as_leaks_by_file() -> None:
+    patch = (
+        "--- a/src/a.py\n+++ b/src/a.py\n@@ -1,2 +1,2 @@\n context of the change\n-the line that was wrong\n"
+        "+the line that is right now\n--- /dev/null\n+++ b/new.py\n@@ -0,0 +1 @@\n+a file that is entirely new\n"
+    )
+    added, removed = patch_texts(patch, reverse=False), patch_texts(patch, reverse=True)
+    assert [(text.path, text.lines) for text in added] == [
+        ("src/a.py", ("the line that is right now",)),
+        ("new.py", ("a file that is entirely new",)),
+    ]
+    assert [(text.path, text.lines) for text in removed] == [("src/a.py", ("the line that was wrong",))]
+    assert patch_texts(None, reverse=False) == ()
 
 
 def test_the_script_that_installs_the_package_pins_the_version_that_the_settings_name() -> None:

@@ -31,7 +31,7 @@ from turnstile.exporters.registry import FORMATS
 from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef
 from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
-from turnstile.task_stream import TaskSelection
+from turnstile.task_stream import SelectionArguments
 
 ALL = "all"
 SAMPLE_FORMATS = [name for name, each in FORMATS.items() if each.source == "samples"]
@@ -54,7 +54,7 @@ class RunRequest:
     """What to run: task ids (none for all), the agent, the options of the rollouts."""
 
     task_ids: tuple[str, ...]
-    chosen: TaskSelection
+    chosen: SelectionArguments
     start: int
     """So many tasks of the selection are left out."""
     limit: int | None
@@ -181,7 +181,7 @@ def run(
     options["staleness"] = _bound(max_staleness, staleness_policy)
     options["env"] = _env(env or ())
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
-    chosen = TaskSelection(where=where or (), shard=shard, shuffle=shuffle)
+    chosen = SelectionArguments(where=where or (), shard=shard, shuffle=shuffle)
     if ids and (where or shard is not None or shuffle is not None or start or limit is not None):
         fail(
             "--where, --shard, --shuffle, --start and --limit choose among all tasks; drop them or the ids", USAGE

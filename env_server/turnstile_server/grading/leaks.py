@@ -83,6 +83,22 @@ def secret_texts(
     return tuple(text for text in (*solution, *hidden) if text.lines)
 
 
+def patch_texts(patch: str | None, *, reverse: bool, what: str = SOLUTION) -> tuple[SecretText, ...]:
+    """The lines that a unified diff adds, or takes away where its reverse is meant, by file."""
+    sign, other = ("-", "+++ ") if reverse else ("+", "--- ")
+    by_file: dict[str, list[str]] = {}
+    path = ""
+    for line in (patch or "").splitlines():
+        if line.startswith(("--- ", "+++ ")):
+            name = line[4:].partition("\t")[0]
+            if name != "/dev/null" and not line.startswith(other):
+                path = name.partition("/")[2]
+        elif line.startswith(sign) and path:
+            by_file.setdefault(path, []).append(line[1:])
+    texts = (SecretText(what, path, telling_lines(lines)) for path, lines in by_file.items())
+    return tuple(text for text in texts if text.lines)
+
+
 async def find_leaks(
     sandbox: Sandbox, texts: Sequence[SecretText], settings: GradingSettings, *, own_image: bool
 ) -> LeakReport:

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
-from turnstile_server.grading.leaks import LeakReport, find_leaks, secret_texts
+from turnstile_server.grading.leaks import LeakReport, find_leaks, patch_texts, secret_texts
 from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.world_validation import ProofParts, played, put_gold
@@ -193,6 +193,7 @@ class Validator:
         tests = [await self._read(judge.files) for judge in (task.tests, task.script) if judge is not None]
         hidden = {name: data for files in tests for name, data in files.items()}
         texts = secret_texts(await self._read(task.base), await self._read(gold.files), hidden)
+        texts += patch_texts(gold.patch, reverse=gold.reverse)
         report: LeakReport = await find_leaks(
             sandbox, texts, self._parts.grading, own_image=found.image is not None
         )
