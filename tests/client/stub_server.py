@@ -80,6 +80,8 @@ class StubServer:
         self.unknown_tasks: set[str] = set()
         self.closed_groups: set[str | None] = set()
         self.tasks: tuple[TaskInfo, ...] = ()
+        self.task_queries: list[list[tuple[str, str]]] = []
+        """Parameters of every request for tasks. The stub itself does not choose."""
         self.created: list[EpisodeRequest] = []
         self.cancelled: list[str] = []
         self.most_open = 0
@@ -213,6 +215,7 @@ class StubServer:
         return Response(encode_samples(found), media_type=MEDIA_TYPE)
 
     async def _tasks(self, request: Request) -> Response:
+        self.task_queries.append(request.query_params.multi_items())
         at, limit = int(request.query_params.get("cursor", 0)), int(request.query_params.get("limit", 100))
         following = at + limit
         cursor = str(following) if following < len(self.tasks) else None

@@ -77,6 +77,15 @@ def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubS
         assert decode_samples(path.read_bytes()).samples == ()
 
 
+def test_the_server_is_asked_for_a_selection_and_a_part_of_it_is_run(stub: StubServer) -> None:
+    chosen = ("--where", "repo=a/*", "--where", "id!=x", "--shard", "1/2", "--shuffle", "7")
+    done = run(stub, *chosen, "--start", "1", "--limit", "1")
+    assert done.returncode == DONE, done.stderr
+    asked = [("where", "repo=a/*"), ("where", "id!=x"), ("shard", "1/2"), ("shuffle", "7")]
+    assert stub.task_queries[0] == asked
+    assert [request.task.id for request in stub.created] == ["task-1"]
+
+
 def test_env_is_the_agents_in_every_episode(stub: StubServer) -> None:
     given = ("--env", "A=1", "--env", "LINE=x=y z", "--env", "EMPTY=", "--env", "A=2")
     done = run(stub, "--agent", "shell", *given)
@@ -150,6 +159,7 @@ def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubServer, tmp
         (["--agent", "external"], "external"),
         (["--env", "NAME"], "--env 'NAME' is not NAME=VALUE"),
         (["--env", "=x"], "--env '=x' is not NAME=VALUE"),
+        (["--tasks", "task-1", "--shard", "1/2"], "choose among all tasks"),
     ],
 )
 def test_what_cannot_be_run_is_a_usage_error(stub: StubServer, arguments: list[str], says: str) -> None:

@@ -245,7 +245,10 @@ async def _work(
             found = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)]
             tasks = found[asked.start :][: asked.limit]
             if not tasks:
-                fail("no tasks are left after --start" if found else "the server has no such tasks", FAILED)
+                fail(
+                    "no tasks are left after --start" if found else "the server has no tasks of this selection",
+                    FAILED,
+                )
         bar = Bar(len(tasks) * asked.options["n"])
         options = RolloutArguments(**asked.options, on_progress=bar.update)
         rollouts = client.rollouts(tasks, agent=asked.agent, **options)
