@@ -29,7 +29,8 @@ from turnstile_server.tasks.workspace import prepare_workspace
 
 pytestmark = pytest.mark.anyio
 
-TESTS = ("two", "five")
+IN_ONE_KIND = pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module")
+"""The judged copy is tried in every kind of sandbox elsewhere, and Docker by ``test_swe_equality``."""
 CHECK = "from mathx import double\nfor name, n in (('two', 2), ('five', 5)):\n" + (
     "    print('PASSED' if double(n) == 2 * n else 'FAILED', name)\n"
 )
@@ -86,6 +87,7 @@ async def graded(provider: Watched, python: Path, task: Task, work: Work) -> Any
         await judge.close()
 
 
+@IN_ONE_KIND
 async def test_work_that_resolves_scores_1_and_other_work_0_with_the_tests_that_fail(
     provider: Watched, starts: Path
 ) -> None:
@@ -97,6 +99,7 @@ async def test_work_that_resolves_scores_1_and_other_work_0_with_the_tests_that_
     assert [(one["id"], one["message"]) for one in half.detail["swe"]["failed"]] == [("five", "PASS_TO_PASS")]
 
 
+@IN_ONE_KIND
 async def test_a_log_that_contradicts_itself_is_not_believed(provider: Watched, starts: Path) -> None:
     forged = await graded(provider, python(starts), the_task(), work(f"print('DOUBTFUL')\n{FIX}"))
     assert forged.reward == 0.0
@@ -104,6 +107,7 @@ async def test_a_log_that_contradicts_itself_is_not_believed(provider: Watched, 
 
 
 @pytest.mark.parametrize("package", ["import os\nos._exit(0)\n", "raise SystemExit(3)\n"])
+@IN_ONE_KIND
 async def test_work_that_keeps_its_tests_from_a_result_scores_0(
     package: str, provider: Watched, starts: Path
 ) -> None:
@@ -113,11 +117,13 @@ async def test_work_that_keeps_its_tests_from_a_result_scores_0(
     assert provider.left == 0
 
 
+@IN_ONE_KIND
 async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -> None:
     hung = await graded(provider, python(starts), the_task(timeout_s=2), work("while True:\n    pass\n"))
     assert (hung.reward, hung.detail["swe"]["note"]) == (0.0, "the tests ran longer than 2 s")
 
 
+@IN_ONE_KIND
 async def test_a_script_that_cannot_run_leaves_any_work_without_a_reward(provider: Watched, starts: Path) -> None:
     broken = SCRIPT.replace("python3", "no-such-program")
     with pytest.raises(TaskFailed, match="cannot run, whatever the work: swebench finds no result"):
@@ -125,6 +131,7 @@ async def test_a_script_that_cannot_run_leaves_any_work_without_a_reward(provide
     assert provider.left == 0
 
 
+@IN_ONE_KIND
 async def test_a_log_parser_that_the_package_lacks_is_told(provider: Watched, starts: Path) -> None:
     with pytest.raises(TaskFailed, match="swebench 0 cannot judge this row: it has no log parser 'unknown'"):
         await graded(provider, python(starts), the_task(log_parser="unknown"), work(FIX))
@@ -172,6 +179,27 @@ async def test_a_process_that_does_not_answer_is_ended(starts: Path) -> None:
         os.kill(pids(starts)[0], 0)
 
 
+async def test_a_process_that_does_not_start_in_time_is_ended(starts: Path) -> None:
+    slow = starts.with_name("slow-python")
+    slow.write_text(f"#!/bin/sh\necho $$ > {starts}\nexec sleep 600\n")
+    slow.chmod(0o755)
+    worker = SwebenchWorker(GradingSettings(swebench_python=slow, swebench_start_s=1))
+    with pytest.raises(GraderUnavailable, match=r"did not start in 1 s \(grading.swebench_start_s\)"):
+        await worker.ask(SCRIPT_REQUEST)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids(starts)[0], 0)
+
+
+@IN_ONE_KIND
+async def test_of_a_log_that_is_too_long_the_middle_is_left_out(provider: Watched, starts: Path) -> None:
+    judge = grader(provider, swebench_python=python(starts), max_log_bytes=1 << 16)
+    try:
+        noisy = await judge.grade(the_task(), work(f"print('x' * 200_000)\n{FIX}"))
+    finally:
+        await judge.close()
+    assert noisy.reward == 1.0  # the results come last
+
+
 async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(starts: Path) -> None:
     worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "hangs")))
     with anyio.move_on_after(1):
@@ -181,6 +209,7 @@ async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(starts
         os.kill(pids(starts)[0], 0)
 
 
+@IN_ONE_KIND
 async def test_a_patch_and_its_reverse_are_applied_inside_the_sandbox(provider: Watched) -> None:
     patch = (
         "diff --git a/README.md b/README.md\n--- a/README.md\n+++ b/README.md\n@@ -1 +1,2 @@\n mathx\n+doubles\n"

@@ -15,6 +15,9 @@ from rows_support import five, written
 
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.protocol import StoredTask
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.rows.files import BATCH_ROWS
 
@@ -117,6 +120,29 @@ def test_a_row_that_has_changed_since_the_start_is_no_task(tmp_path: Path) -> No
     written(tmp_path / "rows.jsonl", reversed(ROWS))
     with pytest.raises(TaskFailed, match="has changed since the server started"):
         tasks.get("quill__ink-1")
+
+
+class CountingReader:
+    """A ``TaskReader``."""
+
+    def __init__(self) -> None:
+        self.read_positions: list[int] = []
+
+    def read(self, position: int) -> Task:
+        self.read_positions.append(position)
+        return Task(id=f"t{position}", instruction="Do it.")
+
+
+@pytest.mark.anyio
+async def test_the_latest_tasks_are_kept_for_the_rollouts_of_their_groups() -> None:
+    reader = CountingReader()
+    tasks = TaskCatalog([StoredTask(f"t{n}", {}, reader, n, "rows") for n in range(4)], cached_tasks=2)
+    await tasks.prefetch("t0")
+    for task_id in ("t0", "t0", "t1", "t0", "t2", "t1"):
+        assert tasks.get(task_id).id == task_id
+    assert reader.read_positions == [0, 1, 2, 1]
+    await tasks.prefetch("nobody")
+    await tasks.prefetch(None)
 
 
 def test_the_rows_are_kept_out_of_sandboxes(tmp_path: Path) -> None:

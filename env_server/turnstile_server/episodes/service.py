@@ -178,6 +178,7 @@ class Episodes:
                 return self._created(replace(earlier, episode=episode), agent_url), False
             if request.lease is not None:
                 self._leases.check(request.lease.lease_id)
+            await self._parts.backends.tasks.prefetch(request.task.id)
             plan = plan_episode(request, self._parts.backends, self._parts.settings)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal

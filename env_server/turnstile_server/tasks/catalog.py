@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio.to_thread
+
 from turnstile_server.errors import NotFound
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import StoredTask
@@ -53,6 +55,12 @@ class TaskCatalog:
             hint = f" Close to it: {', '.join(close)}." if close else ""
             raise NotFound(f"There is no task {task_id!r}.{hint}", detail={"close": close})
         return task if isinstance(task, Task) else self._stored(task)
+
+    async def prefetch(self, task_id: str | None) -> None:
+        """Reads a task of a large set in a thread, so that ``get`` finds it in memory. Raises TaskFailed."""
+        task = self._tasks.get(task_id or "")
+        if isinstance(task, StoredTask) and task.id not in self._cache:
+            await anyio.to_thread.run_sync(self._stored, task)
 
     @property
     def ids(self) -> Sequence[str]:

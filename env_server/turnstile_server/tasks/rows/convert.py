@@ -61,15 +61,14 @@ class RowConverter:
             row, kind = inner, kind_of(self._renamed(inner)) or BY_NAME["swe-bench"]
         if kind.refused is not None:
             return [(None, f"rows of {kind.name} are not supported: {kind.refused}")]
-        row = self._renamed(row, kind)
+        row = self._renamed(row)
         if kind.name == "task":
             return _plain_task(row, number)
         return _SweRow(kind, self._mapping, row).task()
 
-    def _renamed(self, row: Row, kind: RowKind | None = None) -> Row:
+    def _renamed(self, row: Row) -> Row:
         """The row with our names beside theirs."""
-        names = {**(kind.columns if kind is not None else {}), **self._mapping.columns}
-        return {**row, **{ours: row.get(theirs) for ours, theirs in names.items() if theirs in row}}
+        return {**row, **{ours: row[theirs] for ours, theirs in self._mapping.columns.items() if theirs in row}}
 
 
 class _SweRow:

@@ -7,7 +7,7 @@ Names of published images and of their work folders are the data sets' own; none
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 PYTEST = "pytest --no-header -rA --tb=no -p no:cacheprovider {files}"
@@ -50,7 +50,6 @@ class RowKind:
     """Dotted path of the object that holds the row itself (as an object or as JSON in text)."""
     refused: str | None = None
     """Why its rows cannot be judged here."""
-    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 KINDS: Final[tuple[RowKind, ...]] = (
@@ -81,7 +80,7 @@ KINDS: Final[tuple[RowKind, ...]] = (
         image="jefzda/sweap-images:{dockerhub_tag}",
         workdir="/app",
     ),
-    RowKind("swe-rebench", frozenset({"instance_id", "install_config"}), wrapped=None),
+    RowKind("swe-rebench", frozenset({"instance_id", "install_config"})),
     RowKind(
         "swe-smith",
         frozenset({"instance_id", "image_name", "patch"}),
