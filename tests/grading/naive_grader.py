@@ -15,6 +15,7 @@ import _pytest
 import iniconfig
 import packaging
 import pluggy
+import py
 import pygments
 import pytest
 from grading_support import tar
@@ -53,6 +54,7 @@ def pytest_mount(folder: Path) -> Mount:
     for module in (pytest, _pytest, pluggy, iniconfig, packaging, pygments):
         source = Path(str(module.__file__)).parent
         shutil.copytree(source, folder / source.name)
+    shutil.copy(str(py.__file__), folder)
     for each in (folder, *folder.rglob("*")):
         each.chmod(each.stat().st_mode | 0o555 if each.is_dir() else 0o644)
     return Mount(folder, PYTEST)
