@@ -31,10 +31,12 @@ from turnstile.models import (
     EpisodeStatus,
     NetworkReport,
     PendingCalls,
+    Regrade,
     SampleSet,
     TaskPage,
     TokenForest,
     Turn,
+    new_id,
 )
 from turnstile.task_stream import TaskPageRequest
 
@@ -154,6 +156,12 @@ class Operations:
     async def reward(self, episode_id: str, fields: Mapping[str, Any]) -> Episode:
         given = {name: value for name, value in fields.items() if value is not None}
         return await self._on_episode(episode_id, requests.reward(episode_id, {"key": uuid.uuid4().hex, **given}))
+
+    async def regrade(self, episode_id: str, fields: Mapping[str, Any]) -> Regrade:
+        """Judges its kept work again; a cancellation ends the grading."""
+        asked = {name: value for name, value in fields.items() if value is not None}
+        call = requests.regrade(episode_id, {"regrade_id": new_id("regrade"), **asked}, self._settings.slow_s)
+        return await self._on_episode(episode_id, call)
 
     async def delete(self, episode_id: str) -> None:
         await self._on_episode(episode_id, requests.delete(episode_id))

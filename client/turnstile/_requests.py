@@ -32,6 +32,8 @@ from turnstile.models import (
     LeaseTerm,
     NetworkReport,
     PendingCalls,
+    Regrade,
+    RegradeRequest,
     RewardUpdate,
     SampleSet,
     TaskPage,
@@ -112,6 +114,13 @@ def task_page(asked: TaskPageRequest, limit: int | None) -> ApiCall[TaskPage]:
 
 def agents() -> ApiCall[AgentList]:
     return ApiCall("GET", "/agents", AgentList.model_validate_json, repeatable=True)
+
+
+def regrade(episode_id: str, fields: Mapping[str, Any], extra_s: float) -> ApiCall[Regrade]:
+    """Repeatable: the server knows the ``regrade_id``."""
+    body = _body(RegradeRequest, **fields)
+    path = f"{_episode(episode_id)}/regrade"
+    return ApiCall("POST", path, Regrade.model_validate_json, body=body, repeatable=True, extra_s=extra_s)
 
 
 def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:

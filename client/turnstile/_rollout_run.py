@@ -2,7 +2,8 @@
 
 What must hold: a creation whose answer was lost is only ever repeated at the same server with the same idempotency
 key, so it never makes two episodes; an episode that was started and has not ended is cancelled when the rollout is
-(unless ``keep_open``); a failure is never turned into a reward. ``turnstile._retry`` decides every wait.
+(unless ``keep_open``); a failure is never turned into a reward. A grading that the infrastructure failed is made
+good with the kept work, before the agent runs again. ``turnstile._retry`` decides every wait.
 
 asyncio rather than anyio, for one reason: trainers cancel a rollout natively (``task.cancel()``), and a creation
 that is under way must outlive that until its episode is known, which needs a task of its own.
@@ -23,12 +24,14 @@ import anyio
 from turnstile import _retry as retry
 from turnstile import errors
 from turnstile._retry import ClientSettings
-from turnstile.models import Episode, EpisodeCreated, ErrorInfo, Fault, SampleSet, TaskRef
+from turnstile.models import Episode, EpisodeCreated, ErrorInfo, Fault, Regrade, SampleSet, TaskRef
 from turnstile.rollout import Rollout, RolloutOptions, RunAgent
 
 T = TypeVar("T")
 
 _TASK_FAILED = "task_failed"
+_REFILL = "refill"
+"""The ``regrade_id`` of an episode whose grading the infrastructure failed."""
 
 
 class RolloutBackend(Protocol):
@@ -57,6 +60,10 @@ class RolloutBackend(Protocol):
         """Ends the episode now. An ended one stays as it is."""
         ...
 
+    async def regrade(self, episode_id: str, fields: Mapping[str, Any]) -> Regrade:
+        """Judges its kept work again. Harmless to repeat with the same ``regrade_id``."""
+        ...
+
     async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet: ...
 
 
@@ -75,13 +82,14 @@ class RolloutPlan:
 class RolloutHooks:
     """What a rollout reports while it runs, and two questions that it asks.
 
-    ``retried``: before a further attempt. ``refilled``: before one after a cancellation for stale weights.
-    ``fresh_group``: the group in place of one that takes no more episodes, the same for all its rollouts.
-    ``waiting``: +1, then -1, around a wait for a server. ``accepted``: a server has taken an episode.
-    ``any_accepted``: whether one ever has, for this or another rollout of the run.
+    ``retried``: before a further attempt. ``regraded``: after a failed grading was made good. ``refilled``: before
+    one after a cancellation for stale weights. ``fresh_group``: the group in place of one that takes no more
+    episodes, the same for all its rollouts. ``waiting``: +1, then -1, around a wait for a server. ``accepted``: a
+    server has taken an episode. ``any_accepted``: whether one ever has, for this or another rollout of the run.
     """
 
     retried: Callable[[], None]
+    regraded: Callable[[], None]
     refilled: Callable[[], None]
     fresh_group: Callable[[str], str]
     waiting: Callable[[int], None]
@@ -97,6 +105,8 @@ class _Attempt:
     samples: SampleSet | None
     error: ErrorInfo | None
     again: bool
+    regraded: ErrorInfo | None = None
+    """The failure of its first grading, where a second one made it good."""
 
 
 class RolloutRun:
@@ -124,8 +134,11 @@ class RolloutRun:
     async def run(self) -> Rollout:
         started = time.monotonic()
         failures = stale = 0
+        lost: list[ErrorInfo] = []
         while True:
             attempt = await self._attempt(failures + stale)
+            if attempt.regraded is not None:
+                lost.append(attempt.regraded)
             if attempt.again and attempt.error is not None and attempt.error.type == retry.STALE_WEIGHTS:
                 stale += 1
                 if stale > self._options.stale_retries:
@@ -135,6 +148,8 @@ class RolloutRun:
             failures += 1
             if not attempt.again or failures > self._options.retries:
                 break
+            if attempt.error is not None:
+                lost.append(attempt.error)
             self._hooks.retried()
             await anyio.sleep(retry.backoff_s(failures, self._settings, random.random))
         plan = self._plan
@@ -148,6 +163,8 @@ class RolloutRun:
             error=attempt.error,
             attempts=failures + stale,
             seconds=time.monotonic() - started,
+            lost=tuple(lost),
+            regraded=attempt.regraded is not None,
         )
 
     async def _attempt(self, number: int) -> _Attempt:
@@ -171,11 +188,16 @@ class RolloutRun:
             self._hooks.accepted()
             try:
                 episode, agent_error = await self._ended(created)
-                error_of = agent_error or retry.failure_of(episode)
-                if error_of is not None and error_of.fault is Fault.INFRASTRUCTURE:
+                first_error = agent_error or retry.failure_of(episode)
+                error_of = first_error
+                if _by_infrastructure(error_of):
+                    episode = await self._regraded(episode)
+                    error_of = retry.failure_of(episode)
+                if _by_infrastructure(error_of):
                     return _Attempt(episode, None, error_of, again=True)
                 samples = await self._samples(created.episode_id)
-                return _Attempt(episode, samples, error_of or episode.error, again=False)
+                regraded = first_error if _by_infrastructure(first_error) else None
+                return _Attempt(episode, samples, error_of or episode.error, again=False, regraded=regraded)
             except (errors.NotFound, errors.Gone) as error:
                 lost = retry.infrastructure_error(retry.LOST, f"the server no longer has it: {error.message}")
                 return _Attempt(episode, None, lost, again=True)
@@ -211,6 +233,20 @@ class RolloutRun:
         # An ended episode stays as it is, so finish may be repeated.
         now = await self._repeated(lambda: self._backend.finish(episode_id))
         return (now if now.status.ended else await self._polled(episode_id)), None
+
+    async def _regraded(self, episode: Episode) -> Episode:
+        """The episode after its kept work was judged again; as it is where that cannot be. A grading costs less
+        than the agent's run."""
+        if episode.work is None:
+            return episode
+        fields = {"regrade_id": _REFILL, "apply": True, "reason": "the infrastructure failed the grading"}
+        try:
+            await self._backend.regrade(episode.episode_id, fields)
+            now = await self._repeated(lambda: self._backend.episode(episode.episode_id))
+        except errors.TurnstileError:
+            return episode
+        self._hooks.regraded()
+        return now
 
     async def _polled(self, episode_id: str) -> Episode:
         """The ended episode. One long poll at a time, so that the time for an outage starts anew after each."""
@@ -283,6 +319,10 @@ class RolloutRun:
             "metadata": options.metadata,
             "idempotency_key": f"{plan.rollout_id}-{number}",
         }
+
+
+def _by_infrastructure(error: ErrorInfo | None) -> bool:
+    return error is not None and error.fault is Fault.INFRASTRUCTURE
 
 
 class _Creation:

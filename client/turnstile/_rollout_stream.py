@@ -125,6 +125,7 @@ class RolloutStream:
     async def _run(self, plan: RolloutPlan) -> None:
         hooks = RolloutHooks(
             retried=lambda: self._count(retried=1),
+            regraded=lambda: self._count(regraded=1),
             refilled=lambda: self._count(refilled=1),
             fresh_group=self._fresh_group,
             waiting=lambda change: self._count(waiting=change),

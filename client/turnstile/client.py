@@ -38,6 +38,7 @@ from turnstile.models import (
     Limits,
     NetworkReport,
     PendingCalls,
+    Regrade,
     SampleSet,
     Sampling,
     TaskInfo,
@@ -282,6 +283,23 @@ class AsyncEpisodeHandle:
         already."""
         fields = {"reward": reward, "turn_rewards": turn_rewards, "key": key, "replace": replace}
         return await self._client._operations.reward(self.episode_id, {**fields, "by": by, "why": why})
+
+    async def regrade(
+        self,
+        *,
+        apply: bool = False,
+        task: TaskRef | Mapping[str, Any] | str | None = None,
+        reason: str | None = None,
+        regrade_id: str | None = None,
+    ) -> Regrade:
+        """Judges the kept work of the ended episode again, by its task as it is now, or by ``task``.
+
+        ``apply``: the new grade becomes the episode's; else it is only recorded beside the old one. The same
+        ``regrade_id`` is judged once. Raises Gone where the work is not kept, and what a grading raises.
+        """
+        other = None if task is None else task_ref(task)
+        fields = {"apply": apply, "task": other, "reason": reason, "regrade_id": regrade_id}
+        return await self._client._operations.regrade(self.episode_id, fields)
 
     async def delete(self) -> None:
         """Removes the episode and all its turns for good."""

@@ -31,6 +31,16 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
     return dict(groups)
 
 
+def short_groups(rollouts: Iterable[Rollout], n: int) -> dict[str, int]:
+    """The groups with fewer than ``n`` results, and how many each lacks: the infrastructure or the task failed
+    them in every attempt, or they did not come. None of them stands for a reward of 0."""
+    missing = {
+        group_id: n - sum(not rollout.failed for rollout in group)
+        for group_id, group in by_group(rollouts).items()
+    }
+    return {group_id: count for group_id, count in missing.items() if count > 0}
+
+
 def has_signal(group: Iterable[Rollout]) -> bool:
     """Whether the rewards of one group differ. Equal rewards give no gradient."""
     return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1

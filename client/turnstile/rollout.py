@@ -56,6 +56,11 @@ class Rollout:
     error: ErrorInfo | None
     attempts: int
     seconds: float
+    lost: tuple[ErrorInfo, ...] = ()
+    """Failures of the infrastructure that were made good, or tried again: none of them is in ``error``, and none
+    is a reward of 0."""
+    regraded: bool = False
+    """Its grading failed by the infrastructure, and its kept work was judged again."""
 
     @property
     def status(self) -> EpisodeStatus:
@@ -107,6 +112,8 @@ class Rollout:
             "status": self.status.value,
             "reward": self.reward,
             "stale": self.stale,
+            "regraded": self.regraded,
+            "lost": [error.model_dump(mode="json") for error in self.lost],
             "error": self.error.model_dump(mode="json") if self.error is not None else None,
             "episode": self.episode.model_dump(mode="json") if self.episode is not None else None,
         }
@@ -123,6 +130,8 @@ class RolloutProgress:
     """Held back by a server that is full or cannot be reached."""
     retried: int = 0
     """Further attempts after failures of the infrastructure."""
+    regraded: int = 0
+    """Gradings that the infrastructure failed, made good without the agent."""
     refilled: int = 0
     """Further attempts after cancellations for stale weights."""
     stale: int = 0

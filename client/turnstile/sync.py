@@ -39,6 +39,7 @@ from turnstile.models import (
     Limits,
     NetworkReport,
     PendingCalls,
+    Regrade,
     SampleSet,
     Sampling,
     TaskInfo,
@@ -324,6 +325,17 @@ class EpisodeHandle:
         return self._run(
             AsyncEpisodeHandle.reward, reward, turn_rewards=turn_rewards, key=key, replace=replace, by=by, why=why
         )
+
+    def regrade(
+        self,
+        *,
+        apply: bool = False,
+        task: TaskRef | Mapping[str, Any] | str | None = None,
+        reason: str | None = None,
+        regrade_id: str | None = None,
+    ) -> Regrade:
+        """See ``AsyncEpisodeHandle.regrade``."""
+        return self._run(AsyncEpisodeHandle.regrade, apply=apply, task=task, reason=reason, regrade_id=regrade_id)
 
     def delete(self) -> None:
         """Removes the episode and all its turns for good."""

@@ -30,8 +30,9 @@ from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
+from turnstile_server.control.regrade_routes import build_regrade_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.data_dir import journal_folder, load_secret, prepare_data_dir
+from turnstile_server.data_dir import journal_folder, load_secret, prepare_data_dir, work_folder
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.engines.registry import NO_ENGINE, check_kind
@@ -100,7 +101,9 @@ async def open_apps(
     progress.waits_for = "the data directory and its journal"
     await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
     # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.
-    journal = await FileJournal.open(journal_folder(settings.data_dir), settings.journal)
+    journal = await FileJournal.open(
+        journal_folder(settings.data_dir), settings.journal, beside=work_folder(settings.data_dir)
+    )
     stack.push_async_callback(_shielded, journal.close)
     control_key = _control_key(settings)
     keys = EpisodeKeys(load_secret(settings.data_dir))
@@ -292,6 +295,7 @@ async def _control_app(
                 settings.workers.pause_alarm_s,
             )
         ),
+        build_regrade_router(episodes.regrades),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

@@ -18,6 +18,7 @@ from turnstile_server.data_dir import owner_of
 from turnstile_server.egress.addresses import Resolver
 from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
+from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
@@ -61,6 +62,8 @@ class Backends:
     agents: AgentRegistry
     installer: Installer
     grader: Grader
+    grader_digest: Callable[[Task], str]
+    """Of what judges a task's work. Reads its files: for a thread."""
     own_tools: OwnToolCatalog
     worlds: Worlds
     images: TaskImages
@@ -119,6 +122,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         agents=load_registry(settings.agents.specs),
         installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
+        grader_digest=GraderDigests(archive_of).of,
         own_tools=own_tools,
         worlds=Worlds(settings),
         images=TaskImages(settings.sandboxes, may_build=settings.tasks.build_images),

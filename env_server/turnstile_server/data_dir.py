@@ -36,6 +36,11 @@ def journal_folder(data_dir: Path) -> Path:
     return data_dir / "journal"
 
 
+def work_folder(data_dir: Path) -> Path:
+    """Of the work that is kept to be judged again."""
+    return data_dir / "work"
+
+
 def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
     """Makes the data directory unless it is there, and tries it: one file is written, synced and removed.
 

@@ -114,6 +114,13 @@ class Gone(TurnstileError):
     type = "episode_ended"
 
 
+class WorkNotKept(TurnstileError):
+    """The server does not have the work of an episode (any more), so it cannot be judged again."""
+
+    status = 410
+    type = "work_not_kept"
+
+
 class EpisodeOverdue(TurnstileError):
     """A time limit ended the episode."""
 
@@ -319,8 +326,7 @@ class WorldUnavailable(TurnstileError):
 
 
 class FileProblem(TurnstileError):
-    """A file in a sandbox cannot be read, written, packed or unpacked as asked. Agents get it as a tool
-    result."""
+    """A file in a sandbox cannot be read, written, packed or unpacked as asked. For agents a tool result."""
 
     status = 400
     type = "file_problem"
@@ -382,10 +388,7 @@ class StartupError(TurnstileError):
 
 
 def error_of_type(name: str, message: str, *, detail: Any = None) -> TurnstileError:
-    """The error of the class with this ``type``; TurnstileError for a type that is not known.
-
-    It restores an error from a record or from another API.
-    """
+    """The error of a ``type`` that a record or another API names; TurnstileError for one that is not known."""
     return _by_type(TurnstileError).get(name, TurnstileError)(message, detail=detail)
 
 

@@ -23,6 +23,9 @@ EPISODES = {
         "turnstile.cli.reward:reward_episode", "Give an ended episode, or turns of it, a reward."
     ),
     "export": CommandEntry("turnstile.cli.episodes:export_episodes", "The samples of episodes, for a trainer."),
+    "regrade": CommandEntry(
+        "turnstile.cli.regrade:regrade", "Judge kept work again, without the agent, and compare the grades."
+    ),
 }
 WORKERS = {
     "add": CommandEntry("turnstile.cli.engine:add_worker", "An engine joins, by its URL."),

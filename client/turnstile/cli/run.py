@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from turnstile.cli.run_report import (
     Bar,
     RolloutFiles,
     failures,
+    infrastructure,
     not_the_agents,
     show_rollouts,
     summary,
@@ -154,16 +155,17 @@ def run(
     Exit 1 if a rollout failed by the infrastructure or by its task; failures of agents are in the summary.
     """
     sources, ids = _tasks(tasks or [ALL], private=not url)
-    for_private = {
-        "--model": model,
-        "--engine": engine,
-        "--engine-url": engine_url,
-        "--sandbox": sandbox,
-        "--sandbox-image": sandbox_image,
-        "--config": config,
-    }
-    flags = [part for name, value in for_private.items() if value is not None for part in (name, str(value))]
-    flags += [part for folder in agent_specs or () for part in ("--agent-specs", str(folder.absolute()))]
+    flags = _private_flags(
+        {
+            "--model": model,
+            "--engine": engine,
+            "--engine-url": engine_url,
+            "--sandbox": sandbox,
+            "--sandbox-image": sandbox_image,
+            "--config": config,
+        },
+        agent_specs or (),
+    )
     if url and flags:
         fail(f"{flags[0]} is for a private server; drop it or --url", USAGE)
     flags += [part for source in sources for part in ("--tasks", source)]
@@ -201,6 +203,8 @@ def run(
             if not as_json:
                 show_rollouts(done)
             echo(summary(done), err=as_json)
+            for line in () if interrupted else infrastructure(done, n):
+                echo(f"turnstile: {line}", err=True)
             for line in failures(done):
                 echo(f"turnstile: {line}", err=True)
     if interrupted:
@@ -274,6 +278,12 @@ async def _client(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClien
             AsyncClient(server.url, key=server.key) as client,
         ):
             yield client
+
+
+def _private_flags(values: Mapping[str, object], agent_specs: Sequence[Path]) -> list[str]:
+    """The flags of a private server, those that were given."""
+    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    return flags + [part for folder in agent_specs for part in ("--agent-specs", str(folder.absolute()))]
 
 
 def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ...]]:

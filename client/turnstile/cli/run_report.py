@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from turnstile.cli.output import USAGE, Column, fail, show_table
 from turnstile.exporters.files import atomic_write
 from turnstile.exporters.registry import FORMATS, writer_of
+from turnstile.groups import short_groups
 from turnstile.models import EpisodeStats, Fault
 from turnstile.rollout import Rollout, RolloutProgress
 
@@ -77,6 +78,7 @@ class Bar:
             for count, name in (
                 (now.waiting, "waiting"),
                 (now.retried, "retried"),
+                (now.regraded, "regraded"),
                 (now.refilled, "refilled"),
                 (now.stale, "stale"),
             )
@@ -144,6 +146,25 @@ def failures(rollouts: list[Rollout]) -> list[str]:
         if _went_wrong(rollout) and rollout.error is not None
     )
     return [f"{count} × {reason}" for reason, count in said.most_common()]
+
+
+def infrastructure(rollouts: list[Rollout], n: int) -> list[str]:
+    """What the infrastructure cost: lines about failures that were made good, and about groups that are short of
+    ``n`` results. Neither is in the mean reward."""
+    lines = []
+    lost = sum(len(rollout.lost) for rollout in rollouts)
+    if lost:
+        regraded = sum(rollout.regraded for rollout in rollouts)
+        lines.append(
+            f"infrastructure: {lost} failures were made good: {regraded} by grading kept work again, "
+            f"{lost - regraded} by running the agent again"
+        )
+    short = short_groups(rollouts, n)
+    tasks = {rollout.group_id: rollout.task for rollout in rollouts}
+    for group_id, missing in short.items():
+        name = tasks[group_id].id or _title(tasks[group_id].instruction or "")
+        lines.append(f"short: group {group_id} of task {name} has {n - missing} results of {n}")
+    return lines
 
 
 def not_the_agents(rollouts: list[Rollout]) -> int:

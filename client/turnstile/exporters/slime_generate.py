@@ -75,6 +75,7 @@ class Generate:
         self._numbers = itertools.count()
         self._hooks = RolloutHooks(
             retried=lambda: None,
+            regraded=lambda: None,
             refilled=lambda: None,
             fresh_group=lambda closed: self._fresh_groups.setdefault(closed, new_id("group")),
             waiting=lambda _: None,

@@ -1,9 +1,9 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode`` (with ``lease`` and ``staleness``), ``messages``, ``turn``, ``network``. ``sample`` and
-``forest`` are what a trainer gets, ``wire`` is their binary form. ``engine`` and ``audit`` are the answers about
-the engine and about recorded episodes.
+made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
+``messages``, ``turn``, ``network``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary
+form. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -36,25 +36,24 @@ from turnstile.models.episode import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStats,
-    EpisodeStatus,
     EpisodeTimings,
-    ErrorInfo,
-    Fault,
     Limits,
     Sampling,
     SandboxInfo,
     TaskInfo,
     TaskPage,
-    TaskRef,
 )
 from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
+from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
+from turnstile.models.status import EpisodeStatus, ErrorInfo, Fault
+from turnstile.models.tasks import TaskRef
 from turnstile.models.turn import (
     Break,
     BreakAt,
@@ -99,8 +98,10 @@ __all__ = [
     "FinishReason",
     "Float32Array",
     "ForestRow",
+    "GradeRecord",
     "Int32Array",
     "InvariantCheck",
+    "KeptWork",
     "LateRewards",
     "Lease",
     "LeaseState",
@@ -116,6 +117,8 @@ __all__ = [
     "PauseRequest",
     "PendingCall",
     "PendingCalls",
+    "Regrade",
+    "RegradeRequest",
     "RewardChange",
     "RewardUpdate",
     "Role",

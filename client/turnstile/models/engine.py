@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from turnstile.models.arrays import Floats, TokenIds
 from turnstile.models.base import Model
-from turnstile.models.episode import EpisodeStatus, Sampling
+from turnstile.models.episode import Sampling
+from turnstile.models.status import EpisodeStatus
 
 PauseMode = Literal["abort", "retract", "in_place"]
 """What a pause does with calls in flight: cut them (they are continued afterwards, or end with what they have, as

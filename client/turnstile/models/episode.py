@@ -7,10 +7,9 @@ old records can still be read.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import Field, FiniteFloat, field_validator
 
 from turnstile.models.base import (
     MAX_INT32,
@@ -24,57 +23,13 @@ from turnstile.models.base import (
     check_json,
 )
 from turnstile.models.lease import Lease
+from turnstile.models.regrade import KeptWork, Regrade
 from turnstile.models.reward import LateRewards
 from turnstile.models.staleness import Staleness, StalenessBound
+from turnstile.models.status import EpisodeStatus, ErrorInfo
+from turnstile.models.tasks import TaskRef
 
 MAX_PRIORITY = 1000
-
-
-class EpisodeStatus(StrEnum):
-    """Where an episode is in its life; the last five are ends."""
-
-    QUEUED = "queued"
-    PREPARING = "preparing"
-    RUNNING = "running"
-    GRADING = "grading"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed_out"
-    TRUNCATED = "truncated"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the episode is over: its record does not change any more."""
-        return self in _ENDED
-
-    @property
-    def prepared(self) -> bool:
-        """Neither queued nor being prepared: an external agent may begin, unless the episode has ended."""
-        return self not in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
-
-
-_ENDED = frozenset(
-    {
-        EpisodeStatus.COMPLETED,
-        EpisodeStatus.FAILED,
-        EpisodeStatus.CANCELLED,
-        EpisodeStatus.TIMED_OUT,
-        EpisodeStatus.TRUNCATED,
-    }
-)
-
-
-class Fault(StrEnum):
-    """Who caused an episode's failure, or its cancellation. Only a failure of the ``infrastructure`` is worth
-    another attempt."""
-
-    INFRASTRUCTURE = "infrastructure"
-    AGENT = "agent"
-    TASK = "task"
-    CALLER = "caller"
-    """The training loop that owned the episode: its lease lapsed, it finished the episode too early, or its
-    own function, given as agent, raised."""
 
 
 class Sampling(Model):
@@ -116,18 +71,6 @@ class Limits(Model):
     )
 
 
-class TaskRef(Model):
-    """A task of the server by ``id``, or one that the request brings along: ``{"instruction": "…"}`` is enough.
-
-    The further fields of an inline task are those of a task file (``docs/tasks.md``).
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str | None = None
-    instruction: str | None = None
-
-
 class EpisodeRequest(Model):
     """Body of ``POST /episodes``. Only ``task`` is required."""
 
@@ -165,15 +108,6 @@ class EpisodeRequest(Model):
     def _task_is_json(cls, task: TaskRef) -> TaskRef:
         check_json(task.model_extra or {})
         return task
-
-
-class ErrorInfo(Model):
-    """A typed error: a stable ``type``, a sentence for the reader, and structured detail where there is any."""
-
-    type: str
-    message: str
-    fault: Fault | None = None
-    detail: Any = None
 
 
 class EpisodeTimings(Model):
@@ -253,6 +187,10 @@ class Episode(Model):
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings
     stats: EpisodeStats = EpisodeStats()
+    work: KeptWork | None = None
+    """The work that was handed to grading, while the server keeps it; None: it has none (any more)."""
+    regrades: tuple[Regrade, ...] = ()
+    """When its work was judged again, the oldest first (``docs/regrade.md``)."""
 
 
 class EpisodeCreated(Model):

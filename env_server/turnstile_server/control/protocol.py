@@ -18,6 +18,8 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     NetworkReport,
+    Regrade,
+    RegradeRequest,
     RewardUpdate,
     SampleSet,
     TokenForest,
@@ -103,4 +105,17 @@ class EpisodeService(Protocol):
     def subscribe(self) -> AsyncIterator[Episode]:
         """Every change of status from now on. The iterator ends at shutdown, and when its reader lags too far
         behind."""
+        ...
+
+
+class RegradeService(Protocol):
+    """Judges the kept work of ended episodes again."""
+
+    async def regrade(self, episode_id: str, request: RegradeRequest) -> Regrade:
+        """Judge it by the task as it is now, or by another one, and record the new grade beside the old one.
+        Cancelling this ends the grading and records nothing.
+
+        Raises Conflict for an episode that has not ended; WorkNotKept; Unprocessable for a task that cannot be
+        used; and what a grading raises.
+        """
         ...

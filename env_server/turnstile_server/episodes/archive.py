@@ -32,6 +32,7 @@ from turnstile_server.episodes.store import (
     stored_of,
     unreadable_episode,
 )
+from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, JournalUnavailable, NotFound
 from turnstile_server.journal.protocol import Journal, Record, RecordType
 
@@ -42,13 +43,23 @@ _RESTARTED = ErrorInfo(
     message="the server stopped while the episode ran; its turns are kept, submit it again",
     fault=Fault.INFRASTRUCTURE,
 )
+_NOT_GRADED = _RESTARTED.model_copy(
+    update={
+        "message": "the server stopped while the episode was graded; its turns and its work are kept, grade it "
+        "again (turnstile episodes regrade --apply)"
+    }
+)
 
 
 class Archive:
-    """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones."""
+    """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones. ``works``: in which
+    the work of an episode may be that was graded when the server stopped."""
 
-    def __init__(self, journal: Journal, cached_trees: int) -> None:
+    def __init__(self, journal: Journal, cached_trees: int, works: WorkStore) -> None:
+        self.changing = anyio.Lock()
+        """Held while the record of an ended episode is changed or deleted."""
         self._journal = journal
+        self._works = works
         self._cached_trees = cached_trees
         self._listing = EpisodeListing()
         self._ended: dict[str, bytes] = {}
@@ -89,12 +100,14 @@ class Archive:
         forest = rebuild(await self._journal.read(record.episode_id))
         ended_s = max(0.0, time.time() - stored.episode.timings.created_at)
         timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
-        fields = {"status": EpisodeStatus.FAILED, "error": _RESTARTED, "timings": timings}
+        work = await self._works.recovered(record.episode_id)
+        error = _RESTARTED if work is None else _NOT_GRADED
+        fields = {"status": EpisodeStatus.FAILED, "error": error, "timings": timings, "work": work}
         failed = replace(stored, episode=forest.counted(stored.episode.model_copy(update=fields)))
         try:
             await self._journal.append(failed.record())
-        except JournalUnavailable as error:  # the records can still be read; the next start tries again
-            _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, error.message)
+        except JournalUnavailable as refusal:  # the records can still be read; the next start tries again
+            _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, refusal.message)
         return failed
 
     def created(self, stored: Stored) -> None:

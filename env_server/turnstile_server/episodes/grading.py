@@ -1,9 +1,10 @@
-"""The reward of an episode: its work collected, judged by its world and its graders, and what stands for it where
-the agent left none.
+"""The reward of an episode: its work collected, kept, judged by its world and its graders, and what stands for it
+where the agent left none.
 
 What must hold: whatever an agent can cause scores 0, with a sentence in the grade's ``summary`` that says why;
 otherwise an agent could choose to have no reward, and episodes that went badly would drop out of training. A
-failure that the agent did not cause is no score: the outcome is ``failed``, without a reward.
+failure that the agent did not cause is no score: the outcome is ``failed``, without a reward. The work is kept
+before it is judged, so that such a failure, or a crash, costs a grading and not the agent's run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from turnstile.models import EpisodeStatus
+import anyio.to_thread
+
+from turnstile.models import EpisodeStatus, KeptWork
+from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import Outcome, failed_by, unearned
 from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.episodes.work_file import EndedWork, WorldStart
+from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
-from turnstile_server.grading.protocol import Grader, Work
+from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
 
 _LOG = logging.getLogger(__name__)
@@ -26,12 +32,18 @@ class EpisodeGrading:
     """Grades one episode. Owns nothing: the sandbox and the world are the run's."""
 
     def __init__(
-        self, episode_id: str, sandbox: EpisodeSandbox | None, world: RunningWorld | None, grader: Grader
+        self,
+        episode_id: str,
+        sandbox: EpisodeSandbox | None,
+        world: RunningWorld | None,
+        backends: Backends,
+        works: WorkStore,
     ) -> None:
         self._episode_id = episode_id
         self._sandbox = sandbox
         self._world = world
-        self._grader = grader
+        self._backends = backends
+        self._works = works
 
     async def graded(self, outcome: Outcome, task: Task, answer: str | None) -> Outcome:
         """``outcome`` with its grade; failed, where the task or the machine kept the work from being judged.
@@ -46,15 +58,28 @@ class EpisodeGrading:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
         except Exception as error:  # noqa: BLE001 - the boundary to sandboxes and worlds: there is no reward
             return self._failed(outcome, error)
+        kept: KeptWork | None = None
         try:
             if self._sandbox is not None:
                 await self._sandbox.give_up()
-            grade = await self._grader.grade(task, work)
-            return replace(outcome, grade=grade.awaited() if task.reward.pending else grade)
+            info = outcome.error_info()
+            kept = await self._works.keep(
+                EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
+            )
+            grade = await self._backends.grader.grade(task, work)
+            named = await self._named(kept, task, grade)
+            return replace(outcome, grade=grade.awaited() if task.reward.pending else grade, work=named)
         except TurnstileError as error:
-            return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
+            return Outcome(EpisodeStatus.FAILED, error, outcome.agent, work=kept)
         except Exception as error:  # noqa: BLE001 - the boundary to the grader: there is no reward
-            return self._failed(outcome, error)
+            return replace(self._failed(outcome, error), work=kept)
+
+    async def _named(self, kept: KeptWork | None, task: Task, grade: Grade) -> KeptWork | None:
+        """What the record names of the kept work, with the digest of what judged it."""
+        if kept is None or not self._works.keeps(graded=grade.reward is not None):
+            return None
+        digest = await anyio.to_thread.run_sync(self._backends.grader_digest, task)
+        return kept.model_copy(update={"grader": digest})
 
     async def _work(self, answer: str | None) -> Work:
         """What the agent left behind. Raises AgentFailed where it has made that useless, TaskFailed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, KeptWork
 from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, SandboxUnavailable, TurnstileError
@@ -41,6 +41,8 @@ class Outcome:
     agent: AgentEnd | None = None
     """None for an external agent, and for one that was stopped."""
     grade: Grade | None = None
+    work: KeptWork | None = None
+    """What is kept of the work that was handed to grading."""
 
     @property
     def by_agent(self) -> bool:
@@ -52,7 +54,8 @@ class Outcome:
         seconds from its creation."""
         update: dict[str, Any] = {
             "status": self.status,
-            "error": self._error_info(),
+            "error": self.error_info(),
+            "work": self.work,
             "timings": episode.timings.model_copy(update={"ended_s": ended_s}),
         }
         if self.agent is not None:
@@ -67,7 +70,8 @@ class Outcome:
                 update["late_rewards"] = episode.late_rewards.model_copy(update={"pending": True})
         return episode.model_copy(update=update)
 
-    def _error_info(self) -> ErrorInfo | None:
+    def error_info(self) -> ErrorInfo | None:
+        """The error as the record has it."""
         if self.error is None:
             return None
         without_result = self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED)

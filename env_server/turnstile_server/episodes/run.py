@@ -42,6 +42,7 @@ from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
 from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import Conflict, Gone, SandboxFailed, SandboxUnavailable, TurnstileError
 from turnstile_server.gate.pipeline import CallPipeline
@@ -65,6 +66,7 @@ class RunParts:
     settings: Settings
     places: Places
     versions: WeightVersions
+    works: WorkStore
     changed: Callable[[EpisodeRun, EpisodeStatus], None]
     weights: Callable[[EpisodeRun], None]
 
@@ -97,6 +99,7 @@ class EpisodeRun:
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
         self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings)
         self._world = RunningWorld.of(plan.task, parts.backends.worlds, settings.tasks, self._sandbox)
+        self._grader = EpisodeGrading(self.episode_id, self._sandbox, self._world, parts.backends, parts.works)
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
         self._answer: str | None = None
@@ -216,8 +219,7 @@ class EpisodeRun:
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            grading = EpisodeGrading(self.episode_id, self._sandbox, self._world, self._parts.backends.grader)
-            graded = await grading.graded(stop, self._plan.task, self._answer)
+            graded = await self._grader.graded(stop, self._plan.task, self._answer)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
 

@@ -35,8 +35,10 @@ from turnstile.models import (
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.backends import Backends
 from turnstile_server.capture import Turns, export_forest, export_samples
+from turnstile_server.data_dir import work_folder
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.versions import WeightVersions
+from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
@@ -46,17 +48,19 @@ from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, new_episode, plan_episode
+from turnstile_server.episodes.regrade import RegradeParts, Regrader
+from turnstile_server.episodes.retention import Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import (
     Conflict,
     Gone,
     JournalUnavailable,
     NotFound,
     QueueFull,
-    TurnstileError,
     Unauthorized,
 )
 from turnstile_server.gate.pipeline import CallPipeline
@@ -104,6 +108,12 @@ class Episodes:
         self._settings = settings.episodes
         self._metrics = parts.metrics
         self._running: dict[str, EpisodeRun] = {}
+        self._works = WorkStore(
+            work_folder(settings.data_dir),
+            self._settings,
+            2 * settings.journal.min_free_bytes,
+            parts.metrics.work_kept,
+        )
         self._staleness = StalenessWatcher(parts.versions, lambda: list(self._running.values()))
         self._run_parts = RunParts(
             parts.journal,
@@ -112,29 +122,40 @@ class Episodes:
             settings,
             places=Places(self._settings.max_running, self._settings.oldest_every),
             versions=parts.versions,
+            works=self._works,
             changed=self._changed,
             weights=self._staleness.sampled,
         )
         self._groups = EpisodeGroups(self._settings.remembered_groups)
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
-        self._archive = Archive(parts.journal, self._settings.cached_trees)
+        self._archive = Archive(parts.journal, self._settings.cached_trees, self._works)
+        self._retention = Retention(parts.journal, self._archive, self._works)
         self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
+        amendments = Amendments(parts.journal, self._archive, self._broadcast.publish)
+        self.regrades = Regrader(
+            RegradeParts(
+                parts.backends,
+                self._works,
+                amendments,
+                parts.metrics,
+                self._now,
+                settings.grading.parallel,
+                self._settings.kept_regrades,
+            )
+        )
         self._creating = anyio.Lock()
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._exports = anyio.CapacityLimiter(self._settings.export_threads)
         self._rewards = EpisodeRewards(
-            parts.journal,
-            self._archive,
-            self._running,
-            self._broadcast,
-            self._exports,
-            self._settings.max_reward_changes,
+            self._archive, amendments, self._running, self._exports, self._settings.max_reward_changes
         )
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
     async def __aenter__(self) -> Episodes:
+        await self._works.open()
         await self._archive.restore()
+        await self._retention.sweep()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._watch)
         return self
@@ -243,7 +264,8 @@ class Episodes:
         episode = self._archive.get(episode_id)
         if episode is None:
             raise NotFound(f"there is no episode {episode_id}")
-        return episode
+        gone = episode.work is not None and episode_id not in self._works
+        return episode.model_copy(update={"work": None}) if gone else episode
 
     async def page(
         self, *, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
@@ -276,9 +298,7 @@ class Episodes:
 
     async def delete(self, episode_id: str) -> None:
         await self.cancel(episode_id)
-        async with self._rewards.lock:  # a reward that is stored after the deletion would bring the episode back
-            await self._journal.delete(episode_id)
-            self._archive.forget(episode_id)
+        await self._retention.delete(episode_id)
         self._room_wanted = self._journal.refusal is not None
 
     def fetched(self, episode_id: str) -> None:
@@ -338,6 +358,10 @@ class Episodes:
             self._leases.ended(episode.episode_id)
             self._groups.ended(run.staleness.group)
             self._archive.add_ended(episode, run.forest)
+            if episode.work is None and episode.episode_id in self._works:  # it was not to be kept, after all
+                self._tasks.start_soon(self._works.remove, [episode.episode_id])
+            if episode.error is not None and episode.error.fault is not None:
+                self._metrics.episode_failed(episode.error.fault)
             self._count_tokens(episode)
             stale = episode.staleness
             if stale is not None and stale.exceeded and stale.bound is not None:
@@ -371,7 +395,7 @@ class Episodes:
             self._end_disowned()
             if self._room_wanted or time.monotonic() >= next_retention:
                 self._room_wanted = False
-                await self._apply_retention()
+                await self._retention.apply()
                 next_retention = time.monotonic() + self._settings.retention_interval_s
             await anyio.sleep(self._settings.watch_interval_s)
 
@@ -382,16 +406,6 @@ class Episodes:
             for run in [self._running[each] for each in lapse.episodes if each in self._running]:
                 if run.episode.status is not EpisodeStatus.GRADING:
                     run.request_stop(Outcome(EpisodeStatus.CANCELLED, lapse.error))
-
-    async def _apply_retention(self) -> None:
-        async with self._rewards.lock:
-            try:
-                deleted = await self._journal.apply_retention(time.time())
-            except TurnstileError as error:
-                _LOG.error("retention could not be applied: %s", error.message)
-                return
-            for episode_id in deleted:
-                self._archive.forget(episode_id)
 
 
 def _unchanging(episode: Episode, forest: Forest) -> Turns:

@@ -63,7 +63,9 @@ class OpenedDirectory:
 class FileJournal:
     """A ``Journal`` on disk. Make it with ``await FileJournal.open(...)``, and use it in that event loop only."""
 
-    def __init__(self, opened: OpenedDirectory, settings: JournalSettings, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, opened: OpenedDirectory, settings: JournalSettings, thread: ThreadPoolExecutor, beside: Path | None
+    ) -> None:
         self.stats = opened.stats
         self._directory = opened.directory
         self._settings = settings
@@ -91,14 +93,18 @@ class FileJournal:
             IndexAccess(self._index, self._summaries, self._unindexed, self._in_thread),
             self._commit,
             opened.lock,
+            beside,
         )
         self._closed = False
         self._released = False
         self._releasing = threading.Lock()
 
     @classmethod
-    async def open(cls, directory: Path, settings: JournalSettings, files: FileOps | None = None) -> FileJournal:
-        """Locks and recovers ``directory`` (made when missing).
+    async def open(
+        cls, directory: Path, settings: JournalSettings, files: FileOps | None = None, beside: Path | None = None
+    ) -> FileJournal:
+        """Locks and recovers ``directory`` (made when missing). ``beside``: a folder whose files count as the
+        journal's in the bounds of the disk.
 
         Raises StartupError: in use by another process, not writable, or of a newer format.
         """
@@ -111,7 +117,7 @@ class FileJournal:
             thread.submit(_abandon, opening)
             thread.shutdown(wait=False)
             raise
-        journal = cls(opened, _fitted(settings, opened), thread)
+        journal = cls(opened, _fitted(settings, opened), thread, beside)
         journal._commit.start()
         return journal
 
@@ -143,6 +149,11 @@ class FileJournal:
             return self._reader.records(episode_id, locations)
 
         return await self._in_thread(work)
+
+    async def state(self, episode_id: str) -> Record | None:
+        """As in the protocol."""
+        found = await self._in_thread(lambda: self._states_of([episode_id]))
+        return found[0] if found else None
 
     async def episodes(self) -> AsyncIterator[Record]:
         """As in the protocol: the episodes there are when the iteration starts."""
@@ -192,6 +203,10 @@ class FileJournal:
     async def apply_retention(self, now: float) -> list[str]:
         """As in the protocol. Raises JournalUnavailable; then some of them may be deleted."""
         return await self._space.apply_retention(now)
+
+    async def excess(self) -> int:
+        """As in the protocol."""
+        return await self._space.excess()
 
     async def told_at_start(self) -> str:
         """One line about the directory and its bounds."""

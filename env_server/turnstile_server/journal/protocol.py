@@ -61,6 +61,11 @@ class Journal(Protocol):
         """All records of an episode, in order; empty when it is unknown or deleted."""
         ...
 
+    async def state(self, episode_id: str) -> Record | None:
+        """The last EPISODE record of one episode; None when it is unknown or deleted. ``damage`` as in
+        ``episodes``."""
+        ...
+
     def episodes(self) -> AsyncIterator[Record]:
         """The last EPISODE record of every episode that is not deleted, oldest first.
 
@@ -75,6 +80,10 @@ class Journal(Protocol):
     async def apply_retention(self, now: float) -> list[str]:
         """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first;
         returns their ids."""
+        ...
+
+    async def excess(self) -> int:
+        """Bytes that the journal and what is kept beside it take over the bounds of the disk; 0: none."""
         ...
 
     @property

@@ -72,6 +72,7 @@ class DiskSpace:
         access: IndexAccess,
         commit: GroupCommit,
         lock: DirectoryLock,
+        beside: Path | None,
     ) -> None:
         self.over: str | None = None
         """Why the bounds of the disk allow no new episode; None where they do."""
@@ -82,6 +83,7 @@ class DiskSpace:
         self._access = access
         self._commit = commit
         self._lock = lock
+        self._beside = beside
         self._collecting = anyio.Lock()
 
     async def delete(self, episode_ids: list[str]) -> None:
@@ -106,20 +108,23 @@ class DiskSpace:
         await self._collect()
         return [*chosen, *await self._make_room()]
 
+    async def excess(self) -> int:
+        """Bytes over the bounds of the disk."""
+        return await self._access.in_thread(self._excess)
+
+    def _excess(self) -> int:
+        return self._bounds().excess(self._disk_bytes(), self._files.free_bytes(self._directory))
+
     async def _make_room(self) -> list[str]:
         """Brings the journal within the bounds of the disk: first without what is deleted already, then by
         deleting the oldest episodes that may go."""
         bounds = await self._access.in_thread(self._bounds)
-
-        def excess() -> int:
-            return bounds.excess(self._disk_bytes(), self._files.free_bytes(self._directory))
-
-        if await self._access.in_thread(excess):
+        if await self.excess():
             await self._collect(pressed=True)
 
         def choose() -> Room:
             self._access.take()
-            over = excess()
+            over = self._excess()
             if not over:
                 return Room([])
             spare = self._settings.retention_spares_unexported
@@ -141,9 +146,10 @@ class DiskSpace:
         return DiskBounds.of(self._settings, self._files.total_bytes(self._directory))
 
     def _disk_bytes(self) -> int:
-        """What the segments take on disk."""
+        """What the segments take on disk, and what is kept beside them."""
         found = 0
-        for path in self._directory.glob(SEGMENT_PATTERN):
+        beside = self._beside.glob("*") if self._beside is not None and self._beside.is_dir() else ()
+        for path in (*self._directory.glob(SEGMENT_PATTERN), *beside):
             with contextlib.suppress(FileNotFoundError):
                 found += path.stat().st_size
         return found

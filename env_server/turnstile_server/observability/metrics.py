@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from turnstile.models import EpisodeStatus, StalenessPolicy, Turn
+from turnstile.models import EpisodeStatus, Fault, StalenessPolicy, Turn
 from turnstile_server.journal.stats import JournalStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -60,6 +61,11 @@ class Metrics:
         )
         self._episodes = self._gauge("episodes", "Episodes that have not ended, by status.", "status")
         self._ended = self._counter("episodes_ended", "Episodes that ended, by final status.", "status")
+        self._failed = self._counter(
+            "episodes_failed", "Episodes that ended without a result, by whose fault it was.", "fault"
+        )
+        self._regrades = self._counter("regrades", "Kept work that was judged again, by outcome.", "outcome")
+        self._work_bytes = self._gauge("kept_work_bytes", "What kept work takes on disk.")
         self._control = self._counter(
             "control_requests", "Requests to the control API, by route and HTTP status.", "route", "status"
         )
@@ -119,6 +125,18 @@ class Metrics:
     def stale_episode(self, policy: StalenessPolicy) -> None:
         """An episode ended beyond its bound of staleness."""
         self._stale.labels(policy).inc()
+
+    def episode_failed(self, fault: Fault) -> None:
+        """An episode ended by somebody's fault; the infrastructure's gave no result, and no reward of 0."""
+        self._failed.labels(fault.value).inc()
+
+    def regraded(self, outcome: Literal["recorded", "applied", "failed"]) -> None:
+        """``recorded``: beside the episode's grade; ``applied``: in its place; ``failed``: not judged."""
+        self._regrades.labels(outcome).inc()
+
+    def work_kept(self, total: int) -> None:
+        """``total``: bytes that all kept work takes now."""
+        self._work_bytes.set(total)
 
     # The control API
 

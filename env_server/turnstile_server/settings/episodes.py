@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -73,6 +73,20 @@ class EpisodeSettings(Section):
         description="Rewards that a trainer gives to one episode; each is one request, with any number of turns.",
     )
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
+    keep_work: Literal["all", "ungraded", "none"] = Field(
+        "all",
+        description="Which work is kept beside the journal, to be judged again (`turnstile episodes regrade`): "
+        "all that was handed to grading; `ungraded`: only where grading gave no reward; none.",
+    )
+    keep_work_bytes: int = Field(
+        4 << 30, ge=0, description="What kept work may take on disk; above it the oldest goes first."
+    )
+    keep_work_s: float | None = Field(
+        14 * 86_400.0, gt=0, description="Kept work older than this is removed; none: kept as long as its episode."
+    )
+    kept_regrades: int = Field(
+        20, ge=1, description="Regrades in the record of one episode, the latest ones and the one that is applied."
+    )
     trained_share_alert: float = Field(
         0.9,
         ge=0,

@@ -1,0 +1,64 @@
+"""How an episode stands, whose fault a failure is, and an error as data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from turnstile.models.base import Model
+
+
+class EpisodeStatus(StrEnum):
+    """Where an episode is in its life; the last five are ends."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    GRADING = "grading"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    TRUNCATED = "truncated"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over. Only a grade that is given later changes its record then."""
+        return self in _ENDED
+
+    @property
+    def prepared(self) -> bool:
+        """Neither queued nor being prepared: an external agent may begin, unless the episode has ended."""
+        return self not in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
+
+
+_ENDED = frozenset(
+    {
+        EpisodeStatus.COMPLETED,
+        EpisodeStatus.FAILED,
+        EpisodeStatus.CANCELLED,
+        EpisodeStatus.TIMED_OUT,
+        EpisodeStatus.TRUNCATED,
+    }
+)
+
+
+class Fault(StrEnum):
+    """Who caused an episode's failure, or its cancellation. Only a failure of the ``infrastructure`` is worth
+    another attempt."""
+
+    INFRASTRUCTURE = "infrastructure"
+    AGENT = "agent"
+    TASK = "task"
+    CALLER = "caller"
+    """The training loop that owned the episode: its lease lapsed, it finished the episode too early, or its
+    own function, given as agent, raised."""
+
+
+class ErrorInfo(Model):
+    """A typed error: a stable ``type``, a sentence for the reader, and structured detail where there is any."""
+
+    type: str
+    message: str
+    fault: Fault | None = None
+    detail: Any = None
