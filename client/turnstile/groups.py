@@ -32,12 +32,10 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
 
 
 def short_groups(rollouts: Iterable[Rollout], n: int) -> dict[str, int]:
-    """The groups with fewer than ``n`` results, and how many each lacks: the infrastructure or the task failed
-    them in every attempt, or they did not come. None of them stands for a reward of 0."""
-    missing = {
-        group_id: n - sum(not rollout.failed for rollout in group)
-        for group_id, group in by_group(rollouts).items()
-    }
+    """The groups with fewer than ``n`` results, and how many each lacks: the infrastructure or the task failed in
+    every attempt, or they did not come. None of them stands for a reward of 0."""
+    groups = by_group(rollouts).items()
+    missing = {group_id: n - sum(not rollout.failed for rollout in group) for group_id, group in groups}
     return {group_id: count for group_id, count in missing.items() if count > 0}
 
 

@@ -31,6 +31,10 @@ from turnstile.models import (
     EpisodeTimings,
     ErrorInfo,
     Fault,
+    GradeRecord,
+    KeptWork,
+    Regrade,
+    RegradeRequest,
     SampleSet,
     Sampling,
     TaskInfo,
@@ -50,6 +54,7 @@ class Play:
     status: EpisodeStatus = EpisodeStatus.COMPLETED
     reward: float | None = 1.0
     error: ErrorInfo | None = None
+    work: KeptWork | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,9 @@ class StubServer:
         self.url = ""
         self.play: Callable[[EpisodeRequest], Play] = lambda _: Play()
         self.answer: Callable[[str], Answer | None] = lambda _: None
+        self.regrade: Callable[[Episode], float | None] = lambda _: None
+        """The reward of a regrade; None: the infrastructure fails it."""
+        self.regraded: list[str] = []
         self.max_open = 1000
         self.unknown_tasks: set[str] = set()
         self.closed_groups: set[str | None] = set()
@@ -109,6 +117,7 @@ class StubServer:
                 Route(one, self._get),
                 Route(one + "/finish", self._finish, methods=["POST"]),
                 Route(one + "/cancel", self._cancel, methods=["POST"]),
+                Route(one + "/regrade", self._regrade, methods=["POST"]),
                 Route(one + "/samples", self._samples),
                 Route("/tasks", self._tasks),
                 Route("/agents", self._agents),
@@ -170,7 +179,7 @@ class StubServer:
         episode, ends_at, play = self._episodes[episode_id]
         if episode.status.ended or time.monotonic() < ends_at:
             return episode
-        changes = {"status": play.status, "reward": play.reward, "error": play.error}
+        changes = {"status": play.status, "reward": play.reward, "error": play.error, "work": play.work}
         ended = episode.model_copy(update=changes)
         self._episodes[episode_id] = ended, ends_at, play
         return ended
@@ -203,6 +212,28 @@ class StubServer:
             ended = episode.model_copy(update={"status": EpisodeStatus.CANCELLED})
             self._episodes[episode_id] = ended, ends_at, play
         return self._shown(episode_id)
+
+    async def _regrade(self, request: Request) -> Response:
+        asked = RegradeRequest.model_validate_json(await request.body())
+        episode, ends_at, play = self._episodes[request.path_params["episode_id"]]
+        self.regraded.append(episode.episode_id)
+        reward = self.regrade(episode)
+        if reward is None:
+            return Answer(503, "sandbox_unavailable").response()
+        made = Regrade(
+            regrade_id=asked.regrade_id,
+            episode_id=episode.episode_id,
+            at=time.time(),
+            reason=asked.reason,
+            before=GradeRecord(reward=episode.reward),
+            before_status=episode.status,
+            after=GradeRecord(reward=reward),
+            applied=asked.apply,
+        )
+        if asked.apply:
+            fields = {"status": EpisodeStatus.COMPLETED, "error": None, "reward": reward, "regrades": (made,)}
+            self._episodes[episode.episode_id] = episode.model_copy(update=fields), ends_at, play
+        return _model(made)
 
     async def _samples(self, request: Request) -> Response:
         instead = self._instead(request)

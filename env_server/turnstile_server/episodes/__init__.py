@@ -15,6 +15,9 @@ In reading order:
 - ``keys``: the key with which an agent opens its episode.
 - ``store``: the journal records of an episode, and its token forest rebuilt from them.
 - ``archive``: ended episodes, and the restore at the start of the server.
+- ``work_store``, ``work_file``: the work that was handed to grading, kept to be judged again.
+- ``regrade``, ``amendments``: kept work judged again; changes to the record of an ended episode.
+- ``retention``: deletions, by request and by the bounds.
 - ``listing``: the order of all episodes, by which pages are made, with indexes by status and group.
 - ``broadcast``: changes of status for the readers of ``GET /events``.
 - ``auditor``: re-scores the recorded tokens of an episode and checks the invariants.

@@ -27,8 +27,8 @@ class Amendments:
         self._published = published
 
     async def amend(self, episode_id: str, change: Callable[[Episode], Episode]) -> Episode:
-        """The record after ``change``, which is given it as it is now, and may give it back as it is. A caller that
-        goes away does not undo it.
+        """The record after ``change``, which is given it as it is now, and may give it back as it is. A caller
+        that goes away does not undo it.
 
         Raises NotFound; Conflict for a record that cannot be read, or has not ended; JournalUnavailable; and what
         ``change`` raises.

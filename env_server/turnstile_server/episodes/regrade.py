@@ -116,8 +116,8 @@ class Regrader:
             return episode.work
         raise WorkNotKept(
             f"episode {episode.episode_id} ({episode.status.value}) has no kept work: its task has nothing to "
-            "grade by, its agent failed or it was cancelled before grading, or episodes.keep_work, "
-            "keep_work_bytes or keep_work_s did not let it be kept"
+            "grade by, its agent failed or it was cancelled before grading, or the settings did not let it be "
+            "kept (episodes.keep_work, keep_work_bytes, keep_work_s)"
         )
 
     def _task(self, episode: Episode, request: RegradeRequest) -> Task:

@@ -13,6 +13,7 @@ from functools import partial
 import anyio
 
 from turnstile.models import Episode, RewardUpdate
+from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.late_rewards import rewarded
 from turnstile_server.episodes.run import EpisodeRun
