@@ -29,10 +29,13 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    ForksCreated,
     NetworkReport,
     PendingCalls,
     Regrade,
     SampleSet,
+    SnapshotInfo,
+    SnapshotList,
     TaskPage,
     TokenForest,
     Turn,
@@ -162,6 +165,23 @@ class Operations:
         asked = {name: value for name, value in fields.items() if value is not None}
         call = requests.regrade(episode_id, {"regrade_id": new_id("regrade"), **asked}, self._settings.slow_s)
         return await self._on_episode(episode_id, call)
+
+    async def snapshot(self, episode_id: str) -> SnapshotInfo:
+        return await self._on_episode(episode_id, requests.snapshot(episode_id, self._settings.slow_s))
+
+    async def snapshots(self, episode_id: str) -> SnapshotList:
+        return await self._on_episode(episode_id, requests.snapshots(episode_id))
+
+    async def fork(self, episode_id: str, fields: Mapping[str, Any]) -> ForksCreated:
+        """New episodes, on the server of the episode that is forked."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        call = requests.fork(episode_id, {"idempotency_key": uuid.uuid4().hex, **given})
+        made = await self._on_episode(episode_id, call)
+        server = self._pool.location(episode_id)
+        for created in made.episodes:
+            if server is not None:
+                self._pool.placed(created.episode_id, server, is_open=True)
+        return made
 
     async def delete(self, episode_id: str) -> None:
         await self._on_episode(episode_id, requests.delete(episode_id))

@@ -28,6 +28,8 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    ForkRequest,
+    ForksCreated,
     LeaseState,
     LeaseTerm,
     NetworkReport,
@@ -36,6 +38,8 @@ from turnstile.models import (
     RegradeRequest,
     RewardUpdate,
     SampleSet,
+    SnapshotInfo,
+    SnapshotList,
     TaskPage,
     TokenForest,
     Turn,
@@ -121,6 +125,24 @@ def regrade(episode_id: str, fields: Mapping[str, Any], extra_s: float) -> ApiCa
     body = _body(RegradeRequest, **fields)
     path = f"{_episode(episode_id)}/regrade"
     return ApiCall("POST", path, Regrade.model_validate_json, body=body, repeatable=True, extra_s=extra_s)
+
+
+def snapshot(episode_id: str, extra_s: float) -> ApiCall[SnapshotInfo]:
+    path = f"{_episode(episode_id)}/snapshot"
+    return ApiCall("POST", path, SnapshotInfo.model_validate_json, extra_s=extra_s)
+
+
+def snapshots(episode_id: str) -> ApiCall[SnapshotList]:
+    path = f"{_episode(episode_id)}/snapshots"
+    return ApiCall("GET", path, SnapshotList.model_validate_json, repeatable=True)
+
+
+def fork(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[ForksCreated]:
+    """Repeatable with an idempotency key."""
+    body = _body(ForkRequest, **fields)
+    path = f"{_episode(episode_id)}/fork"
+    known = fields.get("idempotency_key") is not None
+    return ApiCall("POST", path, ForksCreated.model_validate_json, body=body, repeatable=known)
 
 
 def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:

@@ -41,6 +41,7 @@ from turnstile.models import (
     Regrade,
     SampleSet,
     Sampling,
+    SnapshotInfo,
     TaskInfo,
     TaskPage,
     TaskRef,
@@ -48,7 +49,16 @@ from turnstile.models import (
     Turn,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
-from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, Tasks, task_ref
+from turnstile.rollout import (
+    EpisodeOptions,
+    ForkOptions,
+    RegradeOptions,
+    Rollout,
+    RolloutArguments,
+    RolloutOptions,
+    Tasks,
+    task_ref,
+)
 from turnstile.task_stream import AsyncTaskStream, SelectionArguments, TaskPageRequest, TaskStreamState, task_query
 
 
@@ -284,22 +294,27 @@ class AsyncEpisodeHandle:
         fields = {"reward": reward, "turn_rewards": turn_rewards, "key": key, "replace": replace}
         return await self._client._operations.reward(self.episode_id, {**fields, "by": by, "why": why})
 
-    async def regrade(
-        self,
-        *,
-        apply: bool = False,
-        task: TaskRef | Mapping[str, Any] | str | None = None,
-        reason: str | None = None,
-        regrade_id: str | None = None,
-    ) -> Regrade:
-        """Judges the kept work of the ended episode again, by its task as it is now, or by ``task``.
-
-        ``apply``: the new grade becomes the episode's; else it is only recorded beside the old one. The same
-        ``regrade_id`` is judged once. Raises Gone where the work is not kept, and what a grading raises.
-        """
-        other = None if task is None else task_ref(task)
-        fields = {"apply": apply, "task": other, "reason": reason, "regrade_id": regrade_id}
+    async def regrade(self, **options: Unpack[RegradeOptions]) -> Regrade:
+        """Judges the kept work of the ended episode again (``docs/regrade.md``). Raises Gone where it is not kept,
+        and what a grading raises."""
+        task = options.get("task")
+        fields = {**options, "task": None if task is None else task_ref(task)}
         return await self._client._operations.regrade(self.episode_id, fields)
+
+    async def snapshot(self) -> SnapshotInfo:
+        """Stores the files of the running episode's sandbox, to be taken between two turns (``docs/fork.md``).
+        Raises Conflict while a model or tool call runs."""
+        return await self._client._operations.snapshot(self.episode_id)
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """The snapshots that are kept, oldest first."""
+        return (await self._client._operations.snapshots(self.episode_id)).snapshots
+
+    async def fork(self, **options: Unpack[ForkOptions]) -> tuple[AsyncNewEpisodeHandle, ...]:
+        """Starts episodes that begin after a turn of this one, with the files of its snapshot: their agents go on
+        with the same history."""
+        made = await self._client._operations.fork(self.episode_id, options)
+        return tuple(AsyncNewEpisodeHandle(self._client, created) for created in made.episodes)
 
     async def delete(self) -> None:
         """Removes the episode and all its turns for good."""

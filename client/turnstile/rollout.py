@@ -160,6 +160,36 @@ class EpisodeOptions(TypedDict, total=False):
     """A LoRA adapter that the server has loaded; None: the base model."""
 
 
+class RegradeOptions(TypedDict, total=False):
+    """How kept work is judged again."""
+
+    apply: bool
+    """The new grade becomes the episode's; else it is only recorded beside the old one. False."""
+    task: TaskLike | None
+    """Judge by this task; None: by the episode's own, as it is now."""
+    reason: str | None
+    """For the record."""
+    regrade_id: str | None
+    """The same id is judged once; the client makes one for each call."""
+
+
+class ForkOptions(TypedDict, total=False):
+    """Where a fork begins, ``turn_id`` or ``snapshot_id``, and what its episodes have of their own."""
+
+    turn_id: str | None
+    snapshot_id: str | None
+    n: int
+    """Episodes. 1."""
+    episode_ids: tuple[str, ...]
+    """Of the new episodes; none: the server makes them."""
+    group_id: str | None
+    """None: the group of the episode that is forked."""
+    metadata: Mapping[str, Any] | None
+    """None: that of the episode that is forked."""
+    idempotency_key: str | None
+    """The same key gives the same episodes; the client makes one for each call."""
+
+
 class RolloutArguments(EpisodeOptions, total=False):
     """The options of ``rollouts()``. Those of EpisodeOptions are of every episode."""
 

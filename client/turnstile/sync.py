@@ -22,7 +22,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from turnstile import errors
 from turnstile._loop_thread import BlockingStream, LoopThread, in_thread, pulled_in_threads
-from turnstile._operations import ListingPosition
+from turnstile._operations import ListingPosition, Operations
 from turnstile._retry import ClientSettings
 from turnstile._rollout_stream import RolloutStream
 from turnstile._transport import checked_key, checked_urls
@@ -34,7 +34,6 @@ from turnstile.models import (
     CompletionAccepted,
     Episode,
     EpisodeCreated,
-    EpisodePage,
     EpisodeStatus,
     Limits,
     NetworkReport,
@@ -42,14 +41,24 @@ from turnstile.models import (
     Regrade,
     SampleSet,
     Sampling,
+    SnapshotInfo,
     TaskInfo,
-    TaskPage,
     TaskRef,
     TokenForest,
     Turn,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
-from turnstile.rollout import EpisodeOptions, Rollout, RolloutArguments, RolloutOptions, RunAgent, Tasks, task_ref
+from turnstile.rollout import (
+    EpisodeOptions,
+    ForkOptions,
+    RegradeOptions,
+    Rollout,
+    RolloutArguments,
+    RolloutOptions,
+    RunAgent,
+    Tasks,
+    task_ref,
+)
 from turnstile.task_stream import SelectionArguments, TaskPageRequest, TaskStream, TaskStreamState, task_query
 
 P = ParamSpec("P")
@@ -153,7 +162,7 @@ class Client(EngineControl):
         """All episodes, newest first per server, fetched in pages."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            page, at = self._run(_episode_page, at, status, group_id, page_size)
+            page, at = self._run(_paged, Operations.page, at, status, group_id, page_size)
             yield from page.episodes
 
     def rollouts(
@@ -208,7 +217,8 @@ class Client(EngineControl):
         """See ``AsyncClient.tasks``."""
         query, cursor = task_query(**selection), None
         while True:
-            page, server = self._run(_task_page, server, TaskPageRequest(query, cursor=cursor), page_size)
+            asked = TaskPageRequest(query, cursor=cursor)
+            page, server = self._run(_paged, Operations.tasks, server, asked, page_size)
             yield from page.tasks
             cursor = page.cursor
             if cursor is None:
@@ -224,7 +234,9 @@ class Client(EngineControl):
     ) -> TaskStream:
         """See ``AsyncClient.task_stream``."""
 
-        return TaskStream(lambda at: self._run(_task_page, None, at, page_size)[0], epochs, state, selection)
+        return TaskStream(
+            lambda at: self._run(_paged, Operations.tasks, None, at, page_size)[0], epochs, state, selection
+        )
 
     def agents(self, server: str | None = None) -> dict[str, AgentList]:
         """The agents that ``server``, or every server, can launch, by URL."""
@@ -261,20 +273,10 @@ def _close_own(loops: Mapping[int, LoopThread]) -> None:
         loop.close()
 
 
-async def _episode_page(
-    client: AsyncClient,
-    at: ListingPosition,
-    status: EpisodeStatus | str | None,
-    group_id: str | None,
-    limit: int | None,
-) -> tuple[EpisodePage, ListingPosition | None]:
-    return await client._operations.page(at, status, group_id, limit)
-
-
-async def _task_page(
-    client: AsyncClient, server: str | None, asked: TaskPageRequest, limit: int | None
-) -> tuple[TaskPage, str]:
-    return await client._operations.tasks(server, asked, limit)
+def _paged(
+    client: AsyncClient, ask: Callable[Concatenate[Operations, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> Awaitable[T]:
+    return ask(client._operations, *args, **kwargs)
 
 
 def _unpickled(urls: Sequence[str], arguments: Mapping[str, Any]) -> Client:
@@ -326,16 +328,21 @@ class EpisodeHandle:
             AsyncEpisodeHandle.reward, reward, turn_rewards=turn_rewards, key=key, replace=replace, by=by, why=why
         )
 
-    def regrade(
-        self,
-        *,
-        apply: bool = False,
-        task: TaskRef | Mapping[str, Any] | str | None = None,
-        reason: str | None = None,
-        regrade_id: str | None = None,
-    ) -> Regrade:
+    def regrade(self, **options: Unpack[RegradeOptions]) -> Regrade:
         """See ``AsyncEpisodeHandle.regrade``."""
-        return self._run(AsyncEpisodeHandle.regrade, apply=apply, task=task, reason=reason, regrade_id=regrade_id)
+        return self._run(AsyncEpisodeHandle.regrade, **options)
+
+    def snapshot(self) -> SnapshotInfo:
+        """See ``AsyncEpisodeHandle.snapshot``."""
+        return self._run(AsyncEpisodeHandle.snapshot)
+
+    def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        return self._run(AsyncEpisodeHandle.snapshots)
+
+    def fork(self, **options: Unpack[ForkOptions]) -> tuple[NewEpisodeHandle, ...]:
+        """See ``AsyncEpisodeHandle.fork``."""
+        made = self._run(AsyncEpisodeHandle.fork, **options)
+        return tuple(NewEpisodeHandle(self._client, handle.created) for handle in made)
 
     def delete(self) -> None:
         """Removes the episode and all its turns for good."""

@@ -29,15 +29,17 @@ from turnstile_server.control.app import build_control_app, build_standby_app, s
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
+from turnstile_server.control.fork_routes import build_fork_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.regrade_routes import build_regrade_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.data_dir import journal_folder, load_secret, prepare_data_dir, work_folder
+from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
+from turnstile_server.episodes.forks import Forks
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.service import EpisodeParts, Episodes
 from turnstile_server.errors import StartupError
@@ -102,7 +104,7 @@ async def open_apps(
     await anyio.to_thread.run_sync(prepare_data_dir, settings.data_dir, settings.journal.min_free_bytes)
     # The journal comes next: it locks the data directory, so no other server makes the keys at the same time.
     journal = await FileJournal.open(
-        journal_folder(settings.data_dir), settings.journal, beside=work_folder(settings.data_dir)
+        journal_folder(settings.data_dir), settings.journal, beside=kept_folders(settings.data_dir)
     )
     stack.push_async_callback(_shielded, journal.close)
     control_key = _control_key(settings)
@@ -296,6 +298,7 @@ async def _control_app(
             )
         ),
         build_regrade_router(episodes.regrades),
+        build_fork_router(Forks(episodes, toolbox, settings.sandboxes.max_archive_bytes), address),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

@@ -41,6 +41,16 @@ def work_folder(data_dir: Path) -> Path:
     return data_dir / "work"
 
 
+def snapshot_folder(data_dir: Path) -> Path:
+    """Of the snapshots of sandboxes."""
+    return data_dir / "snapshots"
+
+
+def kept_folders(data_dir: Path) -> tuple[Path, ...]:
+    """Folders beside the journal whose files count in its bounds of the disk."""
+    return work_folder(data_dir), snapshot_folder(data_dir)
+
+
 def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
     """Makes the data directory unless it is there, and tries it: one file is written, synced and removed.
 

@@ -37,6 +37,7 @@ from turnstile.models.episode import (
     EpisodeRequest,
     EpisodeStats,
     EpisodeTimings,
+    ForksCreated,
     Limits,
     Sampling,
     SandboxInfo,
@@ -45,6 +46,7 @@ from turnstile.models.episode import (
 )
 from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
+from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
@@ -98,6 +100,9 @@ __all__ = [
     "FinishReason",
     "Float32Array",
     "ForestRow",
+    "ForkOrigin",
+    "ForkRequest",
+    "ForksCreated",
     "GradeRecord",
     "Int32Array",
     "InvariantCheck",
@@ -129,6 +134,8 @@ __all__ = [
     "Sampling",
     "SamplingUsed",
     "SandboxInfo",
+    "SnapshotInfo",
+    "SnapshotList",
     "Staleness",
     "StalenessBound",
     "StalenessPolicy",

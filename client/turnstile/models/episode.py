@@ -22,6 +22,7 @@ from turnstile.models.base import (
     Seed,
     check_json,
 )
+from turnstile.models.fork import ForkOrigin
 from turnstile.models.lease import Lease
 from turnstile.models.regrade import KeptWork, Regrade
 from turnstile.models.reward import LateRewards
@@ -187,6 +188,8 @@ class Episode(Model):
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings
     stats: EpisodeStats = EpisodeStats()
+    forked_from: ForkOrigin | None = None
+    """The turn of another episode that its tree continues; None: it began anew."""
     work: KeptWork | None = None
     """The work that was handed to grading, while the server keeps it; None: it has none (any more)."""
     regrades: tuple[Regrade, ...] = ()
@@ -201,6 +204,13 @@ class EpisodeCreated(Model):
     model_url: str
     tool_url: str | None = None
     episode_key: str | None = None
+
+
+class ForksCreated(Model):
+    """Answer to ``POST /episodes/{id}/fork``: the new episodes."""
+
+    forked_from: ForkOrigin
+    episodes: tuple[EpisodeCreated, ...]
 
 
 class EpisodePage(Model):

@@ -79,7 +79,11 @@ def select(tree: Turns, *, include_untrained: bool = False) -> Selection:
     reasons = untrained_reasons(tree, of_root)
     owner = _owners(tree, reasons)
     exported = set(owner.values())
-    leaves = tuple(leaf for leaf in tree.leaves() if include_untrained or leaf.turn.turn_id in exported)
+    leaves = tuple(
+        leaf
+        for leaf in tree.leaves()
+        if not leaf.inherited and (include_untrained or leaf.turn.turn_id in exported)
+    )
     of_leaf: dict[str, Origin] = {}
     for leaf in leaves:
         origin = of_root[leaf.path()[0].turn.turn_id]
@@ -113,7 +117,7 @@ def _owners(tree: Turns, reasons: dict[str, str]) -> dict[str, str]:
             turn_id = node.turn.turn_id
             if turn_id in owner:
                 break  # every ancestor has an owner already, or a reason
-            if turn_id not in reasons:
+            if turn_id not in reasons and not node.inherited:
                 owner[turn_id] = leaf.turn.turn_id
             node = node.parent
     return owner

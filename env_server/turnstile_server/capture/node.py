@@ -45,6 +45,8 @@ class Node:
     """Groups from the root to the end of this turn."""
     depth: int
     children: list[Node] = field(default_factory=list)
+    inherited: bool = False
+    """A turn of the episode that this one was forked from: its tokens are context here, and counted there."""
     delivery: DeliveryState = "pending"
     repeated: bool = False
     """A call that is no child holds this path with its reply: it renders the conversation again."""
@@ -64,6 +66,7 @@ class Node:
             self.group_count,
             self.depth,
             [],
+            self.inherited,
             self.delivery,
             self.repeated,
             self._tokens,

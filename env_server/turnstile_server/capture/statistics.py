@@ -55,11 +55,14 @@ def quoted_turns(of_root: Mapping[str, Origin]) -> set[str]:
 def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> dict[str, str]:
     """Turn id to the reason why its completion is never trained by default; all others are trained once.
 
-    ``nodes``: all nodes, in commit order. A childless turn is superseded when a later turn of the same request has
-    a child. That reason wins over the turn's own, the turn's own over that of its delivery, and that over
-    ``auxiliary``.
+    ``nodes``: all nodes, in commit order; inherited ones are counted elsewhere, and have no reason here. A
+    childless turn is superseded when a later turn of the same request has a child. That reason wins over the
+    turn's own, the turn's own over that of its delivery, and that over ``auxiliary``.
     """
-    reasons = dict.fromkeys((turn_id for turn_id, root in of_root.items() if root.kind == AUXILIARY), AUXILIARY)
+    nodes = [node for node in nodes if not node.inherited]
+    own = {node.turn.turn_id for node in nodes}
+    auxiliary = (turn_id for turn_id, root in of_root.items() if root.kind == AUXILIARY and turn_id in own)
+    reasons: dict[str, str] = dict.fromkeys(auxiliary, AUXILIARY)
     quoted = quoted_turns(of_root)
     siblings: dict[str, list[Node]] = {}
     for node in nodes:
@@ -89,11 +92,13 @@ def statistics(
     cosmetic: Counter[str] = Counter()
     sampled = rerendered = branches = turns = roots = 0
     for node in nodes:
+        branches += max(0, len(node.children) - 1)
+        if node.inherited:
+            continue
         turns += 1
         roots += node.parent is None
         sampled += len(node.turn.completion_ids)
         rerendered += node.turn.rerendered_tokens
-        branches += max(0, len(node.children) - 1)
         cosmetic.update(node.turn.echo)
         if node.turn.break_ is not None:
             breaks[node.turn.break_.reason.value] += 1
@@ -149,6 +154,11 @@ class RunningStatistics:
     def add(self, node: Node) -> None:
         """Count a node that the tree has just taken; it is the last of its parent's children already."""
         turn, parent = node.turn, node.parent
+        if node.inherited:
+            if parent is None:
+                self._auxiliary_stale = True
+                self._last_root = max(self._last_root, start(turn))
+            return
         self._turns += 1
         self._sampled += len(turn.completion_ids)
         self._rerendered += turn.rerendered_tokens
@@ -210,6 +220,8 @@ class RunningStatistics:
         """``parent`` is childless no more: it is not superseded, and what came before it of its request is."""
         if parent.parent is None:
             self._auxiliary_stale = True
+        if parent.inherited:
+            return
         request, seq = self._requests[parent.turn.request_key], parent.turn.seq
         if seq < request.followed:
             self._set_superseded(parent, False)
@@ -239,6 +251,7 @@ class RunningStatistics:
             root.turn.turn_id: len(root.turn.completion_ids)
             for root in roots
             if root.turn.turn_id in auxiliary
+            and not root.inherited
             and root.turn.turn_id not in self._superseded
             and own_reason(root.turn) is None
         }

@@ -30,6 +30,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.roots: list[Node] = []
+        self.inherited = 0
+        """Turns of the episode that this one was forked from; they are its first ones."""
         self._nodes: dict[str, Node] = {}
 
     def __len__(self) -> int:
@@ -52,6 +54,7 @@ class Turns:
     def snapshot(self) -> Turns:
         """The turns as they are now, for a thread: they no longer change. About 2 µs a turn."""
         copied = Turns()
+        copied.inherited = self.inherited
         for turn_id, node in self._nodes.items():  # a parent is before its children
             parent = copied._nodes[node.parent.turn.turn_id] if node.parent is not None else None
             copied._nodes[turn_id] = own = node.copied(parent)
@@ -100,8 +103,9 @@ class TokenTree(Turns):
         )
 
     def identical(self, request_key: str) -> Node | None:
-        """The latest turn that answered an identical request and was not interrupted."""
-        nodes = [n for n in self._by_request.get(request_key, ()) if n.turn.finish_reason != "abort"]
+        """The latest turn of this episode that answered an identical request and was not interrupted."""
+        known = self._by_request.get(request_key, ())
+        nodes = [n for n in known if n.turn.finish_reason != "abort" and not n.inherited]
         return nodes[-1] if nodes else None
 
     def latest(self, request_key: str) -> Node | None:
@@ -109,7 +113,13 @@ class TokenTree(Turns):
         nodes = self._by_request.get(request_key)
         return nodes[-1] if nodes else None
 
-    def add(self, turn: Turn) -> Node:
+    def graft(self, turns: Iterable[Turn]) -> None:
+        """Begins the tree with a path of another episode's tree, its root first: calls continue it."""
+        for turn in turns:
+            self.add(turn, inherited=True)
+            self.inherited += 1
+
+    def add(self, turn: Turn, *, inherited: bool = False) -> Node:
         """Puts a committed turn in its place. Raises KeyError for an unknown parent and ValueError for a repeated
         turn id; both mean that the caller broke the commit order."""
         if turn.turn_id in self._nodes:
@@ -140,6 +150,7 @@ class TokenTree(Turns):
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
             group_count=above + len(groups),
             depth=parent.depth + 1 if parent is not None else 0,
+            inherited=inherited,
         )
         self._nodes[turn.turn_id] = node
         self._by_end.setdefault(end.full, []).append(node)

@@ -16,12 +16,16 @@ from turnstile.models import (
     EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
+    ForkRequest,
+    ForksCreated,
     LeaseState,
     NetworkReport,
     Regrade,
     RegradeRequest,
     RewardUpdate,
     SampleSet,
+    SnapshotInfo,
+    SnapshotList,
     TokenForest,
     Turn,
 )
@@ -117,5 +121,28 @@ class RegradeService(Protocol):
 
         Raises Conflict for an episode that has not ended; WorkNotKept; Unprocessable for a task that cannot be
         used; and what a grading raises.
+        """
+        ...
+
+
+class ForkService(Protocol):
+    """Takes snapshots of running episodes, and begins new episodes at them."""
+
+    async def snapshot(self, episode_id: str) -> SnapshotInfo:
+        """Store the files of its sandbox, as they are between two turns.
+
+        Raises Unprocessable for an agent that the server launched; Conflict while a call runs, without a sandbox,
+        or with too many snapshots; FileProblem for a folder that is too large; SandboxUnavailable where there is
+        no room for it.
+        """
+        ...
+
+    async def snapshots(self, episode_id: str) -> SnapshotList: ...
+
+    async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
+        """Create episodes that begin where this one was. ``agent_url`` as in ``EpisodeService.create``.
+
+        Raises NotFound for an unknown turn; WorkNotKept for a snapshot that is gone; Conflict where the episode
+        has files and the turn no snapshot; what ``EpisodeService.create`` raises.
         """
         ...

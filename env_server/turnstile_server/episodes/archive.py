@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 
 import anyio
@@ -20,7 +21,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, NetworkReport
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, ForkOrigin, NetworkReport, Turn
 from turnstile_server.episodes.listing import EpisodeListing
 from turnstile_server.episodes.store import (
     RECORD_UNREADABLE,
@@ -69,6 +70,10 @@ class Archive:
         self._idempotency_keys: dict[str, str] = {}
         """By episode id."""
         self._forests: OrderedDict[str, Forest] = OrderedDict()
+        self._origins: dict[str, ForkOrigin] = {}
+        """Of the forks, by episode id."""
+        self._forks: defaultdict[str, set[str]] = defaultdict(set)
+        """Ids of the forks, by the episode whose turns their trees continue."""
         self._fetched: set[str] = set()
         """Ended episodes whose export was recorded by this server."""
 
@@ -97,7 +102,8 @@ class Archive:
 
     async def _restarted(self, stored: Stored, record: Record) -> Stored:
         """The episode that ran when the server stopped, as failed."""
-        forest = rebuild(await self._journal.read(record.episode_id))
+        inherited = await self._inherited(stored.episode.forked_from, anyio.CapacityLimiter(1))
+        forest = rebuild(await self._journal.read(record.episode_id), inherited)
         ended_s = max(0.0, time.time() - stored.episode.timings.created_at)
         timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
         work = await self._works.recovered(record.episode_id)
@@ -114,6 +120,9 @@ class Archive:
         """Append a new episode to the listing."""
         episode, key = stored.episode, stored.idempotency_key
         self._listing.add(episode.episode_id, episode.status, episode.group_id)
+        if episode.forked_from is not None:
+            self._origins[episode.episode_id] = episode.forked_from
+            self._forks[episode.forked_from.episode_id].add(episode.episode_id)
         if key is not None:
             self._creations[key] = stored
             self._idempotency_keys[episode.episode_id] = key
@@ -142,6 +151,11 @@ class Archive:
         self._ended.pop(episode_id, None)
         self._forests.pop(episode_id, None)
         self._fetched.discard(episode_id)
+        origin = self._origins.pop(episode_id, None)
+        if origin is not None:
+            self._forks[origin.episode_id].discard(episode_id)
+            if not self._forks[origin.episode_id]:
+                del self._forks[origin.episode_id]
         key = self._idempotency_keys.pop(episode_id, None)
         if key is not None:
             del self._creations[key]
@@ -194,14 +208,36 @@ class Archive:
             records = await self._journal.read(episode_id)
             if not records and not self._unreadable(episode_id):
                 raise NotFound(f"the records of episode {episode_id} are gone: it was deleted, or they were lost")
-            forest = await anyio.to_thread.run_sync(rebuild, records, limiter=threads)
-        self._keep(episode_id, forest)
+            inherited = await self._inherited(self._origins.get(episode_id), threads)
+            forest = await anyio.to_thread.run_sync(rebuild, records, inherited, limiter=threads)
+        if episode_id in self._ended:  # a running one grows
+            self._keep(episode_id, forest)
         return forest
 
     async def network(self, episode_id: str) -> NetworkReport:
         """What an ended episode reached by the network, from its record."""
         report = network_of(await self._journal.read(episode_id))
         return report or NetworkReport(episode_id=episode_id)
+
+    async def _inherited(self, origin: ForkOrigin | None, threads: anyio.CapacityLimiter) -> list[Turn]:
+        """The turns that a fork began with; none where they are lost."""
+        if origin is None or origin.turn_id is None:
+            return []
+        try:
+            tree = (await self.forest(origin.episode_id, threads)).tree
+        except NotFound as error:
+            _LOG.error("the turns before a fork are lost: %s", error.message)
+            return []
+        return [node.turn for node in tree[origin.turn_id].path()] if origin.turn_id in tree else []
+
+    @property
+    def forked(self) -> Collection[str]:
+        """Ids of the episodes that forks continue: they stay as long as those."""
+        return self._forks.keys()
+
+    def forks_of(self, episode_id: str) -> list[str]:
+        """Ids of the episodes that continue turns of this one."""
+        return sorted(self._forks.get(episode_id, ()))
 
     def _unreadable(self, episode_id: str) -> bool:
         """Whether the episode is shown as one whose records cannot be read."""

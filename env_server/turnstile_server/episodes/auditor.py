@@ -13,7 +13,7 @@ last tokens of such a turn are ``unscored``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -48,7 +48,7 @@ class Auditor:
         serving = await self._serving()
         by_version: dict[str, _VersionDeltas] = {}
         turns: list[TurnAudit] = []
-        for node in tree:
+        for node in (node for node in tree if not node.inherited):
             for span in sampled_spans(node.turn):
                 by_version.setdefault(span.version, _VersionDeltas()).tokens += span.end - span.start
             scored = await self._turn(node, serving, threads)
@@ -84,7 +84,9 @@ class Auditor:
 
     def _checked(self, tree: Turns, facts: EpisodeFacts) -> tuple[InvariantCheck, ...]:
         exported = export_samples(tree, facts, include_untrained=True)
-        return check_invariants([node.turn for node in tree], exported, self._engine.capabilities.vocab_size)
+        inherited = {node.turn.turn_id for node in tree if node.inherited}
+        turns = [node.turn for node in tree]
+        return check_invariants(turns, exported, self._engine.capabilities.vocab_size, inherited)
 
     async def _turn(self, node: Node, serving: str | None, threads: anyio.CapacityLimiter) -> _Scored:
         turn = node.turn
@@ -192,20 +194,26 @@ def _largest(distances: Iterable[float | None]) -> float | None:
     return max((distance for distance in distances if distance is not None), default=None)
 
 
-def check_invariants(turns: Sequence[Turn], exported: SampleSet, vocab_size: int) -> tuple[InvariantCheck, ...]:
+def check_invariants(
+    turns: Sequence[Turn], exported: SampleSet, vocab_size: int, inherited: Collection[str] = ()
+) -> tuple[InvariantCheck, ...]:
     """Check without the engine that ``exported`` (rows without trainable tokens included) agrees with ``turns``.
 
-    Paths are built here from the turns' own ``parent_id``, not by the tree that made the export.
+    ``inherited``: ids of those that belong to another episode: they are context, and accounted for there. Paths
+    are built here from the turns' own ``parent_id``, not by the tree that made the export.
     """
     by_id = {turn.turn_id: turn for turn in turns}
+    own = {turn_id: turn for turn_id, turn in by_id.items() if turn_id not in inherited}
     return (
-        InvariantCheck(name="token_in_token_out", failures=tuple(_check_tokens(by_id, exported, vocab_size))),
-        InvariantCheck(name="every_token_accounted_for", failures=tuple(_check_accounting(by_id, exported))),
+        InvariantCheck(name="token_in_token_out", failures=tuple(_check_tokens(by_id, own, exported, vocab_size))),
+        InvariantCheck(name="every_token_accounted_for", failures=tuple(_check_accounting(own, exported))),
         InvariantCheck(name="no_invented_numbers", failures=tuple(_check_numbers(by_id, exported))),
     )
 
 
-def _check_tokens(turns: Mapping[str, Turn], exported: SampleSet, vocab_size: int) -> list[str]:
+def _check_tokens(
+    turns: Mapping[str, Turn], own: Mapping[str, Turn], exported: SampleSet, vocab_size: int
+) -> list[str]:
     """Every row has exactly the tokens that its turns were fed and sampled, in order; every turn is on a row."""
     failures = []
     for sample in exported.samples:
@@ -221,7 +229,7 @@ def _check_tokens(turns: Mapping[str, Turn], exported: SampleSet, vocab_size: in
         if [turn.seq for turn in path] != sorted(turn.seq for turn in path):
             failures.append(f"{sample.sample_id}: a turn was committed before the one it continues")
     on_rows = {span.turn_id for sample in exported.samples for span in sample.turn_spans}
-    return failures + [f"{turn_id}: is on no row" for turn_id in turns if turn_id not in on_rows]
+    return failures + [f"{turn_id}: is on no row" for turn_id in own if turn_id not in on_rows]
 
 
 def _path(turns: Mapping[str, Turn], leaf: str) -> list[Turn]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnstile.models import (
@@ -27,8 +27,9 @@ from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
+from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.late_rewards import late_rewards_of
-from turnstile_server.errors import NotFound, TurnstileError, Unprocessable
+from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, Settings
@@ -50,6 +51,8 @@ class Plan:
     """The task's image, else the default one. For error texts; only containers have one."""
     own_tools: tuple[OwnTools, ...] = ()
     """Where the tools beside the built-in ones come from."""
+    fork: ForkPoint | None = None
+    """Where it begins, if not anew."""
 
     @property
     def prepared(self) -> bool:
@@ -78,6 +81,19 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.sandboxes.docker_image
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
+
+
+def forked(plan: Plan, point: ForkPoint) -> Plan:
+    """The plan of an episode that begins at ``point``. Raises Unprocessable, Conflict."""
+    if plan.task.world is not None:
+        raise Unprocessable(f"task {plan.task.id} has a world: what is in it cannot be taken into a fork")
+    if plan.sandbox is not None and point.files is None:
+        origin = point.origin
+        raise Conflict(
+            f"episode {origin.episode_id} has a sandbox, and no snapshot of it is kept for turn {origin.turn_id}: "
+            "take one between two turns (POST …/snapshot), and fork with that"
+        )
+    return replace(plan, fork=point)
 
 
 def agent_mounts(installer: Installer, agent: AgentSpec, *, carried: bool = False) -> tuple[Mount, ...]:
@@ -148,6 +164,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
         late_rewards=late_rewards_of(plan.task),
+        forked_from=None if plan.fork is None else plan.fork.origin,
         timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
     )
 
@@ -181,7 +198,7 @@ def new_session(
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
     assert limits.max_sampled_tokens is not None
-    return EpisodeSession(
+    session = EpisodeSession(
         episode.episode_id,
         episode.sampling,
         CallLimits(
@@ -199,3 +216,6 @@ def new_session(
         episode.adapter,
         on_weights,
     )
+    if plan.fork is not None:
+        session.inherit(plan.fork.turns)
+    return session

@@ -18,6 +18,7 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
+from turnstile_server.episodes.fork_point import put_files
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
@@ -80,7 +81,7 @@ class EpisodeSandbox:
 
         ``task``: as this episode has it.
 
-        Raises SandboxUnavailable, SandboxFailed, AgentNotInstalled, TaskFailed.
+        Raises SandboxUnavailable, SandboxFailed, AgentNotInstalled, TaskFailed, WorkNotKept.
         """
         self._task = task
         agent, backends = self._plan.agent, self._backends
@@ -94,8 +95,12 @@ class EpisodeSandbox:
                 "is carried into it), so no agent in it can reach the model; use an image for x86-64, or one with "
                 "Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
+        fork = self._plan.fork
         try:
-            await prepare_for_agent(sandbox, task, backends.archive_of, self._task_settings, self.network)
+            if fork is None or task.setup:  # which may have written elsewhere
+                await prepare_for_agent(sandbox, task, backends.archive_of, self._task_settings, self.network)
+            if fork is not None and fork.files is not None:
+                await put_files(sandbox, await fork.files(), clear=bool(task.setup) or task.image_files)
         except FileProblem as error:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
         if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -35,23 +36,26 @@ from turnstile.models import (
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.backends import Backends
 from turnstile_server.capture import Turns, export_forest, export_samples
-from turnstile_server.data_dir import work_folder
+from turnstile_server.data_dir import snapshot_folder, work_folder
 from turnstile_server.engines.protocol import Engine
 from turnstile_server.engines.versions import WeightVersions
+from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.places import Places
-from turnstile_server.episodes.plan import Plan, check_engine, new_episode, plan_episode
+from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
 from turnstile_server.episodes.retention import Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
+from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.work_store import WorkStore
@@ -108,12 +112,10 @@ class Episodes:
         self._settings = settings.episodes
         self._metrics = parts.metrics
         self._running: dict[str, EpisodeRun] = {}
-        self._works = WorkStore(
-            work_folder(settings.data_dir),
-            self._settings,
-            2 * settings.journal.min_free_bytes,
-            parts.metrics.work_kept,
-        )
+        work, snapshots = work_folder(settings.data_dir), snapshot_folder(settings.data_dir)
+        spare_bytes = 2 * settings.journal.min_free_bytes
+        self._works = WorkStore(work, self._settings, spare_bytes, parts.metrics.work_kept)
+        self.snapshots = SnapshotStore(snapshots, self._settings, spare_bytes)
         self._staleness = StalenessWatcher(parts.versions, lambda: list(self._running.values()))
         self._run_parts = RunParts(
             parts.journal,
@@ -129,7 +131,7 @@ class Episodes:
         self._groups = EpisodeGroups(self._settings.remembered_groups)
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         self._archive = Archive(parts.journal, self._settings.cached_trees, self._works)
-        self._retention = Retention(parts.journal, self._archive, self._works)
+        self._retention = Retention(parts.journal, self._archive, self._works, self.snapshots)
         self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
         amendments = Amendments(parts.journal, self._archive, self._broadcast.publish)
         self.regrades = Regrader(
@@ -154,6 +156,7 @@ class Episodes:
 
     async def __aenter__(self) -> Episodes:
         await self._works.open()
+        await self.snapshots.open()
         await self._archive.restore()
         await self._retention.sweep()
         await self._tasks.__aenter__()
@@ -188,8 +191,12 @@ class Episodes:
 
     # For the trainer: the control API
 
-    async def create(self, request: EpisodeRequest, agent_url: str | None = None) -> tuple[EpisodeCreated, bool]:
-        digest = hashlib.sha256(request.model_dump_json(exclude={"lease"}).encode()).hexdigest()
+    async def create(
+        self, request: EpisodeRequest, agent_url: str | None = None, fork: ForkPoint | None = None
+    ) -> tuple[EpisodeCreated, bool]:
+        asked = request.model_dump_json(exclude={"lease"})
+        asked += "" if fork is None else fork.origin.model_dump_json()
+        digest = hashlib.sha256(asked.encode()).hexdigest()
         async with self._creating:  # two equal creations at once must become one episode
             earlier = self._archive.creation(request.idempotency_key)
             if earlier is not None:
@@ -201,6 +208,7 @@ class Episodes:
                 self._leases.check(request.lease.lease_id)
             await self._parts.backends.tasks.prefetch(request.task.id)
             plan = plan_episode(request, self._parts.backends, self._parts.settings)
+            plan = plan if fork is None else forked(plan, fork)
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
                 await self._journal.append(stored.record())
@@ -221,12 +229,26 @@ class Episodes:
         self._broadcast.publish(run.episode)
         self._tasks.start_soon(run.run_to_end)
 
-    def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
-        if len(self._running) >= self._settings.max_open:
+    def running(self, episode_id: str) -> EpisodeRun | None:
+        return self._running.get(episode_id)
+
+    @asynccontextmanager
+    async def held(self, episode_id: str) -> AsyncIterator[None]:
+        """The episode is not deleted while the block runs. Raises NotFound."""
+        async with self._archive.changing:
+            self._now(episode_id)
+            yield
+
+    def check_room(self, count: int) -> None:
+        """Raises QueueFull where ``count`` further episodes are too many."""
+        if len(self._running) + count > self._settings.max_open:
             raise QueueFull(
                 f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
                 retry_after_s=5.0,
             )
+
+    def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
+        self.check_room(1)
         refusal = self._journal.refusal
         if refusal is not None:
             raise JournalUnavailable(f"the journal takes no new episodes: {refusal}", retry_after_s=5.0)
@@ -311,8 +333,8 @@ class Episodes:
         return self._journal.refusal
 
     async def turns(self, episode_id: str) -> Sequence[Turn]:
-        _, forest = await self._exported(episode_id)
-        return [node.turn for node in forest.tree]
+        _, forest = await self.exported(episode_id)
+        return [node.turn for node in forest.tree if not node.inherited]
 
     async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
         return await self._export(export_samples, episode_id, include_untrained)
@@ -321,7 +343,7 @@ class Episodes:
         return await self._export(export_forest, episode_id, include_untrained)
 
     async def audit(self, episode_id: str) -> AuditReport:
-        episode, forest = await self._exported(episode_id)
+        episode, forest = await self.exported(episode_id)
         return await self._parts.auditor.audit(_unchanging(episode, forest), forest.facts(episode), self._exports)
 
     async def network(self, episode_id: str) -> NetworkReport:
@@ -335,13 +357,13 @@ class Episodes:
         return self._broadcast.subscribe()
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
-        episode, forest = await self._exported(episode_id)
+        episode, forest = await self.exported(episode_id)
         tree, facts = _unchanging(episode, forest), forest.facts(episode)
         return await anyio.to_thread.run_sync(
             lambda: export(tree, facts, include_untrained=include_untrained), limiter=self._exports
         )
 
-    async def _exported(self, episode_id: str) -> tuple[Episode, Forest]:
+    async def exported(self, episode_id: str) -> tuple[Episode, Forest]:
         episode = await self.get(episode_id)
         run = self._running.get(episode_id)
         if run is not None:
@@ -360,30 +382,11 @@ class Episodes:
             self._archive.add_ended(episode, run.forest)
             if episode.work is None and episode.episode_id in self._works:  # it was not to be kept, after all
                 self._tasks.start_soon(self._works.remove, [episode.episode_id])
-            if episode.error is not None and episode.error.fault is not None:
-                self._metrics.episode_failed(episode.error.fault)
-            self._count_tokens(episode)
-            stale = episode.staleness
-            if stale is not None and stale.exceeded and stale.bound is not None:
-                self._metrics.stale_episode(stale.bound.policy)
+            count_end(self._metrics, episode, self._settings.trained_share_alert)
         else:
             self._archive.moved(episode.episode_id, episode.status)
         self._metrics.episode_moved(before, episode.status)
         self._broadcast.publish(episode)
-
-    def _count_tokens(self, episode: Episode) -> None:
-        stats = episode.stats
-        self._metrics.tokens_trained(stats.trained_tokens)
-        for reason, tokens in stats.untrained.items():
-            self._metrics.tokens_untrained(reason, tokens)
-        if stats.trained_share < self._settings.trained_share_alert:
-            self._metrics.low_trained_share()
-            _LOG.warning(
-                "episode %s trains only %.0f %% of its sampled tokens: untrained %s",
-                episode.episode_id,
-                100 * stats.trained_share,
-                stats.untrained,
-            )
 
     async def _watch(self) -> None:
         """Has the runs check their limits of time, ends those whose lease has lapsed, and applies the journal's

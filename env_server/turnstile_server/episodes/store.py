@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, NetworkReport, Sampling
+from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, NetworkReport, Sampling, Turn
 from turnstile.models.base import check_json
 from turnstile_server.capture import EpisodeFacts, TokenTree
 from turnstile_server.journal.protocol import Record, RecordType
@@ -171,15 +171,16 @@ class Forest:
         )
 
 
-def rebuild(records: Iterable[Record]) -> Forest:
-    """Build the forest from an episode's records, in order.
+def rebuild(records: Iterable[Record], inherited: Sequence[Turn] = ()) -> Forest:
+    """Build the forest from an episode's records, in order. ``inherited``: the turns that a fork began with.
 
     A turn that the disk damaged is missing, one of another version cannot be read. Turns that continue such a turn
     have no prompt any more, so they are left out too, each with a line in the log.
     """
     tree = TokenTree()
+    tree.graft(inherited)
     discarded: Counter[str] = Counter()
-    known: set[str] = set()
+    known = {turn.turn_id for turn in inherited}
     for record in records:
         try:
             match record.type:

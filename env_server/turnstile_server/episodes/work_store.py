@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio.to_thread
 
 from turnstile.models import CLIENT_ID_PATTERN, KeptWork
+from turnstile_server.episodes.kept_files import PARTIAL, KeptFile, free_bytes, surplus, write_durably
 from turnstile_server.episodes.work_file import EndedWork, decode, encode
 from turnstile_server.errors import WorkNotKept
 from turnstile_server.settings import EpisodeSettings
@@ -27,15 +26,6 @@ from turnstile_server.settings import EpisodeSettings
 _LOG = logging.getLogger(__name__)
 
 SUFFIX = ".work"
-PARTIAL = ".partial"
-"""Of a file that is not whole yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _KeptFile:
-    bytes: int
-    at: float
-    """Unix time."""
 
 
 class WorkStore:
@@ -48,7 +38,7 @@ class WorkStore:
         self._settings = settings
         self._spare_bytes = spare_bytes
         self._changed = changed
-        self._files: dict[str, _KeptFile] = {}
+        self._files: dict[str, KeptFile] = {}
 
     async def open(self) -> None:
         """Takes up what is there; what an earlier server left unfinished goes. A folder that cannot be read is
@@ -61,7 +51,7 @@ class WorkStore:
         self._files = found
         self._count()
 
-    def _scan(self) -> dict[str, _KeptFile]:
+    def _scan(self) -> dict[str, KeptFile]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = {}
         for path in self._folder.iterdir():
@@ -69,7 +59,7 @@ class WorkStore:
                 path.unlink(missing_ok=True)
             elif path.suffix == SUFFIX and re.fullmatch(CLIENT_ID_PATTERN, path.stem):
                 status = path.stat()
-                found[path.stem] = _KeptFile(status.st_size, status.st_mtime)
+                found[path.stem] = KeptFile(status.st_size, status.st_mtime)
         return found
 
     def __contains__(self, episode_id: str) -> bool:
@@ -94,13 +84,12 @@ class WorkStore:
             _LOG.error("the work of episode %s is not kept: %s", ended.episode_id, error)
             return None
         if kept is not None:
-            self._files[ended.episode_id] = _KeptFile(kept.bytes, time.time())
+            self._files[ended.episode_id] = KeptFile(kept.bytes, time.time())
             await self.trim(time.time())  # counts it, too
         return kept
 
     def _write(self, ended: EndedWork) -> KeptWork | None:
         data = encode(ended)
-        status = os.statvfs(self._folder)
         if len(data) > self._settings.keep_work_bytes:
             _LOG.warning(
                 "the work of episode %s is not kept: %d bytes, more than episodes.keep_work_bytes",
@@ -108,30 +97,11 @@ class WorkStore:
                 len(data),
             )
             return None
-        if status.f_bavail * status.f_frsize - len(data) < self._spare_bytes:
+        if free_bytes(self._folder) - len(data) < self._spare_bytes:
             _LOG.warning("the work of episode %s is not kept: the disk is nearly full", ended.episode_id)
             return None
-        path = self._path(ended.episode_id)
-        partial = path.with_suffix(PARTIAL)
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        self._sync()
+        write_durably(self._path(ended.episode_id), data)
         return _kept(ended, data)
-
-    def _sync(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     async def load(self, episode_id: str, digest: str) -> EndedWork:
         """The work that a record names by its ``digest``. Raises WorkNotKept."""
@@ -180,18 +150,8 @@ class WorkStore:
     async def trim(self, now: float, excess: int = 0) -> None:
         """Removes what is too old at Unix time ``now``, and then the oldest: above ``keep_work_bytes``, and until
         ``excess`` bytes of the disk are free again."""
-        oldest = sorted(self._files.items(), key=lambda item: item[1].at)
         limit, age_s = self._settings.keep_work_bytes, self._settings.keep_work_s
-        used = sum(file.bytes for file in self._files.values())
-        gone: list[str] = []
-        for episode_id, file in oldest:
-            old = age_s is not None and file.at < now - age_s
-            if not old and used <= limit and excess <= 0:
-                break
-            gone.append(episode_id)
-            used -= file.bytes
-            excess -= file.bytes
-        await self.remove(gone)
+        await self.remove(surplus(self._files, now, limit, age_s, excess))
 
     def _count(self) -> None:
         self._changed(sum(file.bytes for file in self._files.values()))

@@ -94,6 +94,7 @@ class EpisodeSession:
         self._last_refusal: TurnstileError | None = None
         self._refusals = 0
         self._seq = 0
+        """Of the next turn."""
         self._sampled = 0
         self._recorded_bytes = 0
         self._idempotency_keys: dict[bytes, str] = {}
@@ -162,7 +163,7 @@ class EpisodeSession:
                 retry_after_s=1.0,
             )
         wanted = sum(earlier.abandoned is None for earlier in self._in_flight.values())
-        if len(self.tree) + wanted >= self.limits.max_turns:
+        if len(self.tree) - self.tree.inherited + wanted >= self.limits.max_turns:
             raise BudgetExhausted(f"the episode's {self.limits.max_turns} turns are used up; stop here")
         if self._recorded_bytes >= self.limits.max_record_bytes:
             raise BudgetExhausted(
@@ -269,6 +270,11 @@ class EpisodeSession:
         call.first_version = version
         if not known:
             self._on_weights()
+
+    def inherit(self, turns: Sequence[Turn]) -> None:
+        """Begins where another episode was: its ``turns``, from a root on. Before the first call."""
+        self.tree.graft(turns)
+        self._seq = turns[-1].seq + 1 if turns else 0
 
     def next_seq(self) -> int:
         self._seq += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +64,11 @@ class FileJournal:
     """A ``Journal`` on disk. Make it with ``await FileJournal.open(...)``, and use it in that event loop only."""
 
     def __init__(
-        self, opened: OpenedDirectory, settings: JournalSettings, thread: ThreadPoolExecutor, beside: Path | None
+        self,
+        opened: OpenedDirectory,
+        settings: JournalSettings,
+        thread: ThreadPoolExecutor,
+        beside: Sequence[Path],
     ) -> None:
         self.stats = opened.stats
         self._directory = opened.directory
@@ -101,9 +105,9 @@ class FileJournal:
 
     @classmethod
     async def open(
-        cls, directory: Path, settings: JournalSettings, files: FileOps | None = None, beside: Path | None = None
+        cls, directory: Path, settings: JournalSettings, files: FileOps | None = None, beside: Sequence[Path] = ()
     ) -> FileJournal:
-        """Locks and recovers ``directory`` (made when missing). ``beside``: a folder whose files count as the
+        """Locks and recovers ``directory`` (made when missing). ``beside``: folders whose files count as the
         journal's in the bounds of the disk.
 
         Raises StartupError: in use by another process, not writable, or of a newer format.
@@ -200,9 +204,9 @@ class FileJournal:
         """
         await self._space.delete([episode_id])
 
-    async def apply_retention(self, now: float) -> list[str]:
+    async def apply_retention(self, now: float, spared: Container[str] = ()) -> list[str]:
         """As in the protocol. Raises JournalUnavailable; then some of them may be deleted."""
-        return await self._space.apply_retention(now)
+        return await self._space.apply_retention(now, spared)
 
     async def excess(self) -> int:
         """As in the protocol."""

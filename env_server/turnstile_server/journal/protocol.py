@@ -6,7 +6,7 @@ order of their ``append`` calls. One journal owns one directory.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Container, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -77,9 +77,9 @@ class Journal(Protocol):
         episode."""
         ...
 
-    async def apply_retention(self, now: float) -> list[str]:
-        """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first;
-        returns their ids."""
+    async def apply_retention(self, now: float, spared: Container[str] = ()) -> list[str]:
+        """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first,
+        but none of ``spared``; returns their ids."""
         ...
 
     async def excess(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -21,7 +21,7 @@ from turnstile_server.journal.commit import GroupCommit
 from turnstile_server.journal.compaction import compacted
 from turnstile_server.journal.entries import SegmentMark
 from turnstile_server.journal.files import DirectoryLock, FileOps
-from turnstile_server.journal.index import JournalIndex, SegmentUse, UnindexedEntries
+from turnstile_server.journal.index import JournalIndex, LastState, SegmentUse, UnindexedEntries
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.retention import DiskBounds, Room, expired, make_room
 from turnstile_server.journal.segments import FILE_HEADER, SEGMENT_PATTERN, encode, segment_path
@@ -72,7 +72,7 @@ class DiskSpace:
         access: IndexAccess,
         commit: GroupCommit,
         lock: DirectoryLock,
-        beside: Path | None,
+        beside: Sequence[Path],
     ) -> None:
         self.over: str | None = None
         """Why the bounds of the disk allow no new episode; None where they do."""
@@ -91,7 +91,7 @@ class DiskSpace:
         await self._bury_all(episode_ids)
         await self._collect(pressed=self._commit.trouble is not None)
 
-    async def apply_retention(self, now: float) -> list[str]:
+    async def apply_retention(self, now: float, spared: Container[str]) -> list[str]:
         """Deletes ended episodes by ``retention_days`` and ``retention_bytes``, then by the bounds of the disk
         (see ``retention``), the oldest first; returns their ids.
 
@@ -101,12 +101,12 @@ class DiskSpace:
 
         def choose() -> list[str]:
             self._access.take()
-            return expired(self._access.index.states(), self._access.index.sizes(), now, days, size)
+            return expired(self._states(spared), self._access.index.sizes(), now, days, size)
 
         chosen = await self._access.in_thread(choose) if days is not None or size is not None else []
         await self._bury_all(chosen)
         await self._collect()
-        return [*chosen, *await self._make_room()]
+        return [*chosen, *await self._make_room(spared)]
 
     async def excess(self) -> int:
         """Bytes over the bounds of the disk."""
@@ -115,7 +115,10 @@ class DiskSpace:
     def _excess(self) -> int:
         return self._bounds().excess(self._disk_bytes(), self._files.free_bytes(self._directory))
 
-    async def _make_room(self) -> list[str]:
+    def _states(self, spared: Container[str]) -> list[LastState]:
+        return [state for state in self._access.index.states() if state.episode_id not in spared]
+
+    async def _make_room(self, spared: Container[str]) -> list[str]:
         """Brings the journal within the bounds of the disk: first without what is deleted already, then by
         deleting the oldest episodes that may go."""
         bounds = await self._access.in_thread(self._bounds)
@@ -128,7 +131,7 @@ class DiskSpace:
             if not over:
                 return Room([])
             spare = self._settings.retention_spares_unexported
-            return make_room(self._access.index.states(), self._access.index.sizes(), over, spare_unexported=spare)
+            return make_room(self._states(spared), self._access.index.sizes(), over, spare_unexported=spare)
 
         room = await self._access.in_thread(choose)
         if room.delete:
@@ -148,7 +151,7 @@ class DiskSpace:
     def _disk_bytes(self) -> int:
         """What the segments take on disk, and what is kept beside them."""
         found = 0
-        beside = self._beside.glob("*") if self._beside is not None and self._beside.is_dir() else ()
+        beside = (path for folder in self._beside for path in folder.glob("*"))
         for path in (*self._directory.glob(SEGMENT_PATTERN), *beside):
             with contextlib.suppress(FileNotFoundError):
                 found += path.stat().st_size

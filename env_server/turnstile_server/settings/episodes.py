@@ -87,6 +87,13 @@ class EpisodeSettings(Section):
     kept_regrades: int = Field(
         20, ge=1, description="Regrades in the record of one episode, the latest ones and the one that is applied."
     )
+    max_snapshots: int = Field(64, ge=1, description="Snapshots of one episode; more are refused (409).")
+    keep_snapshot_bytes: int = Field(
+        8 << 30, ge=0, description="What snapshots may take on disk; above it the oldest goes first."
+    )
+    keep_snapshot_s: float | None = Field(
+        86_400.0, gt=0, description="Snapshots older than this are removed; none: kept as long as their episode."
+    )
     trained_share_alert: float = Field(
         0.9,
         ge=0,

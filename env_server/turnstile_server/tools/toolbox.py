@@ -7,14 +7,15 @@ after another, so that no edit is lost. Nothing here knows of reward.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 import anyio
 import mcp_types as mcp
 
-from turnstile_server.errors import FileProblem
+from turnstile_server.errors import Conflict, FileProblem
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.arguments import (
@@ -119,6 +120,8 @@ class Toolbox:
         self._settings = settings
         self._own = tuple(own)
         self._in_use: dict[str, _RunningCalls] = {}
+        self._paused: dict[str, anyio.Event] = {}
+        """By episode: set when its calls may go on."""
 
         def tool(name: str, arguments: type[ArgumentsT], run: _Run[ArgumentsT]) -> _SandboxTool[ArgumentsT]:
             return _SandboxTool(_spec(name, arguments, settings), arguments, run, settings)
@@ -152,6 +155,18 @@ class Toolbox:
             builtin = (*builtin[:-1], self._talk)
         return (*builtin, *episode.own_tools)
 
+    @contextmanager
+    def paused(self, episode_id: str) -> Iterator[None]:
+        """Tool calls of the episode wait while the block runs. Raises Conflict where one runs already."""
+        if episode_id in self._in_use or episode_id in self._paused:
+            raise Conflict(f"a tool call of episode {episode_id} runs: ask between two turns")
+        pause = self._paused[episode_id] = anyio.Event()
+        try:
+            yield
+        finally:
+            del self._paused[episode_id]
+            pause.set()
+
     async def call(
         self,
         episode: EpisodeTools,
@@ -165,6 +180,8 @@ class Toolbox:
         ``is_error``. Raises Gone when the episode has ended, Conflict while it is still being prepared,
         SandboxFailed when its sandbox died.
         """
+        while (pause := self._paused.get(episode.episode_id)) is not None:
+            await pause.wait()
         episode.check_open()
         most = self._settings.max_calls_per_episode
         in_use = self._in_use.setdefault(episode.episode_id, _RunningCalls())

@@ -1,0 +1,131 @@
+"""Snapshots of running episodes, and new episodes that begin at one.
+
+What must hold: a snapshot is taken while no tool and no model call runs, and tool calls wait until it is whole; a
+fork's tree continues the very turns of the other episode, which are stored and trained there alone; what a fork
+cannot have is refused before anything is created.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from turnstile.models import (
+    Episode,
+    EpisodeRequest,
+    ForkOrigin,
+    ForkRequest,
+    ForksCreated,
+    SnapshotInfo,
+    SnapshotList,
+    new_id,
+)
+from turnstile_server.agents.registry import EXTERNAL
+from turnstile_server.episodes.fork_point import ForkPoint, running_processes, take_files
+from turnstile_server.episodes.service import Episodes
+from turnstile_server.episodes.store import Forest
+from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
+from turnstile_server.tools.toolbox import Toolbox
+
+
+class Forks:
+    """Implements the control API's ForkService. ``max_bytes``: of one folder's tar."""
+
+    def __init__(self, episodes: Episodes, toolbox: Toolbox, max_bytes: int) -> None:
+        self._episodes = episodes
+        self._toolbox = toolbox
+        self._max_bytes = max_bytes
+
+    async def snapshot(self, episode_id: str) -> SnapshotInfo:
+        episode = await self._episodes.get(episode_id)
+        _check_agent(episode)
+        run = self._episodes.running(episode_id)
+        sandbox = None if run is None else run.sandbox
+        if run is None or sandbox is None:
+            raise Conflict(
+                f"episode {episode_id} ({episode.status.value}) has no sandbox that tools work in now: a snapshot "
+                "is of a running episode whose task has files. Without files fork it by `turn_id`"
+            )
+        store = self._episodes.snapshots
+        store.check_room(episode_id)
+        with self._toolbox.paused(episode_id):
+            if run.session.in_flight:
+                raise Conflict(f"a model call of episode {episode_id} is in flight: ask between two turns")
+            latest = max((node.turn for node in run.session.tree), key=lambda turn: turn.seq, default=None)
+            processes = await running_processes(sandbox)
+            tars = await take_files(sandbox, self._max_bytes)
+        info = SnapshotInfo(
+            snapshot_id=new_id("snapshot"),
+            episode_id=episode_id,
+            turn_id=None if latest is None else latest.turn_id,
+            at=time.time(),
+            bytes=0,
+            processes=processes,
+        )
+        return await store.keep(info, tars)
+
+    async def snapshots(self, episode_id: str) -> SnapshotList:
+        await self._episodes.get(episode_id)  # raises NotFound
+        return SnapshotList(snapshots=self._episodes.snapshots.of(episode_id))
+
+    async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
+        episode, forest = await self._episodes.exported(episode_id)
+        _check_agent(episode)
+        point = self._point(episode, forest, request)
+        self._episodes.check_room(request.n)
+        created = []
+        async with self._episodes.held(episode_id):
+            for number in range(request.n):
+                wanted = _request(episode, request, number)
+                created.append((await self._episodes.create(wanted, agent_url, point))[0])
+        return ForksCreated(forked_from=point.origin, episodes=tuple(created))
+
+    def _point(self, episode: Episode, forest: Forest, request: ForkRequest) -> ForkPoint:
+        """Raises NotFound, WorkNotKept."""
+        store = self._episodes.snapshots
+        known = store.of(episode.episode_id)
+        if request.snapshot_id is not None:
+            snapshot = next((one for one in known if one.snapshot_id == request.snapshot_id), None)
+            if snapshot is None:
+                raise WorkNotKept(f"episode {episode.episode_id} has no snapshot {request.snapshot_id} (any more)")
+            turn_id = snapshot.turn_id
+        else:
+            turn_id = request.turn_id
+            snapshot = next((one for one in reversed(known) if one.turn_id == turn_id), None)
+        if turn_id is not None and turn_id not in forest.tree:
+            raise NotFound(f"episode {episode.episode_id} has no turn {turn_id}")
+        path = [] if turn_id is None else forest.tree[turn_id].path()
+        snapshot_id = None if snapshot is None else snapshot.snapshot_id
+        return ForkPoint(
+            ForkOrigin(episode_id=episode.episode_id, turn_id=turn_id, snapshot_id=snapshot_id),
+            tuple(node.turn for node in path),
+            None if snapshot_id is None else partial(store.load, snapshot_id),
+        )
+
+
+def _check_agent(episode: Episode) -> None:
+    if episode.agent != EXTERNAL:
+        raise Unprocessable(
+            f"agent: episode {episode.episode_id} is played by {episode.agent}, which this server launched: its "
+            "own state lies in its process, which no snapshot has. Only episodes of an external agent can be "
+            "forked"
+        )
+
+
+def _request(episode: Episode, request: ForkRequest, number: int) -> EpisodeRequest:
+    """The request of one of the new episodes: what it does not say is as in the episode that is forked."""
+    key = request.idempotency_key
+    return EpisodeRequest(
+        task=episode.task,
+        agent=EXTERNAL,
+        episode_id=request.episode_ids[number] if request.episode_ids else None,
+        group_id=request.group_id or episode.group_id,
+        seed=episode.seed,
+        sampling=episode.sampling,
+        adapter=episode.adapter,
+        priority=episode.priority,
+        staleness=None if episode.staleness is None else episode.staleness.bound,
+        limits=episode.limits,
+        metadata=episode.metadata if request.metadata is None else request.metadata,
+        idempotency_key=None if key is None else f"{key}-{number}",
+    )

@@ -1,0 +1,347 @@
+"""Forks: several episodes that begin at one turn of another, which has the shared tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from conversation import END
+from gate_support import Stage, says, staged
+from light import TASK, light_work
+
+from turnstile import AsyncClient
+from turnstile.models import EpisodeStatus, SampleSet
+from turnstile.models.wire import decode_forest, decode_samples
+from turnstile_server.episodes.fork_point import running_processes
+from turnstile_server.errors import Conflict, SandboxFailed
+from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.toolbox import Toolbox
+
+pytestmark = pytest.mark.anyio
+
+Episode = dict[str, Any]
+Messages = list[dict[str, str]]
+FIRST: Messages = [{"role": "system", "content": "You search."}, {"role": "user", "content": "Begin."}]
+
+
+@pytest.fixture
+async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(tiny_model, tmp_path) as running:
+        speak(running)
+        yield running
+
+
+def speak(stage: Stage) -> None:
+    """Every call gets a text of its own."""
+    words = [f"reply {number}" for number in "abcdefghijkl"]
+    stage.engine.answers = [says([*stage.encode(word), *stage.encode(END)]) for word in words]
+
+
+async def say(stage: Stage, episode: Episode, messages: Messages, text: str | None = None) -> Messages:
+    """One turn: the history with ``text`` and the reply."""
+    asked = [*messages, {"role": "user", "content": text}] if text is not None else messages
+    async with stage.agent(episode) as agent:
+        reply = await agent.chat.completions.create(model="m", messages=asked)  # type: ignore[arg-type]
+    return [*asked, {"role": "assistant", "content": reply.choices[0].message.content or ""}]
+
+
+async def turn_ids(stage: Stage, episode: Episode) -> list[str]:
+    return [turn["turn_id"] for turn in (await stage.get(episode, "/turns"))["turns"]]
+
+
+async def fork(stage: Stage, episode: Episode, **fields: Any) -> list[Episode]:
+    answer = await stage.control.post(f"/episodes/{episode['episode_id']}/fork", json=fields)
+    assert answer.status_code == 201, answer.text
+    children: list[Episode] = answer.json()["episodes"]
+    return children
+
+
+async def refused(stage: Stage, episode: Episode, what: str, **fields: Any) -> tuple[int, str]:
+    answer = await stage.control.post(f"/episodes/{episode['episode_id']}/{what}", json=fields)
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+async def samples(stage: Stage, episode: Episode) -> SampleSet:
+    path = f"/episodes/{episode['episode_id']}"
+    rows = decode_samples((await stage.control.get(f"{path}/samples")).content)
+    tree = decode_forest((await stage.control.get(f"{path}/tree")).content).to_samples()
+    assert tree.stats == rows.stats
+    assert (await stage.get(episode))["stats"] == rows.stats.model_dump()
+    for one, other in zip(rows.samples, tree.samples, strict=True):
+        assert np.array_equal(one.input_ids, other.input_ids)
+        assert np.array_equal(one.loss_mask, other.loss_mask)
+    return rows
+
+
+async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: Stage) -> None:
+    parent = await stage.episode(metadata={"kind": "search"}, group_id="g")
+    history = await say(stage, parent, FIRST)
+    history = await say(stage, parent, history, "And then?")
+    _, second = await turn_ids(stage, parent)
+    continued = await say(stage, parent, history, "Now choose.")
+    fed = stage.engine.calls[-1].input_ids
+    children = await fork(stage, parent, turn_id=second, n=3)
+    assert len({child["episode_key"] for child in children}) == 3
+    replies = set()
+    for child in children:
+        shown = await stage.get(child)
+        assert (shown["forked_from"]["turn_id"], shown["group_id"], shown["metadata"]) == (
+            second,
+            "g",
+            {"kind": "search"},
+        )
+        replies.add((await say(stage, child, history, "Now choose."))[-1]["content"])
+        assert np.array_equal(stage.engine.calls[-1].input_ids, fed), "token for token what the parent was fed"
+    assert len(replies | {continued[-1]["content"]}) == 4
+    whole = await samples(stage, parent)
+    assert (whole.stats.turns, len(whole.samples)) == (3, 1)
+    shared = whole.samples[0].turn_spans[1].end
+    for child in children:
+        rows = await samples(stage, child)
+        [row] = rows.samples
+        assert (rows.stats.turns, rows.stats.roots, rows.untrained) == (1, 0, ())
+        assert np.array_equal(row.input_ids[: len(fed)], fed)
+        assert not row.loss_mask[: len(fed)].any(), "what is before the fork is context"
+        assert row.loss_mask[len(fed) :].all()
+        assert rows.stats.trained_tokens == int(row.loss_mask.sum())
+        assert not row.logprobs[:shared].any()
+        assert [span.trained for span in row.turn_spans] == [False, False, True]
+        assert len(await turn_ids(stage, child)) == 1
+        report = await stage.post(child, "audit")
+        assert report["passed"], report
+        assert [turn["turn_id"] for turn in report["turns"]] == await turn_ids(stage, child)
+
+
+async def test_a_fork_may_go_back_branch_and_be_forked(stage: Stage) -> None:
+    parent = await stage.episode(limits={"max_turns": 3})
+    early = await say(stage, parent, FIRST)
+    history = await say(stage, parent, early, "On.")
+    _, last = await turn_ids(stage, parent)
+    [child] = await fork(stage, parent, turn_id=last)
+    await say(stage, child, early, "Back.")
+    await say(stage, child, history, "Forth.")
+    again = await say(stage, child, history, "Forth, otherwise.")
+    rows = await samples(stage, child)
+    assert (rows.stats.turns, rows.stats.branches, rows.stats.breaks) == (3, 2, {})
+    assert {len(row.turn_spans) for row in rows.samples} == {2, 3}
+    status, said = await _exhausted(stage, child, again)
+    assert (status, "turns are used up" in said) == (400, True), "its budget is of its own turns"
+    *_, latest = await turn_ids(stage, child)
+    [grandchild] = await fork(stage, child, turn_id=latest)
+    await say(stage, grandchild, again, "Deeper.")
+    [row] = (await samples(stage, grandchild)).samples
+    assert [span.trained for span in row.turn_spans] == [False, False, False, True]
+    assert (await stage.get(grandchild))["forked_from"]["episode_id"] == child["episode_id"]
+
+
+async def _exhausted(stage: Stage, episode: Episode, history: Messages) -> tuple[int, str]:
+    answer = await stage.control.post(
+        f"{stage.agent_url}/e/{episode['episode_id']}/v1/chat/completions",
+        headers={"authorization": f"Bearer {episode['episode_key']}"},
+        json={"model": "m", "messages": [*history, {"role": "user", "content": "more"}]},
+    )
+    return answer.status_code, answer.text
+
+
+async def test_asking_again_for_the_turn_before_a_fork_samples_anew(stage: Stage) -> None:
+    parent = await stage.episode()
+    history = await say(stage, parent, FIRST)
+    [first] = await turn_ids(stage, parent)
+    [child] = await fork(stage, parent, turn_id=first)
+    again = await say(stage, child, FIRST)
+    assert again[-1] != history[-1], "no reply of another episode is replayed"
+    assert np.array_equal(stage.engine.calls[0].input_ids, stage.engine.calls[1].input_ids)
+    [row] = (await samples(stage, child)).samples
+    assert [span.trained for span in row.turn_spans] == [True]
+
+
+async def test_forks_outlive_restarts_and_hold_what_they_continue(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        speak(stage)
+        parent = await stage.episode()
+        history = await say(stage, parent, FIRST)
+        [first] = await turn_ids(stage, parent)
+        done, running = await fork(stage, parent, turn_id=first, n=2, idempotency_key="k")
+        assert [
+            one["episode_id"] for one in await fork(stage, parent, turn_id=first, n=2, idempotency_key="k")
+        ] == [
+            done["episode_id"],
+            running["episode_id"],
+        ]
+        for child in (done, running):
+            await say(stage, child, history, "On.")
+        await stage.post(done, "finish")
+        await stage.post(parent, "finish")
+        before = [await samples(stage, child) for child in (done, running)]
+    async with staged(tiny_model, tmp_path, journal={"retention_bytes": 1 << 20}) as stage:
+        for child, rows in zip((done, running), before, strict=True):
+            found = await samples(stage, child)
+            assert np.array_equal(found.samples[0].input_ids, rows.samples[0].input_ids)
+            assert np.array_equal(found.samples[0].loss_mask, rows.samples[0].loss_mask)
+        assert (await stage.get(running))["error"]["type"] == "server_restarted"
+        path = f"/episodes/{parent['episode_id']}"
+        deletion = await stage.control.delete(path)
+        assert deletion.status_code == 409
+        assert done["episode_id"] in deletion.json()["error"]["message"]
+        old = await stage.journal.apply_retention(4e9, {parent["episode_id"]})
+        assert parent["episode_id"] not in old
+        for child in (done, running):
+            assert (await stage.control.delete(f"/episodes/{child['episode_id']}")).status_code == 204
+        assert (await stage.control.delete(path)).status_code == 204
+
+
+async def test_what_cannot_be_forked_is_refused_before_anything_is_made(stage: Stage) -> None:
+    parent = await stage.episode()
+    await say(stage, parent, FIRST)
+    [first] = await turn_ids(stage, parent)
+    assert (await refused(stage, parent, "fork", turn_id="turn_none"))[0] == 404
+    assert (await refused(stage, parent, "fork", snapshot_id="snapshot_none"))[0] == 410
+    assert (await refused(stage, parent, "fork"))[0] == 422
+    assert (await refused(stage, parent, "fork", turn_id=first, n=2, episode_ids=["one"]))[0] == 422
+    assert (await refused(stage, {"episode_id": "nowhere"}, "fork", turn_id=first))[0] == 404
+    status, said = await refused(stage, parent, "snapshot")
+    assert status == 409
+    assert "no sandbox" in said
+    assert len((await stage.control.get("/episodes")).json()["episodes"]) == 1
+
+
+# With files
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+async def files(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path
+) -> AsyncIterator[tuple[Stage, dict[str, Any]]]:
+    sandboxes = {"kind": request.param}
+    if request.param == "docker":
+        sandboxes["docker_image"] = request.getfixturevalue("docker_image")
+    work, wanted = light_work(tiny_model, tmp_path / "data", tmp_path / "installs", sandboxes=sandboxes)
+    async with staged(tiny_model, tmp_path / "data", work=work, **wanted) as stage:
+        speak(stage)
+        yield stage, wanted
+
+
+async def sandbox_of(stage: Stage, episode: Episode) -> Sandbox:
+    """The episode's sandbox, as its tools have it."""
+    with anyio.fail_after(120):
+        while (await stage.get(episode))["status"] != "running":  # noqa: ASYNC110 - polled
+            await anyio.sleep(0.02)
+    assert stage.apps.tools is not None
+    sandbox = stage.apps.tools.open_tools(episode["episode_id"], episode["episode_key"]).sandbox
+    assert sandbox is not None
+    return sandbox
+
+
+async def run(sandbox: Sandbox, script: str) -> str:
+    result = await sandbox.exec(Command(("/bin/sh", "-c", script)))
+    if result.exit_code != 0:
+        raise SandboxFailed(result.stderr.decode())
+    return result.stdout.decode()
+
+
+WRITE = """
+echo 'ANSWER = 42' > answer.py; mkdir -p sub; echo deep > sub/file; ln -s sub/file link; chmod 755 sub/file
+echo mine > ~/note; echo passing > /tmp/passing; rm -f gone.txt
+"""
+READ = "cat answer.py link ~/note /tmp/passing; ls; test -x sub/file && echo runs"
+
+
+async def test_a_fork_begins_with_the_files_of_its_snapshot(
+    files: tuple[Stage, dict[str, Any]], tmp_path: Path
+) -> None:
+    stage, _ = files
+    task = {**TASK, "base": {"inline": {"answer.py": "ANSWER = 41\n", "gone.txt": "x"}}}
+    parent = await stage.episode(task=task)
+    sandbox = await sandbox_of(stage, parent)
+    history = await say(stage, parent, FIRST)
+    [first] = await turn_ids(stage, parent)
+    status, said = await refused(stage, parent, "fork", turn_id=first)
+    assert status == 409
+    assert "no snapshot" in said
+    await run(sandbox, WRITE)
+    background = await sandbox.start(Command(("/bin/sh", "-c", "sleep 1000; true")))
+    snapshot = await stage.post(parent, "snapshot")
+    assert (snapshot["turn_id"], snapshot["bytes"] > 0) == (first, True)
+    assert any("sleep 1000" in process for process in snapshot["processes"])
+    await background.kill()
+    expected = await run(sandbox, READ)
+    assert "gone.txt" not in expected
+    await run(sandbox, "rm -r sub link; echo 'ANSWER = 0' > answer.py; echo changed > ~/note")
+    one, two = await fork(stage, parent, turn_id=first, n=2)
+    await stage.post(parent, "cancel")
+    for child in (one, two):
+        own = await sandbox_of(stage, child)
+        assert await run(own, READ) == expected
+        assert await running_processes(own) == (), "no process survives"
+    await run(await sandbox_of(stage, two), "echo 'ANSWER = 7' > answer.py")
+    for child, reward in ((one, 1.0), (two, 0.0)):
+        await say(stage, child, history, "Done?")
+        await stage.post(child, "finish")
+        with anyio.fail_after(120):
+            while not EpisodeStatus((await stage.get(child, "?wait=5"))["status"]).ended:
+                pass
+        assert (await stage.get(child))["reward"] == reward
+    kept = await stage.get(parent, "/snapshots")
+    assert [each["snapshot_id"] for each in kept["snapshots"]] == [snapshot["snapshot_id"]]
+    for episode in (one, two, parent):
+        assert (await stage.control.delete(f"/episodes/{episode['episode_id']}")).status_code == 204
+    assert list((tmp_path / "data" / "snapshots").iterdir()) == [], "a snapshot goes with its episode"
+
+
+async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    work, wanted = light_work(tiny_model, data, tmp_path / "installs")
+    async with staged(tiny_model, data, work=work, episodes={"max_snapshots": 2}, **wanted) as stage:
+        speak(stage)
+        parent = await stage.episode(task=TASK)
+        await sandbox_of(stage, parent)
+        first, second = [await stage.post(parent, "snapshot") for _ in range(2)]
+        assert (first["turn_id"], first["processes"]) == (None, [])
+        assert (await refused(stage, parent, "snapshot"))[0] == 409
+        [child] = await fork(stage, parent, snapshot_id=first["snapshot_id"])
+        await sandbox_of(stage, child)
+        await say(stage, child, FIRST)
+        launched = await stage.episode(task=TASK, agent="light")
+        status, said = await refused(stage, launched, "snapshot")
+        assert (status, "light" in said) == (422, True)
+    (data / "snapshots" / "half.partial").write_bytes(b"not whole")
+    (data / "snapshots" / "strange.snapshot").write_bytes(b"of nothing\n")
+    bounds = {"keep_snapshot_bytes": second["bytes"], "retention_interval_s": 0.02}
+    async with staged(tiny_model, data, work=work, episodes=bounds, **wanted) as stage:
+        with anyio.fail_after(60):
+            while len((await stage.get(parent, "/snapshots"))["snapshots"]) != 1:  # noqa: ASYNC110 - by itself
+                await anyio.sleep(0.02)
+        [left] = (await stage.get(parent, "/snapshots"))["snapshots"]
+        assert left == second, "the oldest goes first"
+        assert not (data / "snapshots" / "half.partial").exists()
+        assert (await refused(stage, parent, "fork", snapshot_id=first["snapshot_id"]))[0] == 410
+
+
+async def test_no_snapshot_is_taken_while_a_tool_runs_and_tools_wait_for_one() -> None:
+    toolbox = Toolbox(ToolSettings())
+    toolbox._in_use["busy"] = object()  # type: ignore[assignment]
+    with pytest.raises(Conflict, match="a tool call"), toolbox.paused("busy"):
+        pass
+    with toolbox.paused("ep"), pytest.raises(Conflict), toolbox.paused("ep"):
+        pass
+    assert toolbox._paused == {}
+
+
+async def test_the_client_takes_snapshots_and_forks(stage: Stage) -> None:
+    async with AsyncClient(str(stage.control.base_url)) as client:
+        episode = await client.create_episode("Search.")
+        created = episode.created.model_dump()
+        history = await say(stage, created, FIRST)
+        [turn] = await episode.turns()
+        assert await episode.snapshots() == ()
+        children = await episode.fork(turn_id=turn.turn_id, n=2, group_id="search")
+        for child in children:
+            await say(stage, child.created.model_dump(), history, "On.")
+            assert (await child.status()).group_id == "search"
+            [row] = (await child.samples()).samples
+            assert [span.trained for span in row.turn_spans] == [False, True]
