@@ -40,11 +40,13 @@ class GradeRecord(Model):
     """Digest of what judged: the grading fields and files of the task, and the server's graders."""
 
     @property
-    def failed_tests(self) -> tuple[str, ...]:
-        """Ids of the failed tests that the detail lists (at most ``grading.max_shown``)."""
-        parts = [part for part in self.detail.values() if isinstance(part, dict)]
-        listed = [one for part in parts if isinstance(part.get("failed"), list) for one in part["failed"]]
-        return tuple(str(one["id"]) for one in listed if isinstance(one, dict) and "id" in one)
+    def failed_tests(self) -> dict[str, tuple[str, ...]]:
+        """By grader: ids of the failed tests that the detail lists (at most ``grading.max_shown``)."""
+        parts = {name: part for name, part in self.detail.items() if isinstance(part, dict)}
+        return {
+            name: tuple(str(one["id"]) for one in part.get("failed", ()) if isinstance(one, dict) and "id" in one)
+            for name, part in parts.items()
+        }
 
 
 class RegradeRequest(Model):
@@ -99,12 +101,22 @@ class Regrade(Model):
 
     @property
     def newly_failed(self) -> tuple[str, ...]:
-        """Ids of the tests that failed now and not before, of those that both grades list."""
-        before = self.before.failed_tests
-        return tuple(test for test in self.after.failed_tests if test not in before)
+        """Ids of the tests that failed now and not before, by a grader that gave both grades."""
+        return _only_in(self.after, self.before)
 
     @property
     def newly_passed(self) -> tuple[str, ...]:
-        """Ids of the tests that failed before and not now, of those that both grades list."""
-        after = self.after.failed_tests
-        return tuple(test for test in self.before.failed_tests if test not in after)
+        """Ids of the tests that failed before and not now, by a grader that gave both grades."""
+        return _only_in(self.before, self.after)
+
+
+def _only_in(one: GradeRecord, other: GradeRecord) -> tuple[str, ...]:
+    """Failed tests that the other grade does not list, of the graders that gave both."""
+    known = other.failed_tests
+    return tuple(
+        test
+        for grader, tests in one.failed_tests.items()
+        if grader in known
+        for test in tests
+        if test not in known[grader]
+    )

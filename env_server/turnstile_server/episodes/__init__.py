@@ -17,6 +17,9 @@ In reading order:
 - ``archive``: ended episodes, and the restore at the start of the server.
 - ``work_store``, ``work_file``: the work that was handed to grading, kept to be judged again.
 - ``regrade``, ``amendments``: kept work judged again; changes to the record of an ended episode.
+- ``forks``, ``fork_point``: episodes that begin at a turn of another one, with the files of its snapshot.
+- ``snapshot_store``, ``snapshot_file``, ``kept_files``: where snapshots lie; files that are whole or not there.
+- ``accounting``: what the metrics count at the end of an episode.
 - ``retention``: deletions, by request and by the bounds.
 - ``listing``: the order of all episodes, by which pages are made, with indexes by status and group.
 - ``broadcast``: changes of status for the readers of ``GET /events``.
