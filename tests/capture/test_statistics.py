@@ -118,21 +118,49 @@ SAME_REQUEST = made_step(0, 6, request=SIDE_CALL.request)
 FOLLOWS = made_step(2, 7)
 
 
-@example([MAIN, SIDE_CALL, made_step(0, 2), ON_FROM_IT, SAME_WORDS_LATER], {})
-@example([MAIN, SIDE_CALL, SAME_REQUEST, FOLLOWS], {})
+FIRST_SEQ = 100
+"""Of an episode's own turns: inherited ones come before."""
+
+
+def inherited_turns(before: list[Step]) -> list[Turn]:
+    """A path of another episode's tree."""
+    turns: list[Turn] = []
+    for number, step in enumerate(before):
+        known = [turns[-1].turn_id] if turns else []
+        made = turn_of(replace(step, parent=0), number, number, known)
+        turns.append(made.model_copy(update={"turn_id": f"before_{number}", "episode_id": "ep_0"}))
+    return turns
+
+
+@example([MAIN, SIDE_CALL, made_step(0, 2), ON_FROM_IT, SAME_WORDS_LATER], {}, [])
+@example([MAIN, SIDE_CALL, SAME_REQUEST, FOLLOWS], {}, [])
+@example([made_step(0, 2), made_step(0, 3)], {}, [SIDE_CALL])
 @settings(max_examples=600)
-@given(st.lists(steps, min_size=1, max_size=16), st.dictionaries(st.sampled_from("xy"), st.integers(1, 9)))
-def test_kept_statistics_are_those_of_the_whole_tree(made: list[Step], discarded: dict[str, int]) -> None:
+@given(
+    st.lists(steps, min_size=1, max_size=16),
+    st.dictionaries(st.sampled_from("xy"), st.integers(1, 9)),
+    st.lists(steps, max_size=3),
+)
+def test_kept_statistics_are_those_of_the_whole_tree(
+    made: list[Step], discarded: dict[str, int], before: list[Step]
+) -> None:
     tree, known = TokenTree(), list[str]()
+    inherited = inherited_turns(before)
+    tree.graft(inherited)
+    known += [turn.turn_id for turn in inherited]
     facts = EpisodeFacts(episode_id="ep_1", rollout_id="ep_1", status=EpisodeStatus.RUNNING, discarded=discarded)
     for number, step in enumerate(made):
         # A turn may get its number in the order of commits before another and reach the tree after it.
-        seq = 2 * number + (0 if step.swapped else 3)
+        seq = FIRST_SEQ + 2 * number + (0 if step.swapped else 3)
         tree.add(turn_of(step, number, seq, known)).record_delivery(step.delivery)
         known.append(f"turn_{number}")
         if step.polled or number == len(made) - 1:
             kept, whole = tree.statistics(discarded), export_samples(tree, facts).stats
             assert kept == whole
+            assert (kept.turns, kept.sampled_tokens) == (
+                number + 1,
+                sum(each.tokens for each in made[: number + 1]),
+            )
             for reason in kept.untrained:
                 event(reason)
     for number, step in enumerate(made):

@@ -163,7 +163,7 @@ async def test_kept_work_counts_in_the_bounds_of_the_disk_and_goes_before_episod
         os.utime(folder / f"ep_{number}.work", (number, number))
     total = os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
     bounds = JournalSettings(retention_share=150_000 / total, retention_free_bytes=0)
-    journal = await FileJournal.open(tmp_path / "journal", bounds, beside=folder)
+    journal = await FileJournal.open(tmp_path / "journal", bounds, beside=(folder,))
     try:
         excess = await journal.excess()
         assert abs(excess - 150_000) < 1000
