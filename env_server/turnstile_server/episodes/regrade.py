@@ -85,6 +85,7 @@ class Regrader:
                 ended = await self._parts.works.load(episode.episode_id, kept.digest)
                 judged_by = task if ended.start is None or task.world is None else ended.start.applied_to(task)
                 grade = await self._parts.backends.grader.grade(judged_by, ended.work)
+                grade = grade.awaited() if judged_by.reward.pending else grade
                 digest = await anyio.to_thread.run_sync(self._parts.backends.grader_digest, judged_by)
         except TurnstileError as error:
             self._parts.metrics.regraded("failed")
@@ -104,7 +105,7 @@ class Regrader:
             ),
             before_status=episode.status,
             after=GradeRecord(
-                reward=grade.reward,
+                reward=episode.reward if grade.pending else grade.reward,  # one that came later stays
                 components=dict(grade.components),
                 detail=storable(dict(grade.detail)),
                 grader=digest,

@@ -15,19 +15,19 @@ from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
 
 _GRADERS = Path(__file__).parent
-_FIELDS = {
-    "answer",
-    "grading",
-    "image",
-    "image_files",
-    "sandbox",
-    "setup",
-    "setup_timeout_s",
-    "tests",
-    "workdir",
-    "world",
+_NOT_GRADED_BY = {
+    "base",
+    "difficulty",
+    "gold",
+    "id",
+    "instruction",
+    "limits",
+    "metadata",
+    "tags",
+    "tools",
+    "wrong",
 }
-"""Of a task. Its files come as a tar: an edited file in a folder counts too."""
+"""Fields of a task that no grading reads. ``base`` comes as a tar: an edited file of a folder counts, too."""
 
 
 class GraderDigests:
@@ -44,7 +44,7 @@ class GraderDigests:
         """Reads the task's files, so call it in a thread. A task whose files cannot be packed has a digest too:
         that of its fields."""
         digest = hashlib.sha256(self._code)
-        fields = task.model_dump(mode="json", include=_FIELDS)
+        fields = task.model_dump(mode="json", exclude=_NOT_GRADED_BY)
         digest.update(json.dumps(fields, sort_keys=True).encode())
         for files in (task.base, task.tests.files if task.tests is not None else None):
             digest.update(self._packed(files))
