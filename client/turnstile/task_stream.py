@@ -25,7 +25,8 @@ class TaskQuery(Model):
     """Which tasks, and in which order."""
 
     where: tuple[str, ...] = ()
-    """``name=pattern`` or ``name!=pattern``, all of which must hold: id, difficulty, image, tags, and metadata."""
+    """``name=pattern`` or ``name!=pattern``, all of which must hold: id, difficulty, image, tags, graded_by,
+    and metadata."""
     shard: str | None = None
     """``1/4``: every fourth task, from the first on."""
     shuffle: int | None = None

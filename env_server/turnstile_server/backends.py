@@ -23,6 +23,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.settings_check import grading_problem
+from turnstile_server.grading.swebench_worker import INSTALL
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
@@ -82,6 +83,10 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
+    if settings.grading.swebench_python is None and tasks.graded_by("swe"):
+        _LOG.warning(
+            "tasks of SWE-bench rows will have no reward, because the package swebench is not there: %s", INSTALL
+        )
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks.in_memory:
         own_tools.add_task(task.id, task.tools)

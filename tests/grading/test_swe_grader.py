@@ -5,6 +5,7 @@ The package itself is stood in for (``fake_swebench``); ``test_swe_equality`` pl
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -16,13 +17,14 @@ import pytest
 from grading_support import BASE, FIX, Watched, grader, spec_of, tar
 
 from local import ROOT
+from turnstile_server.backends import build_backends
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.swebench_worker import SwebenchWorker
-from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
@@ -148,6 +150,18 @@ async def test_without_the_package_there_is_no_reward_and_the_error_says_how_to_
             await worker.ask(SCRIPT_REQUEST)
         assert "scripts/install_swebench.sh DIR" in missing.value.message
         await worker.close()
+
+
+async def test_a_server_that_lacks_the_package_says_so_at_its_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = the_task().model_dump(mode="json", exclude_defaults=True, exclude={"world"})
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    for python_path, told in ((None, 1), (Path(sys.executable), 0)):
+        caplog.clear()
+        grading = {"swebench_python": python_path}
+        build_backends(Settings(data_dir=tmp_path, tasks={"sources": [tmp_path / "tasks.jsonl"]}, grading=grading))
+        assert caplog.text.count("install_swebench.sh") == told
 
 
 async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path) -> None:

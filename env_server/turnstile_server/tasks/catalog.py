@@ -56,6 +56,10 @@ class TaskCatalog:
             raise NotFound(f"There is no task {task_id!r}.{hint}", detail={"close": close})
         return task if isinstance(task, Task) else self._stored(task)
 
+    def graded_by(self, grader: str) -> bool:
+        """Whether any task asks for it."""
+        return any(grader in _labels(task).get("graded_by", "").split(",") for task in self._tasks.values())
+
     async def prefetch(self, task_id: str | None) -> None:
         """Reads a task of a large set in a thread, so that ``get`` finds it in memory. Raises TaskFailed."""
         task = self._tasks.get(task_id or "")

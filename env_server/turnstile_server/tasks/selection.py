@@ -18,13 +18,17 @@ from turnstile_server.tasks.model import Task
 
 MAX_LABEL = 200
 """Characters of a value that tasks are chosen by; longer ones are no labels."""
+LISTS = ("tags", "graded_by")
+"""Labels that are several values with commas between them: one that fits is enough."""
 _SHARD = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 _WHERE = re.compile(r"([A-Za-z_][\w.-]*)(!?=)(.*)", re.DOTALL)
 
 
 def labels_of(task: Task) -> dict[str, str]:
-    """Short values of a task by name: ``id``, ``difficulty``, ``image``, ``tags`` and scalars of its metadata."""
-    own = {"id": task.id, "difficulty": task.difficulty, "image": task.image, "tags": ",".join(task.tags)}
+    """Short values of a task by name: ``id``, ``difficulty``, ``image``, ``tags``, ``graded_by`` and scalars of
+    its metadata."""
+    own = {"id": task.id, "difficulty": task.difficulty, "image": task.image}
+    own |= {"tags": ",".join(task.tags), "graded_by": ",".join(task.graders)}
     return labels({**task.metadata, **{name: value for name, value in own.items() if value}})
 
 
@@ -57,7 +61,7 @@ class Condition:
 
     def holds(self, found: Mapping[str, str]) -> bool:
         value = found.get(self.name, "")
-        parts = (value, *value.split(",")) if self.name == "tags" else (value,)
+        parts = (value, *value.split(",")) if self.name in LISTS else (value,)
         return any(fnmatchcase(part, self.pattern) for part in parts) is not self.negated
 
 
