@@ -98,7 +98,9 @@ class EpisodeRun:
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
         self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings)
-        self._world = RunningWorld.of(plan.task, parts.backends.worlds, settings.tasks, self._sandbox)
+        self._world = RunningWorld.of(
+            plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
+        )
         self._grader = EpisodeGrading(self.episode_id, self._sandbox, self._world, parts.backends, parts.works)
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
@@ -114,8 +116,6 @@ class EpisodeRun:
         """Set at each attempt to store the end, and replaced while there may be another."""
         self._store_error: Exception | None = None
         """Why the latest attempt failed."""
-
-    # The owner task
 
     async def run_to_end(self) -> None:
         """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
@@ -189,13 +189,11 @@ class EpisodeRun:
 
     async def _agent_outcome(self) -> Outcome:
         agent, session, sandbox = self._plan.agent, self.session, self._sandbox
-        if agent is None:  # external: a stop that is requested elsewhere cancels this wait
-            if sandbox is None:
-                await anyio.sleep_forever()
-            else:
-                raise await sandbox.death()
-        assert agent is not None
-        assert sandbox is not None  # a launched agent always has one
+        if sandbox is None:  # an external agent's; a stop that is requested elsewhere cancels this wait
+            await anyio.sleep_forever()
+        assert sandbox is not None
+        if agent is None:
+            raise await sandbox.death()
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
         return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
 
@@ -364,8 +362,10 @@ class EpisodeRun:
         return self._life.episode
 
     def measured(self, episode: Episode) -> Episode:
-        """The record with its statistics and staleness as they are now."""
-        return self.forest.counted(episode).model_copy(update={"staleness": self.staleness.measured()})
+        """The record with its statistics, staleness and rewards of turns as they are now."""
+        given = {**({} if self._world is None else self._world.turn_rewards), **episode.turn_rewards}
+        update = {"staleness": self.staleness.measured(), "turn_rewards": given}
+        return self.forest.counted(episode).model_copy(update=update)
 
     @property
     def episode_id(self) -> str:

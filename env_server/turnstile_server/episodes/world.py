@@ -5,8 +5,10 @@ Joins a task's world (``worlds/``) with the episode: its seed, its sandbox, its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from numbers import Real
 
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.errors import AgentFailed, FinishedEarly, TaskFailed
@@ -34,6 +36,7 @@ class RunningWorld:
         worlds: Worlds,
         settings: TaskSettings,
         sandbox_of: Callable[[], Sandbox | None],
+        turn_of: Callable[[], str | None],
     ) -> None:
         self.place = f"world {definition.name}"
         self._definition = definition
@@ -44,19 +47,34 @@ class RunningWorld:
         self._untouched: UntouchedWorlds | None = None
         self._seed: int | None = None
         self._ready = False
+        self._turn_of = turn_of
+        self._bounds: tuple[float, float] | None = None
+        self._unusable_reward: str | None = None
+        self.turn_rewards: dict[str, float] = {}
+        """What its tools gave to the agent's turns, by turn id."""
 
     @staticmethod
     def of(
-        task: Task, worlds: Worlds, settings: TaskSettings, sandbox: EpisodeSandbox | None
+        task: Task,
+        worlds: Worlds,
+        settings: TaskSettings,
+        sandbox: EpisodeSandbox | None,
+        turn_of: Callable[[], str | None],
     ) -> RunningWorld | None:
-        """The world of an episode of ``task``; None where it has none."""
+        """The world of an episode of ``task``; None where it has none. ``turn_of``: the episode's latest turn."""
         if task.world is None:
             return None
-        return RunningWorld(task.world, worlds, settings, lambda: None if sandbox is None else sandbox.for_world)
+
+        def sandbox_of() -> Sandbox | None:
+            return None if sandbox is None else sandbox.for_world
+
+        return RunningWorld(task.world, worlds, settings, sandbox_of, turn_of)
 
     async def reset(self, task: Task, episode_id: str, seed: int | None) -> Task:
         """Makes the world. The task as this episode has it. Raises TaskFailed, WorldUnavailable."""
         self._world = self._worlds.open(self._definition, episode_id)
+        self._world.on_step_reward = self._reward_turn
+        self._bounds = task.reward.turn_bounds
         self._untouched = UntouchedWorlds(self._worlds, self._definition, episode_id)
         self._seed = seed
         return task_of_episode(task, await self._world.reset(seed, task.instruction), self._settings)
@@ -92,6 +110,8 @@ class RunningWorld:
         """None where the world does not grade. Raises TaskFailed, SandboxFailed; AgentFailed where a world that no
         agent touched can be graded; FinishedEarly where the caller finished the episode before the world was
         there."""
+        if self._unusable_reward is not None:
+            raise TaskFailed(self._unusable_reward)
         if not self._definition.graded:
             return None
         if self._world is None or self._untouched is None or not self._ready:
@@ -103,6 +123,21 @@ class RunningWorld:
                 why = "a world that no agent touched can be graded, so what this one did made it fail"
                 raise AgentFailed(f"{error.message}; {why}") from error
             raise
+
+    def _reward_turn(self, reward: object) -> None:
+        """Several tools of one turn add up. What is no number fails the grading."""
+        turn_id = self._turn_of()
+        if turn_id is None:
+            return
+        total = float(reward) + self.turn_rewards.get(turn_id, 0.0) if isinstance(reward, Real) else math.nan
+        low, high = self._bounds or (-math.inf, math.inf)
+        if not math.isfinite(total) or not low <= total <= high:
+            self._unusable_reward = (
+                f"world {self._definition.name}: step_reward is {reward!r:.100}, which is no finite number in the "
+                "task's bounds (reward.turn_bounds)"
+            )
+        else:
+            self.turn_rewards[turn_id] = total
 
     async def close(self) -> None:
         """Never raises; may be repeated."""

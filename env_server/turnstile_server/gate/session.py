@@ -108,6 +108,11 @@ class EpisodeSession:
     # What others see
 
     @property
+    def latest_turn_id(self) -> str | None:
+        """Of the turn that was recorded last; None: there is none yet."""
+        return next((node.turn.turn_id for node in reversed(list(self.tree))), None)
+
+    @property
     def in_flight(self) -> Mapping[str, ModelCall]:
         """The calls whose generation runs, by call id, in order of arrival.
 

@@ -83,7 +83,7 @@ class WorldServer:
             if not episode.status.ended:
                 assert created.episode_key is not None
                 instruction = episode.instruction or self.server.backends.tasks.get(chosen).instruction
-                await _play(agent, instruction, created.tool_url or "", created.episode_key)
+                await play_agent(agent, instruction, created.tool_url or "", created.episode_key)
                 await self.server.control.post(f"{at}/finish")
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -100,7 +100,7 @@ class WorldServer:
                     return episode
 
 
-async def _play(agent: AgentFunction, instruction: str, url: str, key: str) -> None:
+async def play_agent(agent: AgentFunction, instruction: str, url: str, key: str) -> None:
     failure: Exception | None = None
     async with (
         httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=WAIT_S) as http,

@@ -8,11 +8,13 @@ whether or not the code returns; a grade is a checked number or there is none.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import cast
 
 from turnstile_server.errors import AgentFailed, FileProblem, TaskFailed, TurnstileError, WorldUnavailable
 from turnstile_server.sandboxes.protocol import Sandbox
@@ -71,6 +73,8 @@ class EpisodeWorld:
         self._episode_id = episode_id
         self._settings = settings
         self._thread = WorldThread(f"world-{episode_id}", on_end)
+        self.on_step_reward: Callable[[object], None] = lambda reward: None
+        """Called after a tool that gave its turn a reward: with whatever the world's code made of it."""
         self._made: World | None = None
         """Made, and used, in the thread only."""
         self._user_turns = 0
@@ -130,7 +134,20 @@ class EpisodeWorld:
         overdue = await self._thread.overdue(GRACE_S)
         if overdue is not None:
             raise WorldBusy(overdue)
-        return await self._thread.call(name, lambda: function(self._world()), math.inf)
+
+        def run() -> object:
+            world = self._world()
+            world.step_reward = None
+            found = function(world)
+            return awaited(world, found) if inspect.isawaitable(found) else (found, world.step_reward)
+
+        async def awaited(world: World, found: Awaitable[object]) -> tuple[object, object]:
+            return await found, world.step_reward
+
+        result, reward = cast("tuple[object, object]", await self._thread.call(name, run, math.inf))
+        if reward is not None:
+            self.on_step_reward(reward)
+        return result
 
     async def grade(self, answer: str | None) -> dict[str, float]:
         """The components of the reward. Raises TaskFailed, SandboxFailed; FileProblem where the code did not

@@ -103,6 +103,9 @@ class World(ABC):
     """Set before ``reset``."""
     answer: str | None = None
     """The last answer that the agent submitted; set before ``respond`` and ``grade``."""
+    step_reward: object = None
+    """A tool may set it, to a number: a reward for the agent's turn that called the tool. It is taken, and None
+    again, when the tool has returned."""
     sandbox: WorldSandbox | None = None
     """The episode's sandbox, from the first tool call to ``grade``; None: it has none, or not yet."""
 

@@ -1,0 +1,71 @@
+"""Rewards that a world's tools give to turns: with the turn that called them, in the record and in the samples."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from turnstile.models import Episode, EpisodeCreated, EpisodeRequest, TaskRef
+from turnstile_server.testing.world_play import WorldServer, play_agent, world_server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def server() -> AsyncIterator[WorldServer]:
+    async with world_server(Path(__file__).with_name("stepping_worlds.py"), {}) as running:
+        yield running
+
+
+async def turn(created: EpisodeCreated) -> None:
+    headers = {"authorization": f"Bearer {created.episode_key}"}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Go."}]}
+        (await http.post(f"{created.model_url}/v1/chat/completions", json=body)).raise_for_status()
+
+
+async def played(server: WorldServer, *turns: list[tuple[str, dict[str, Any]]]) -> Episode:
+    """An episode whose turns call these tools."""
+    created = await server.server.create(EpisodeRequest(task=TaskRef(id="stepping")))
+    await server._running(created.episode_id)
+
+    async def agent(agent: Any) -> None:
+        for calls in turns:
+            await turn(created)
+            for name, arguments in calls:
+                await agent.call(name, **arguments)
+
+    await play_agent(agent, "Go.", created.tool_url or "", created.episode_key or "")
+    await server.server.control.post(f"/episodes/{created.episode_id}/finish")
+    return await server.server.wait_for_end(created.episode_id)
+
+
+async def test_each_turn_has_what_its_own_calls_were_given(server: WorldServer) -> None:
+    episode = await played(
+        server,
+        [("go", {"reward": 0.25}), ("look", {})],
+        [("look", {})],
+        [("go", {"reward": 1.0}), ("later", {}), ("fails", {}), ("look", {})],
+    )
+    assert (episode.reward, list(episode.turn_rewards.values())) == (1.0, [0.25, 0.5])
+    reply = await server.server.control.get(
+        f"/episodes/{episode.episode_id}/samples", headers={"accept": "application/json"}
+    )
+    given = {
+        span["turn_id"]: reward
+        for sample in reply.json()["samples"]
+        for span, reward in zip(sample["turn_spans"], sample["turn_rewards"], strict=False)
+        if reward is not None
+    }
+    assert given == episode.turn_rewards
+
+
+async def test_a_step_reward_that_is_no_number_fails_the_grading_and_is_no_0(server: WorldServer) -> None:
+    episode = await played(server, [("odd", {})])
+    assert episode.reward is None
+    assert episode.error is not None
+    assert (episode.error.type, "step_reward is nan" in episode.error.message) == ("task_failed", True)
