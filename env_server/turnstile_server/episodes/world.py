@@ -111,7 +111,8 @@ class RunningWorld:
         agent touched can be graded; FinishedEarly where the caller finished the episode before the world was
         there."""
         if self._unusable_reward is not None:
-            raise TaskFailed(self._unusable_reward)
+            # A world that no agent touched gives no such reward, so what this one did made it.
+            raise AgentFailed(self._unusable_reward)
         if not self._definition.graded:
             return None
         if self._world is None or self._untouched is None or not self._ready:
@@ -125,7 +126,7 @@ class RunningWorld:
             raise
 
     def _reward_turn(self, reward: object) -> None:
-        """Several tools of one turn add up. What is no number fails the grading."""
+        """Several tools of one turn add up. What is no number costs the agent its reward."""
         turn_id = self._turn_of()
         if turn_id is None:
             return
