@@ -46,19 +46,15 @@ async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> d
             with anyio.move_on_after(timeout_s):
                 code = await process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # it leads a group, with what it has started
             with anyio.CancelScope(shield=True):
                 await process.aclose()
         if code is None:
             raise RanTooLong(f"{what} took longer than {timeout_s:g} s")
-        return _answer(what, code, _read(stdout, MAX_ANSWER_BYTES + 1), _read(stderr, -1)[-_TAIL:])
-
-
-def _read(file: Any, most: int) -> bytes:
-    file.seek(0)
-    data: bytes = file.read(most)
-    return data
+        stdout.seek(0)
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TAIL))
+        return _answer(what, code, stdout.read(MAX_ANSWER_BYTES + 1), stderr.read())
 
 
 def _answer(what: str, code: int, data: bytes, said: bytes) -> dict[str, Any]:
