@@ -17,6 +17,7 @@ import anyio
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
+from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
@@ -52,6 +53,7 @@ class TaskGrader:
             Judges(settings, data_dir),
             JudgeSpending(),
             self._swebench,
+            PackageProcesses(settings, task_settings),
         )
         self._settings = settings
         self._graders = {name: make(self._tools) for name, make in GRADERS.items()}
@@ -79,6 +81,7 @@ class TaskGrader:
     async def close(self) -> None:
         """See ``Grader``."""
         await self._swebench.close()
+        await self._tools.packages.close()
 
     def _grader_of(self, task: Task, name: str, tools: GradingTools) -> ComponentGrader:
         entry = task.grading.get(name)

@@ -10,6 +10,7 @@ import anyio
 
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
+from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -100,6 +101,7 @@ class GradingTools:
     judge_spending: JudgeSpending
     """Of this grading."""
     swebench: SwebenchWorker
+    packages: PackageProcesses
 
 
 class ComponentGrader(Protocol):

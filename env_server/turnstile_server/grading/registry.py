@@ -16,6 +16,7 @@ from turnstile_server.grading.answers import AnswerGrader
 from turnstile_server.grading.hidden_tests import HiddenTestsGrader
 from turnstile_server.grading.host_code.graders import CodeGrader, SchemaGrader
 from turnstile_server.grading.judge.grader import JudgeGrader
+from turnstile_server.grading.package_grader import PackageGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
 from turnstile_server.grading.script import ScriptGrader
 from turnstile_server.grading.swe import SweGrader
@@ -39,6 +40,8 @@ ENTRY_GRADERS: dict[str, Callable[[GradingTools, str, Any], ComponentGrader]] = 
     "numeric": NumericGrader,
     "regex": RegexGrader,
     "rubric": CodeGrader,
+    "verifiers": PackageGrader,
+    "inspect": PackageGrader,
 }
 """Made with the name of the entry and its options, for each grading."""
 

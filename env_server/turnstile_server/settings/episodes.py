@@ -162,6 +162,21 @@ class TaskSettings(Section):
         description="Harbor: leave out, and log, sound tasks that cannot be played here. False: they stop the "
         "start.",
     )
+    package_pythons: dict[Literal["verifiers", "inspect"], Path] = Field(
+        default_factory=dict,
+        description="The Python that has a package whose tasks are a source ([packages](task-packages.md)), by "
+        "its kind; none: the server's own.",
+    )
+    package_environment: tuple[str, ...] = Field(
+        (),
+        description="Names of the server's environment variables that the processes of packages get, such as keys "
+        "of their judges. They get no other.",
+    )
+    package_list_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Time for a package to list its tasks at the start; then the server does not start.",
+    )
 
 
 class AgentSettings(Section):
@@ -260,4 +275,10 @@ class GradingSettings(Section):
     )
     leak_search_max_file_bytes: int = Field(
         32 << 20, ge=1024, description="Larger files are not looked at there, and no more of a packed one."
+    )
+    package_start_timeout_s: float = Field(
+        120.0, gt=0, description="Time for the process of a package (verifiers, Inspect) to be ready."
+    )
+    package_timeout_s: float = Field(
+        300.0, gt=0, description="Time for a package to score one work; then its process is ended: no reward."
     )

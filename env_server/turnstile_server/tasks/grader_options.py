@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
 from turnstile_server.tasks.judge_options import JudgeOptions
 from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.package_options import PackageOptions
 
 Credit = Annotated[FiniteFloat, Field(ge=0, le=1)]
 OTHER = "other"
@@ -78,6 +79,8 @@ OPTIONS: Final[dict[str, type[GraderOptions]]] = {
     "numeric": NumericOptions,
     "regex": RegexOptions,
     "rubric": RubricOptions,
+    "verifiers": PackageOptions,
+    "inspect": PackageOptions,
 }
 
 
@@ -94,6 +97,8 @@ GradingEntry = Annotated[
     | Annotated[NumericOptions, Tag("numeric")]
     | Annotated[RegexOptions, Tag("regex")]
     | Annotated[RubricOptions, Tag("rubric")]
+    | Annotated[PackageOptions, Tag("verifiers")]
+    | Annotated[PackageOptions, Tag("inspect")]
     | Annotated[dict[str, Any], Tag(OTHER)],
     Discriminator(_kind_of),
 ]

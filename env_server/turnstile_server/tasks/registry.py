@@ -14,12 +14,14 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.harbor.source import HarborFolders
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.package_source import PackageTasks
 from turnstile_server.tasks.protocol import FoundTask, StoredTask, TaskProblem, TaskSource
 from turnstile_server.tasks.rows.source import TaskRows
 from turnstile_server.tasks.task_files import SHIPPED, TaskFiles
 from turnstile_server.tasks.world_source import WorldClasses
 
 TASK_SOURCES: list[TaskSource] = [
+    PackageTasks(),
     TaskRows(),
     WorldClasses(),
     HarborFolders(),

@@ -1,0 +1,139 @@
+"""Has the package that a task comes from (verifiers, Inspect) score the work.
+
+The package's code runs in a process of its own on the host (``integrations``), never where the work is: what it
+looks at or runs there, it asks for, in the copy in which the work is judged. What must hold: a work that lacks a
+file that the scoring wants scores the least; a package that fails, or cannot be reached, gives no reward.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnstile_server.errors import FileProblem
+from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
+from turnstile_server.grading.judged_copy import JudgedCopies
+from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.verdict import DiffVerdict, printable
+from turnstile_server.integrations.package_process import (
+    Answer,
+    PackageBroken,
+    PackageError,
+    PackageRefusal,
+)
+from turnstile_server.sandboxes.protocol import Command, Sandbox, User
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.package_options import PackageOptions
+
+MAX_OUTPUT_BYTES = 10 << 20
+MAX_FILE_BYTES = 16 << 20
+
+
+class PackageGrader:
+    """The components that the package names."""
+
+    def __init__(self, tools: GradingTools, name: str, options: PackageOptions) -> None:
+        self._copies = JudgedCopies(tools)
+        self._process = tools.packages.of(options.grader)
+        self._timeout_s = tools.settings.package_timeout_s
+        self.component = name
+        self._options = options
+        self._answer: str | None = None
+
+    async def grade(self, task: Task, work: Work) -> Component:
+        """See ``ComponentGrader``."""
+        self._answer = work.answer
+        if not self._options.needs_work:
+            return await self._scored({"sandbox": False, "workdir": task.workdir}, _no_sandbox)
+        return await self._copies.judged(task, work, self)
+
+    # A CopyJudge.
+
+    @property
+    def protected(self) -> Sequence[str]:
+        return ()
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Nothing of the package's is in the sandbox."""
+
+    async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        async def answer(asked: dict[str, Any]) -> dict[str, Any]:
+            return await _done(sandbox, asked, self._timeout_s)
+
+        found = await self._scored({"sandbox": True, "workdir": sandbox.workdir}, answer)
+        detail = {"diff": dict(diff.detail), **found.detail}
+        return replace(found, detail=detail, summary=diff.summary + found.summary)
+
+    async def _scored(self, place: Mapping[str, Any], answer: Answer) -> Component:
+        options, kind = self._options, self._options.grader
+        fields = {
+            "name": options.name,
+            "config": options.config,
+            "index": options.index,
+            "answer": self._answer,
+            **place,
+        }
+        try:
+            result = await self._process.request(fields, answer, timeout_s=self._timeout_s)
+        except PackageBroken as error:
+            raise GraderUnavailable(f"{kind}: {error}") from error
+        except PackageError as error:
+            if not error.by_work:
+                raise GraderFailed(f"{kind}: {options.name} failed to score the work: {error}") from error
+            note = printable(f"{kind}: {error}")
+            return Component(0.0, {self.component: {"note": note}}, (note,), spoiled=True)
+        components = result["components"]
+        if not isinstance(components, dict) or not components:
+            raise GraderFailed(f"{kind}: {options.name} gave no score")
+        parts = {str(name): _number(kind, name, value) for name, value in components.items()}
+        said = tuple(f"{name}: {value:g}" for name, value in parts.items() if value < 1)
+        detail = {self.component: {"version": self._process.version, **dict(result.get("evidence") or {})}}
+        return Component(sum(parts.values()), detail, said, parts)
+
+
+def _number(kind: str, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise GraderFailed(f"{kind}: the score {name} is no number")
+    return float(value)
+
+
+async def _no_sandbox(asked: dict[str, Any]) -> dict[str, Any]:
+    raise PackageRefusal("this task's scoring has no sandbox")
+
+
+async def _done(sandbox: Sandbox, asked: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What the scoring asks for, done in the sandbox. Raises PackageRefusal, SandboxFailed."""
+    try:
+        match asked["ask"]:
+            case "exec":
+                wanted = asked.get("timeout_s")
+                command = Command(
+                    argv=tuple(map(str, asked["argv"])),
+                    cwd=asked.get("cwd"),
+                    env={str(name): str(value) for name, value in asked["env"].items()},
+                    user=User.TESTS,
+                    timeout_s=timeout_s if wanted is None else min(float(wanted), timeout_s),
+                    max_output_bytes=MAX_OUTPUT_BYTES,
+                    stdin=base64.b64decode(asked.get("stdin") or ""),
+                )
+                result = await sandbox.exec(command)
+                return {
+                    "exit_code": result.exit_code,
+                    "stdout": result.stdout.decode(errors="replace"),
+                    "stderr": result.stderr.decode(errors="replace"),
+                    "timed_out": result.timed_out,
+                }
+            case "read":
+                data = await sandbox.read(str(asked["path"]), MAX_FILE_BYTES)
+                return {"data": base64.b64encode(data).decode()}
+            case "write":
+                await sandbox.write(str(asked["path"]), base64.b64decode(asked["data"]), user=User.TESTS)
+                return {}
+    except FileProblem as error:
+        raise PackageRefusal(error.message) from error
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        raise PackageBroken(f"the program asked for something that cannot be read: {error}") from error
+    raise PackageBroken(f"the program asked for {asked['ask']!r}, which nobody here knows")

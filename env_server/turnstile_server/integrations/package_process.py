@@ -1,0 +1,267 @@
+"""A program of ours that runs in another package's Python, and scores works there.
+
+What must hold: one request at a time; a request that takes too long, is cancelled, or breaks the protocol ends the
+process with its whole process group, and the next request starts a new one; the process ends when the server does
+(it reads the end of its standard input); its environment is built from nothing but what the settings name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from turnstile_server.child_processes import start_process
+
+PROGRAMS = Path(__file__).parent / "programs"
+PACKAGES = {"verifiers": "verifiers==0.4.0", "inspect": "inspect-ai==0.3.285"}
+"""By kind of source: the package whose API the program of that name was written for."""
+MAX_LINE_BYTES = 64 << 20
+_TAIL = 1000
+_MAX_SAID_BYTES = 1 << 20
+_EXIT_S = 1.0
+"""A process whose output has ended is about to end."""
+
+Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Does what the program asks for. Raises PackageRefusal for what cannot be done by the work's fault."""
+
+
+class PackageBroken(Exception):
+    """The program cannot be run, took too long, or broke the protocol: ``str`` says how, and what to do."""
+
+
+class PackageError(Exception):
+    """The package itself failed. ``by_work``: over a file that the work did not leave."""
+
+    def __init__(self, message: str, *, by_work: bool) -> None:
+        super().__init__(message)
+        self.by_work = by_work
+
+
+class PackageRefusal(Exception):
+    """The program asked for something that the work does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackagePython:
+    """Where a package is, and what its process may see."""
+
+    kind: str
+    python: Path
+    environment: tuple[str, ...] = ()
+    """Names of the server's own variables that it gets."""
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        return (str(self.python), "-I", "-B", str(PROGRAMS / f"{self.kind}_program.py"), *arguments)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        kept = {name: os.environ[name] for name in self.environment if name in os.environ}
+        return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LANG": "C.UTF-8", **kept}
+
+    def failure(self, how: str, stderr: bytes) -> str:
+        tail = stderr[-_TAIL:].decode(errors="replace").strip()
+        hint = ""
+        if "ModuleNotFoundError" in tail:
+            hint = (
+                f". {self.python} lacks a package: install {PACKAGES[self.kind]} into a virtual environment of "
+                f"its own, and name its Python (tasks.package_pythons.{self.kind})"
+            )
+        return f"the program for {self.kind} {how}{hint}{': ' + tail if tail else ''}"
+
+
+def python_of(kind: str, pythons: Mapping[Any, Path], environment: Sequence[str]) -> PackagePython:
+    """The Python of the settings, else the server's own."""
+    return PackagePython(kind, pythons.get(kind, Path(sys.executable)), tuple(environment))
+
+
+class PackageProcess:
+    """Started by the first request; ``close`` ends it."""
+
+    def __init__(self, python: PackagePython, *, start_timeout_s: float) -> None:
+        self._python = python
+        self._start_timeout_s = start_timeout_s
+        self._turn = anyio.Lock()
+        self._process: Process | None = None
+        self._lines: BufferedByteReceiveStream | None = None
+        self._said: IO[bytes] | None = None
+        """Its standard error, which has what the package prints. A file, because it is read at the end alone."""
+        self.version = ""
+        """Of the package; known after the first request."""
+
+    async def request(self, fields: Mapping[str, Any], answer: Answer, *, timeout_s: float) -> dict[str, Any]:
+        """Its result. ``timeout_s``: from when it is this request's turn, without the start.
+
+        Raises PackageBroken, PackageError.
+        """
+        async with self._turn:
+            await self._start()
+            try:
+                with anyio.fail_after(timeout_s):
+                    return await self._exchange(fields, answer)
+            except TimeoutError:
+                await self._end()
+                raise PackageBroken(
+                    f"the program for {self._python.kind} took longer than {timeout_s:g} s"
+                ) from None
+            except PackageError:
+                raise
+            except BaseException:
+                await self._end()
+                raise
+
+    async def close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._end()
+
+    async def _start(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            return
+        await self._end()
+        self._said = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `_end` closes it
+        try:
+            self._process = process = await start_process(
+                self._python.command("serve"),
+                env=self._python.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+            )
+        except OSError as error:
+            await self._end()
+            raise PackageBroken(
+                f"{self._python.python} cannot be started (tasks.package_pythons.{self._python.kind}): "
+                f"{error.strerror}"
+            ) from error
+        assert process.stdout is not None
+        self._lines = BufferedByteReceiveStream(process.stdout)
+        try:
+            with anyio.fail_after(self._start_timeout_s):
+                self.version = str((await self._receive())["ready"])
+        except TimeoutError:
+            await self._end()
+            raise PackageBroken(
+                f"the program for {self._python.kind} was not ready within {self._start_timeout_s:g} s "
+                "(grading.package_start_timeout_s)"
+            ) from None
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _exchange(self, fields: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+        assert self._said is not None
+        if os.fstat(self._said.fileno()).st_size > _MAX_SAID_BYTES:
+            os.ftruncate(self._said.fileno(), 0)
+        await self._send(fields)
+        while True:
+            said = await self._receive()
+            if "ask" in said:
+                try:
+                    reply = await answer(said)
+                except PackageRefusal as refusal:
+                    reply = {"error": str(refusal)}
+                await self._send(reply)
+            elif "error" in said:
+                raise PackageError(str(said["error"]), by_work=bool(said.get("by_work")))
+            elif isinstance(said.get("result"), dict):
+                return dict(said["result"])
+            else:
+                raise PackageBroken(f"the program for {self._python.kind} sent a line without a result")
+
+    async def _send(self, value: Mapping[str, Any]) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            await process.stdin.send(json.dumps(value).encode() + b"\n")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise await self._ended() from None
+
+    async def _receive(self) -> dict[str, Any]:
+        assert self._lines is not None
+        try:
+            line = await self._lines.receive_until(b"\n", MAX_LINE_BYTES)
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+            raise await self._ended() from None
+        except anyio.DelimiterNotFound:
+            raise PackageBroken(
+                f"the program for {self._python.kind} sent a line of more than {MAX_LINE_BYTES} bytes"
+            ) from None
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise PackageBroken(f"the program for {self._python.kind} sent a line that is no JSON object")
+        return said
+
+    async def _ended(self) -> PackageBroken:
+        process = self._process
+        assert process is not None
+        with anyio.move_on_after(_EXIT_S):
+            await process.wait()
+        how = "closed its output" if process.returncode is None else f"ended with {process.returncode}"
+        return PackageBroken(self._python.failure(how, self._last_words()))
+
+    def _last_words(self) -> bytes:
+        if self._said is None:
+            return b""
+        size = os.fstat(self._said.fileno()).st_size
+        return os.pread(self._said.fileno(), _TAIL, max(0, size - _TAIL))
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        said, self._said = self._said, None
+        if said is not None:
+            said.close()
+        if process is None:
+            return
+        with anyio.CancelScope(shield=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            await process.aclose()
+
+
+def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any, *, timeout_s: float) -> None:
+    """Writes the program's list of tasks into the file ``out``. For the start of a server, before its loop.
+
+    Raises PackageBroken.
+    """
+    command = python.command("list", name, json.dumps(config))
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=dict(python.env),
+            start_new_session=True,
+        ) as process:
+            try:
+                _, stderr = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise PackageBroken(
+                    f"{name}: its tasks were not listed within {timeout_s:g} s (tasks.package_list_timeout_s)"
+                ) from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    except OSError as error:
+        raise PackageBroken(
+            f"{python.python} cannot be started (tasks.package_pythons.{python.kind}): {error.strerror}"
+        ) from error
+    if process.returncode != 0:
+        raise PackageBroken(python.failure(f"ended with {process.returncode}", stderr))

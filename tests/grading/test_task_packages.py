@@ -1,0 +1,231 @@
+"""Tasks of verifiers and Inspect, listed and scored by the packages themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from grading_support import NO_AGENTS, SANDBOXES, spec_of
+from package_examples import BOXED_TASKSET, INSPECT_TASKS, TASKSET, UNPLAYABLE_TASKSET, pythons
+
+from turnstile_server.errors import StartupError
+from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
+from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.protocol import Work
+from turnstile_server.integrations.package_process import PackageProcess, PackagePython
+from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.local.provider import LocalProvider
+from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.package_options import PackageOptions, parse_package_source
+from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.tarball import pack
+
+PYTHONS = pythons()
+SETTINGS = TaskSettings(package_pythons=PYTHONS)
+needs_packages = pytest.mark.skipif(
+    len(PYTHONS) < 2, reason="set TURNSTILE_VERIFIERS_PYTHON and TURNSTILE_INSPECT_PYTHON (ci_installs.sh)"
+)
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    (folder / "sums.py").write_text(TASKSET)
+    (folder / "boxed.py").write_text(BOXED_TASKSET)
+    (folder / "unplayable.py").write_text(UNPLAYABLE_TASKSET)
+    (folder / "tests_of_mine.py").write_text(INSPECT_TASKS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+async def grader(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TaskGrader]:
+    provider = LocalProvider(SANDBOXES, tmp_path_factory.mktemp("run"))
+    async with BackgroundTasks() as background:
+        await provider.start(NO_AGENTS, background)
+        made = TaskGrader(provider, spec_of, GradingSettings(package_timeout_s=20), SETTINGS)
+        try:
+            yield made
+        finally:
+            await made.close()
+            await provider.close()
+
+
+def packed(**files: str) -> bytes:
+    return pack(
+        None, TaskSettings(), extra={name.replace("_", "."): text.encode() for name, text in files.items()}
+    )
+
+
+@needs_packages
+async def test_a_taskset_of_verifiers_is_listed_and_scored_by_verifiers(sources: Path, grader: TaskGrader) -> None:
+    tasks = load_tasks([f"verifiers:{sources}/sums.py?count=5&limit=4"], SETTINGS)
+    assert list(tasks.ids) == [f"sums-sum-{a}" for a in range(4)]
+    task = tasks.get("sums-sum-3")
+    assert (task.instruction, task.graders, task.reward.bounds) == ("What is 3+2?", ("verifiers",), (0.0, 1.0))
+    right = await grader.grade(task, Work(answer="5"))
+    assert (right.reward, right.components) == (1.0, {"correct": 0.8, "short": 0.2})
+    assert right.detail["verifiers"]["metrics"] == {"length": 1.0}
+    assert right.detail["verifiers"]["version"] == "0.4.0"
+    wordy = await grader.grade(task, Work(answer="it is 5 I think"))
+    assert (wordy.reward, wordy.components) == (0.0, {"correct": 0.0, "short": 0.0})
+    assert (await grader.grade(task, Work())).reward == 0.0
+
+
+@needs_packages
+async def test_rewards_that_look_at_the_box_look_at_the_judged_copy(sources: Path, grader: TaskGrader) -> None:
+    task = load_tasks([f"verifiers:{sources}/boxed.py"], SETTINGS).get("boxed-prints")
+    assert task.needs_sandbox
+    assert (await grader.grade(task, Work(archive=packed(out_sh="echo 42\n")))).reward == 1.0
+    assert (await grader.grade(task, Work(archive=packed(out_sh="echo 4\n")))).reward == 0.0
+    nothing = await grader.grade(task, Work(archive=packed()))
+    assert nothing.reward == 0.0
+    assert "no such file" in nothing.detail["summary"][0]
+
+
+@needs_packages
+async def test_tasks_that_cannot_be_played_are_refused_by_name(sources: Path) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_tasks([f"verifiers:{sources}/unplayable.py"], SETTINGS)
+    assert "task a: it prepares or finishes its own box (setup, finalize)" in raised.value.message
+    assert "task 1: it has no prompt" in raised.value.message
+
+
+@needs_packages
+async def test_inspect_tasks_are_listed_and_scored_by_inspect(sources: Path, grader: TaskGrader) -> None:
+    file = f"{sources}/tests_of_mine.py"
+    tasks = load_tasks([f"inspect:{file}:{name}" for name in ("capitals?extra=1", "letters", "files")], SETTINGS)
+    assert [task_id for task_id in tasks.ids if not task_id.startswith("capitals-more-0-")] == [
+        "capitals-fr",
+        "capitals-1",
+        "letters-even",
+        "files-hello",
+    ]
+    capital = tasks.get("capitals-1")
+    assert (await grader.grade(capital, Work(answer="I think Lima"))).reward == 1.0
+    assert (await grader.grade(capital, Work(answer="Cusco"))).reward == 0.0
+    assert (await grader.grade(capital, Work())).reward == 0.0
+    letters = tasks.get("letters-even")
+    assert "B) 2" in letters.instruction
+    assert (await grader.grade(letters, Work(answer="ANSWER: B"))).reward == 1.0
+    assert (await grader.grade(letters, Work(answer="A,B"))).reward == 0.0
+    files = tasks.get("files-hello")
+    assert files.base is not None
+    assert files.base.inline == {"in.txt": "hello\n"}
+    done = await grader.grade(files, Work(archive=packed(in_txt="hello\n", out_txt="hello\n")))
+    assert (done.reward, done.components) == (1.0, {"file_says": 1.0})
+    assert (await grader.grade(files, Work(archive=packed(in_txt="hello\n")))).reward == 0.0
+
+
+@needs_packages
+async def test_a_scorer_that_fails_gives_no_reward_and_the_next_work_has_one(sources: Path) -> None:
+    failing = TaskGrader(None, spec_of, GradingSettings(retries=0, package_timeout_s=5), SETTINGS)
+    file = f"{sources}/tests_of_mine.py"
+    odd = load_tasks([f"inspect:{file}:odd_scores"], SETTINGS).get("odd_scores-x").grading["inspect"]
+    assert isinstance(odd, PackageOptions)
+    try:
+        for how, error, said in (
+            ("raises", GraderFailed, "the scorer is broken"),
+            ("nan", GraderFailed, "nobody looked"),
+            ("dies", GraderUnavailable, "ended with 3"),
+            ("sleeps", GraderUnavailable, "took longer than 5 s"),
+            (None, None, None),
+        ):
+            name = "capitals" if how is None else "odd_scores"
+            config = {} if how is None else {"how": how}
+            options = odd.model_copy(update={"name": f"{file}:{name}", "config": config})
+            task = Task.model_validate({"id": "t", "instruction": "x", "grading": {"inspect": options}})
+            if error is None:
+                assert (await failing.grade(task, Work(answer="Paris"))).reward == 1.0
+                continue
+            with pytest.raises(error, match=said):
+                await failing.grade(task, Work(answer="y"))
+    finally:
+        await failing.close()
+
+
+@needs_packages
+async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(sources: Path) -> None:
+    process = PackageProcess(PackagePython("inspect", PYTHONS["inspect"]), start_timeout_s=60)
+    fields: dict[str, Any] = {
+        "name": f"{sources}/tests_of_mine.py:odd_scores",
+        "config": {"how": "sleeps"},
+        "index": 0,
+        "answer": "y",
+        "sandbox": False,
+        "workdir": "/",
+    }
+
+    async def nothing(asked: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError(asked)
+
+    others = set(running())
+    async with anyio.create_task_group() as asking:
+        asking.start_soon(lambda: process.request(fields, nothing, timeout_s=60))
+        while not process.version:
+            await anyio.sleep(0.1)
+        assert len(set(running()) - others) == 1
+        asking.cancel_scope.cancel()
+    assert set(running()) == others
+    fields |= {"name": f"{sources}/tests_of_mine.py:capitals", "config": {}, "answer": "Paris"}
+    assert (await process.request(fields, nothing, timeout_s=60))["components"] == {"includes": 1.0}
+    (pid,) = set(running()) - others
+    os.kill(pid, signal.SIGKILL)
+    assert (await process.request(fields, nothing, timeout_s=60))["components"] == {"includes": 1.0}
+    await process.close()
+    assert set(running()) == others
+
+
+def running() -> Iterator[int]:
+    """This test's processes of packages."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"inspect_program.py" in (entry / "cmdline").read_bytes():
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid():
+                    yield int(entry.name)
+        except OSError:
+            continue
+
+
+def test_a_package_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(TASKSET)
+    with pytest.raises(StartupError) as raised:
+        load_tasks([f"verifiers:{tmp_path}/sums.py"], TaskSettings())
+    assert "install verifiers==0.4.0" in raised.value.message
+    assert "tasks.package_pythons.verifiers" in raised.value.message
+    nowhere = TaskSettings(package_pythons={"inspect": tmp_path / "python"})
+    with pytest.raises(StartupError, match="cannot be started"):
+        load_tasks([f"inspect:{tmp_path}/x.py:y"], nowhere)
+
+
+def test_the_text_of_a_source_says_everything_that_is_wrong() -> None:
+    found = parse_package_source('inspect:a.py:f?image=i&n=3&name="x"&text=y&bounds=-1,2&limit=5')
+    assert (found.kind, found.name, found.image, found.bounds, found.limit) == (
+        "inspect",
+        "a.py:f",
+        "i",
+        (-1, 2),
+        5,
+    )
+    assert found.config == {"n": 3, "name": "x", "text": "y"}
+    with pytest.raises(ValueError, match="name what of it") as raised:
+        parse_package_source("verifiers:?limit=0&bounds=1&image=a&image=b")
+    assert len(str(raised.value).splitlines()) == 4
+
+
+def test_a_request_names_no_package() -> None:
+    task = Task.model_validate(
+        {
+            "id": "t",
+            "instruction": "x",
+            "grading": {"verifiers": {"name": "n", "index": 0}},
+        }
+    )
+    assert task.grading["verifiers"].host_code == "verifiers n"
