@@ -100,7 +100,8 @@ from inspect_ai.util import sandbox
 
 @task
 def capitals(extra: int = 0):
-    samples = [Sample(id="fr", input="Capital of France?", target="Paris"), Sample(input="Of Peru?", target="Lima")]
+    france = Sample(id="fr", input="Capital of France?", target="Paris")
+    samples = [france, Sample(input="Of Peru?", target="Lima")]
     more = [Sample(id=f"more {n}", input=f"Number {n}?", target=str(n)) for n in range(extra)]
     return Task(dataset=samples + more, solver=generate(), scorer=includes())
 

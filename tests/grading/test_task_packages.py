@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,7 @@ async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(source
     others = set(running())
     async with anyio.create_task_group() as asking:
         asking.start_soon(lambda: process.request(fields, nothing, timeout_s=60))
-        while not process.version:
-            await anyio.sleep(0.1)
+        await until(lambda: bool(process.version))
         assert len(set(running()) - others) == 1
         asking.cancel_scope.cancel()
     assert set(running()) == others
@@ -177,9 +176,21 @@ async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(source
     assert (await process.request(fields, nothing, timeout_s=60))["components"] == {"includes": 1.0}
     (pid,) = set(running()) - others
     os.kill(pid, signal.SIGKILL)
+    await gone(pid)
     assert (await process.request(fields, nothing, timeout_s=60))["components"] == {"includes": 1.0}
     await process.close()
     assert set(running()) == others
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not holds():
+            await anyio.sleep(0.05)
+
+
+async def gone(pid: int) -> None:
+    """Ended, and known to be."""
+    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def running() -> Iterator[int]:
