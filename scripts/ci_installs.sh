@@ -2,7 +2,7 @@
 # What the later suites of .ci/run need and takes long to install, at once: each keeps one core busy.
 #
 #     scripts/ci_installs.sh CACHE     CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/swebench,
-#                                      CACHE/mcp-clients and CACHE/miles
+#                                      CACHE/task-packages, CACHE/mcp-clients and CACHE/miles
 #
 # and the agents from their registries, where `turnstile agents install` puts them. Needs .venv. What is there already
 # is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
@@ -39,6 +39,7 @@ at_once mini-swe-agent scripts/install_mini_swe_agent.sh "$cache/mini-swe-agent"
 at_once swebench scripts/install_swebench.sh "$cache/swebench"
 at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
 at_once miles scripts/install_miles.sh "$cache/miles"
+at_once task-packages scripts/install_pinned.sh scripts/task-packages.txt "$cache/task-packages"
 
 failed=()
 for name in "${!running[@]}"; do
