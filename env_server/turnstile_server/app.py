@@ -41,7 +41,8 @@ from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.forks import Forks
 from turnstile_server.episodes.keys import EpisodeKeys
-from turnstile_server.episodes.service import EpisodeParts, Episodes
+from turnstile_server.episodes.parts import EpisodeParts
+from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline

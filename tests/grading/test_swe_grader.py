@@ -148,7 +148,7 @@ async def test_without_the_package_there_is_no_reward_and_the_error_says_how_to_
         worker = SwebenchWorker(GradingSettings(swebench_python=python_path))
         with pytest.raises(GraderUnavailable, match=said) as missing:
             await worker.ask(SCRIPT_REQUEST)
-        assert "scripts/install_swebench.sh DIR" in missing.value.message
+        assert "scripts/install_pinned.sh scripts/swebench.txt DIR" in missing.value.message
         await worker.close()
 
 
@@ -161,7 +161,7 @@ async def test_a_server_that_lacks_the_package_says_so_at_its_start(
         caplog.clear()
         grading = {"swebench_python": python_path}
         build_backends(Settings(data_dir=tmp_path, tasks={"sources": [tmp_path / "tasks.jsonl"]}, grading=grading))
-        assert caplog.text.count("install_swebench.sh") == told
+        assert caplog.text.count("scripts/swebench.txt") == told
 
 
 async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path) -> None:

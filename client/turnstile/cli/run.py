@@ -200,13 +200,7 @@ def run(
         interrupted = True
     finally:
         if done:
-            if not as_json:
-                show_rollouts(done)
-            echo(summary(done), err=as_json)
-            for line in () if interrupted else infrastructure(done, n):
-                echo(f"turnstile: {line}", err=True)
-            for line in failures(done):
-                echo(f"turnstile: {line}", err=True)
+            _report(done, () if interrupted else infrastructure(done, n), as_json=as_json)
     if interrupted:
         echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -278,6 +272,15 @@ async def _client(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClien
             AsyncClient(server.url, key=server.key) as client,
         ):
             yield client
+
+
+def _report(done: list[Rollout], short: Iterable[str], *, as_json: bool) -> None:
+    """``short``: sentences about groups that lack results."""
+    if not as_json:
+        show_rollouts(done)
+    echo(summary(done), err=as_json)
+    for line in (*short, *failures(done)):
+        echo(f"turnstile: {line}", err=True)
 
 
 def _private_flags(values: Mapping[str, object], agent_specs: Sequence[Path]) -> list[str]:

@@ -39,6 +39,7 @@ from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exi
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session
+from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
 from turnstile_server.episodes.store import Forest, Stored
@@ -105,17 +106,13 @@ class EpisodeRun:
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
         self._answer: str | None = None
-        self._recording = anyio.Lock()  # held while a record is stored, so that none is made of an old one
+        self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
         self._grading = anyio.CancelScope()
         self._has_place = False
         self._changed = anyio.Event()  # set, and replaced, at each change of status
         self._retry = anyio.Event()
         """Set to store a refused end again at once."""
-        self._attempted = anyio.Event()
-        """Set at each attempt to store the end, and replaced while there may be another."""
-        self._store_error: Exception | None = None
-        """Why the latest attempt failed."""
 
     async def run_to_end(self) -> None:
         """The whole life of the episode. Never raises, and ignores cancellation: ``interrupt`` ends it early."""
@@ -143,9 +140,7 @@ class EpisodeRun:
             finally:
                 if self._has_place:
                     self._parts.places.release()
-                if not self.episode.status.ended:
-                    self._store_error = SandboxUnavailable("the server is stopping")
-                self._attempted.set()
+                self._records.close(SandboxUnavailable("the server is stopping"))
 
     async def _prepare_run_and_drain(self, tasks: TaskGroup) -> None:
         """Lasts until a stop is requested. The agent lives until its calls in flight are drained, to receive the
@@ -229,37 +224,20 @@ class EpisodeRun:
                 await self._retry.wait()
 
     async def _try_to_store(self) -> bool:
-        """One attempt: durable, then visible. False, with nothing changed, when the journal refuses."""
         before = self.episode.status
-        try:
-            async with self._recording:
-                self.session.seal()
-                ended = self.measured(self._life.final_record(time.monotonic()))
-                await self._parts.journal.append(
-                    replace(self._stored, episode=ended, network=self.network).record()
-                )
-                self._life.end(ended)
-        except Exception as error:  # noqa: BLE001 - the boundary to the journal: logged, and tried again
-            trace = not isinstance(error, TurnstileError)
-            _LOG.error("the end of episode %s could not be stored: %s", self.episode_id, error, exc_info=trace)
-            self._store_error = error
-            attempted, self._attempted = self._attempted, anyio.Event()
-            attempted.set()
-            return False
-        self._store_error = None
-        self._report(before)
-        return True
+        stored = await self._records.end(self.session.seal)
+        if stored:
+            self._report(before)
+        return stored
+
+    def _complete(self, episode: Episode) -> Stored:
+        return replace(self._stored, episode=self.measured(episode), network=self.network)
 
     async def store_rewarded(self, make: Callable[[Episode, Sequence[str]], Episode]) -> Episode | None:
         """Stores what ``make`` makes of the running record and its turns' ids. None: it has ended meanwhile."""
-        async with self._recording:
-            if self.episode.status.ended:
-                return None
-            found = make(self.episode, [node.turn.turn_id for node in self.session.tree])
-            if found is not self.episode:
-                await self._parts.journal.append(replace(self._stored, episode=self.measured(found)).record())
-                self._life.reward(found)
-            return self.measured(self.episode)
+        return await self._records.change(
+            lambda episode: make(episode, [node.turn.turn_id for node in self.session.tree])
+        )
 
     def _move(self, status: EpisodeStatus) -> None:
         before = self.episode.status
@@ -399,7 +377,4 @@ class EpisodeRun:
     async def wait_until_stored(self) -> None:
         """Returns when the end is stored. Raises what the next failed attempt raised (JournalUnavailable), or
         SandboxUnavailable when the server stops first."""
-        if not self.episode.status.ended:
-            await self._attempted.wait()
-            if self._store_error is not None:
-                raise self._store_error
+        await self._records.wait()

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -34,21 +34,18 @@ from turnstile.models import (
     Turn,
 )
 from turnstile_server.agents.registry import EXTERNAL
-from turnstile_server.backends import Backends
-from turnstile_server.capture import Turns, export_forest, export_samples
+from turnstile_server.capture import export_forest, export_samples
 from turnstile_server.data_dir import snapshot_folder, work_folder
-from turnstile_server.engines.protocol import Engine
-from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
-from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.groups import EpisodeGroups
-from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
+from turnstile_server.episodes.keys import new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
+from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
@@ -57,7 +54,7 @@ from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.episodes.staleness import StalenessWatcher
-from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.store import Forest, Stored, unchanging
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import (
     Conflict,
@@ -67,33 +64,13 @@ from turnstile_server.errors import (
     QueueFull,
     Unauthorized,
 )
-from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.session import EpisodeSession
-from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import exported_record
-from turnstile_server.observability.metrics import Metrics
-from turnstile_server.settings import Settings
 from turnstile_server.tools.protocol import EpisodeTools
 
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeParts:
-    """What episodes are made with. ``agent_url``: the agent listener's address, where a caller knows no better."""
-
-    journal: Journal
-    pipeline: CallPipeline
-    auditor: Auditor
-    keys: EpisodeKeys
-    backends: Backends
-    agent_url: str
-    settings: Settings
-    metrics: Metrics
-    engine: Engine
-    versions: WeightVersions
 
 
 class Episodes:
@@ -344,7 +321,7 @@ class Episodes:
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self.exported(episode_id)
-        return await self._parts.auditor.audit(_unchanging(episode, forest), forest.facts(episode), self._exports)
+        return await self._parts.auditor.audit(unchanging(episode, forest), forest.facts(episode), self._exports)
 
     async def network(self, episode_id: str) -> NetworkReport:
         run = self._running.get(episode_id)
@@ -358,7 +335,7 @@ class Episodes:
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self.exported(episode_id)
-        tree, facts = _unchanging(episode, forest), forest.facts(episode)
+        tree, facts = unchanging(episode, forest), forest.facts(episode)
         return await anyio.to_thread.run_sync(
             lambda: export(tree, facts, include_untrained=include_untrained), limiter=self._exports
         )
@@ -409,8 +386,3 @@ class Episodes:
             for run in [self._running[each] for each in lapse.episodes if each in self._running]:
                 if run.episode.status is not EpisodeStatus.GRADING:
                     run.request_stop(Outcome(EpisodeStatus.CANCELLED, lapse.error))
-
-
-def _unchanging(episode: Episode, forest: Forest) -> Turns:
-    """The turns for a thread, without those that are added meanwhile."""
-    return forest.tree if episode.status.ended else forest.tree.snapshot()

@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, NetworkReport, Sampling, Turn
 from turnstile.models.base import check_json
-from turnstile_server.capture import EpisodeFacts, TokenTree
+from turnstile_server.capture import EpisodeFacts, TokenTree, Turns
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
 
@@ -205,3 +205,8 @@ def rebuild(records: Iterable[Record], inherited: Sequence[Turn] = ()) -> Forest
             name = record.meta.get("turn_id", "")
             _LOG.error("a %s record %s of %s cannot be read: %s", record.type.name, name, record.episode_id, error)
     return Forest(tree, discarded)
+
+
+def unchanging(episode: Episode, forest: Forest) -> Turns:
+    """The turns for a thread, without those that are added meanwhile."""
+    return forest.tree if episode.status.ended else forest.tree.snapshot()

@@ -26,7 +26,8 @@ from turnstile_server.settings import GradingSettings
 
 PROGRAM = Path(__file__).parent / "swebench_program.py"
 INSTALL = (
-    "install it into an environment of its own (`scripts/install_swebench.sh DIR`, or `python3 -m venv DIR; "
+    "install it into an environment of its own (`scripts/install_pinned.sh scripts/swebench.txt DIR`, or "
+    "`python3 -m venv DIR; "
     "DIR/bin/pip install swebench==5.0.2`) and name its Python in the setting grading.swebench_python "
     "(TURNSTILE_GRADING__SWEBENCH_PYTHON=DIR/bin/python)"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from turnstile_server.sandboxes.network import NetworkDoor
+from turnstile_server.sandboxes.network import SandboxNetwork
 
 
 class SandboxLink(Protocol):
@@ -16,7 +16,7 @@ class SandboxLink(Protocol):
         ...
 
     @property
-    def network(self) -> NetworkDoor | None:
+    def network(self) -> SandboxNetwork | None:
         """The way to the server's proxy; None where the sandbox may reach nothing."""
         ...
 

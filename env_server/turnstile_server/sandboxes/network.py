@@ -22,7 +22,7 @@ _TOLD = 8
 """Connections beyond the bound that still get an answer, which names the bound. Further ones are closed."""
 
 
-class NetworkDoor:
+class SandboxNetwork:
     """Call ``open``, and at the end ``close``, whatever happened before."""
 
     def __init__(self, proxy: EgressProxy, policy: NetworkPolicy, tasks: BackgroundTasks, name: str) -> None:
@@ -40,7 +40,7 @@ class NetworkDoor:
     @classmethod
     def of(
         cls, spec: SandboxSpec, proxy: EgressProxy | None, tasks: BackgroundTasks, name: str
-    ) -> NetworkDoor | None:
+    ) -> SandboxNetwork | None:
         """None where the sandbox may reach nothing. Raises SandboxUnavailable without a proxy."""
         if spec.network is None:
             return None

@@ -24,7 +24,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET, SOCKET_VARIABLE, TOKEN_VARIABLE
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
-from turnstile_server.sandboxes.network import NETWORK_SOCKET, NetworkDoor
+from turnstile_server.sandboxes.network import NETWORK_SOCKET, SandboxNetwork
 from turnstile_server.sandboxes.run_folder import remove_folder
 from turnstile_server.unix_streams import over_transport
 
@@ -49,7 +49,7 @@ class SandboxSockets:
         *,
         name: str,
         mounted_at: str = SOCKET_TARGET,
-        network: NetworkDoor | None = None,
+        network: SandboxNetwork | None = None,
     ) -> None:
         self.folder = folder
         self.token = secrets.token_urlsafe(32)

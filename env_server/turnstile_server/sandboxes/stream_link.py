@@ -24,7 +24,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint, EpisodeListener
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
-from turnstile_server.sandboxes.network import NETWORK_SOCKET, NetworkDoor
+from turnstile_server.sandboxes.network import NETWORK_SOCKET, SandboxNetwork
 from turnstile_server.sandboxes.run_folder import remove_folder
 from turnstile_server.sandboxes.sockets import GATE_SOCKET, MAX_SOCKET_PATH
 
@@ -48,7 +48,7 @@ class StreamLink:
         *,
         name: str,
         max_connections: int,
-        network: NetworkDoor | None = None,
+        network: SandboxNetwork | None = None,
     ) -> None:
         self.network = network
         self._folder = folder

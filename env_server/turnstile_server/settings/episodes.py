@@ -253,7 +253,7 @@ class GradingSettings(Section):
     swebench_python: Path | None = Field(
         None,
         description="The Python of an environment that has the package `swebench` (5.0.2), which judges SWE-bench "
-        "rows: `scripts/install_swebench.sh DIR`, then `DIR/bin/python`.",
+        "rows: `scripts/install_pinned.sh scripts/swebench.txt DIR`, then `DIR/bin/python`.",
     )
     swebench_start_s: float = Field(
         180.0, gt=0, description="Time for the process with `swebench` to start; its imports take 11 s and more."

@@ -26,7 +26,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.link import SandboxLink
-from turnstile_server.sandboxes.network import NetworkDoor
+from turnstile_server.sandboxes.network import SandboxNetwork
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, SandboxSpec
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.sandboxes.stream_link import StreamLink
@@ -134,7 +134,7 @@ class SocketLaunch:
         folder: Path,
         agents: AgentEndpoint,
         tasks: BackgroundTasks,
-        network: NetworkDoor | None,
+        network: SandboxNetwork | None,
     ) -> None:
         self.link = SandboxSockets(folder, agents, tasks, name=folder.name, network=network)
         self._launcher = launcher
@@ -178,7 +178,7 @@ class StreamLaunch:
         folder: Path,
         agents: AgentEndpoint,
         tasks: BackgroundTasks,
-        network: NetworkDoor | None,
+        network: SandboxNetwork | None,
     ) -> None:
         most = launcher.settings.max_connections
         self.link = StreamLink(folder, agents, tasks, name=folder.name, max_connections=most, network=network)

@@ -41,7 +41,7 @@ from turnstile_server.sandboxes.docker.volumes import Volumes
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.link import SandboxLink
-from turnstile_server.sandboxes.network import NetworkDoor
+from turnstile_server.sandboxes.network import SandboxNetwork
 from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, ImageFacts, ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.users import Uids, UidSets
@@ -250,7 +250,7 @@ class DockerProvider:
     ) -> HelperSandbox:
         choice = await self._transport.choose(new.image)
         make = SocketLaunch if choice.transport == BIND else StreamLaunch
-        network = NetworkDoor.of(new.spec, self._egress, tasks, sandbox_id)
+        network = SandboxNetwork.of(new.spec, self._egress, tasks, sandbox_id)
         launch: Launch = make(self._launcher, new, self._run_dir / sandbox_id, agents, tasks, network)
         try:
             client = await launch.run()

@@ -34,7 +34,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
 from turnstile_server.sandboxes.local.machine_kills import MachineKills
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
-from turnstile_server.sandboxes.network import NetworkDoor
+from turnstile_server.sandboxes.network import SandboxNetwork
 from turnstile_server.sandboxes.protocol import ImageFacts, Mount, ProviderSetup, SandboxLimits, SandboxSpec, User
 from turnstile_server.sandboxes.run_folder import RunFolder, remove_folder, unusable
 from turnstile_server.sandboxes.sockets import SandboxSockets
@@ -163,7 +163,7 @@ class LocalProvider:
         process = LocalProcess(name, self._run_dir, self._tasks, self._kills)
         folder = self._run_dir / name
         mounted_at = {} if self.isolated else {"mounted_at": str(folder)}
-        network = NetworkDoor.of(spec, self._egress, self._tasks, name)
+        network = SandboxNetwork.of(spec, self._egress, self._tasks, name)
         sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, network=network, **mounted_at)
         try:
             await sockets.open()
