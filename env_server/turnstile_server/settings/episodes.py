@@ -256,7 +256,7 @@ class GradingSettings(Section):
         "rows: `scripts/install_pinned.sh scripts/swebench.txt DIR`, then `DIR/bin/python`.",
     )
     swebench_start_s: float = Field(
-        180.0, gt=0, description="Time for the process with `swebench` to start; its imports take 11 s and more."
+        180.0, gt=0, description="Time for the process with `swebench` to start; its imports take 2 to 11 s."
     )
     swebench_call_s: float = Field(60.0, gt=0, description="Time for `swebench` to read one log.")
     max_log_bytes: int = Field(
