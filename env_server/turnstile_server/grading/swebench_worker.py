@@ -1,7 +1,7 @@
 """The process that has ``swebench``: started when it is first needed, kept, asked one thing at a time.
 
-It is a process of its own because the package takes up to 11 s to import and brings 357 MB of packages that a server
-does not need. One that dies, or does not answer in time, is killed, and the next request starts another.
+It is a process of its own because the package takes up to 11 s to import and brings 357 MB of packages that a
+server does not need. One that dies, or does not answer in time, is killed, and the next request starts another.
 """
 
 from __future__ import annotations
