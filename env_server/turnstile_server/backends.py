@@ -23,8 +23,9 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.settings_check import grading_problem
-from turnstile_server.grading.swebench_worker import INSTALL
+from turnstile_server.grading.swe import PACKAGE as SWEBENCH
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from turnstile_server.integrations.package_process import python_of
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
 from turnstile_server.runtimes.install_folder import InstallFolder, default_install_dir
@@ -83,9 +84,10 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
-    if settings.grading.swebench_python is None and tasks.graded_by("swe"):
+    if SWEBENCH not in settings.tasks.package_pythons and tasks.graded_by("swe"):
+        install = python_of(SWEBENCH, settings.tasks.package_pythons, ()).install
         _LOG.warning(
-            "tasks of SWE-bench rows will have no reward, because the package swebench is not there: %s", INSTALL
+            "tasks of SWE-bench rows will have no reward, unless this Python has the package swebench: %s", install
         )
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks.in_memory:

@@ -43,7 +43,7 @@ def main() -> None:
     starts, how = Path(sys.argv[1]), sys.argv[2]
     with starts.open("a") as file:
         file.write(f"{os.getpid()}\n")
-    say({"version": "0"})
+    say({"ready": "0"})
     for line in sys.stdin:
         if how == "hangs":
             time.sleep(600)
@@ -52,11 +52,11 @@ def main() -> None:
         request = json.loads(line)
         row = request["row"]
         if request["do"] == "script":
-            say({"script": row["eval_script"]})
+            say({"result": {"script": row["eval_script"]}})
         elif row["log_parser"] == "unknown":
-            say({"fault": "it has no log parser 'unknown'"})
+            say({"error": "ValueError: it has no log parser 'unknown'"})
         else:
-            say(report(row, request["log"]))
+            say({"result": report(row, request["log"])})
 
 
 if __name__ == "__main__":

@@ -121,10 +121,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SweRow]:
 async def grader(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TaskGrader]:
     run_dir = tmp_path_factory.mktemp("g")
     provider = DockerProvider(SANDBOXES, run_dir, f"swe-{os.getpid()}")
-    settings = GradingSettings(parallel=4, swebench_python=Path(os.environ["TURNSTILE_SWEBENCH_PYTHON"]))
+    settings = GradingSettings(parallel=4)
     async with BackgroundTasks() as tasks:
         await provider.start(NO_AGENTS, tasks)
-        made = TaskGrader(provider, spec_of, settings, TaskSettings())
+        pythons = {"swebench": Path(os.environ["TURNSTILE_SWEBENCH_PYTHON"])}
+        made = TaskGrader(provider, spec_of, settings, TaskSettings(package_pythons=pythons))
         try:
             yield made
         finally:

@@ -14,16 +14,18 @@ from typing import Any
 
 import anyio
 import pytest
-from grading_support import BASE, FIX, Watched, grader, spec_of, tar
+from grading_support import BASE, FIX, Watched, spec_of, tar
 
 from local import ROOT
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.gold_patch import apply_patch
+from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.leaks import patch_texts
+from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
-from turnstile_server.grading.swebench_worker import SwebenchWorker
+from turnstile_server.integrations.package_process import PACKAGES
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
@@ -81,8 +83,13 @@ def pids(starts: Path) -> list[int]:
     return [int(pid) for pid in starts.read_text().split()]
 
 
+def judge_of(provider: Watched | None, python: Path, **settings: Any) -> TaskGrader:
+    tasks = TaskSettings(package_pythons={"swebench": python})
+    return TaskGrader(provider, spec_of, GradingSettings(retries=0, **settings), tasks)
+
+
 async def graded(provider: Watched, python: Path, task: Task, work: Work) -> Any:
-    judge = grader(provider, swebench_python=python)
+    judge = judge_of(provider, python)
     try:
         return await judge.grade(task, work)
     finally:
@@ -135,21 +142,31 @@ async def test_a_script_that_cannot_run_leaves_any_work_without_a_reward(provide
 
 @IN_ONE_KIND
 async def test_a_log_parser_that_the_package_lacks_is_told(provider: Watched, starts: Path) -> None:
-    with pytest.raises(TaskFailed, match="swebench 0 cannot judge this row: it has no log parser 'unknown'"):
+    with pytest.raises(
+        TaskFailed, match=r"swebench cannot judge the row of task double: .*it has no log parser 'unknown'"
+    ):
         await graded(provider, python(starts), the_task(log_parser="unknown"), work(FIX))
+
+
+def packages(python_path: Path, **settings: Any) -> PackageProcesses:
+    return PackageProcesses(GradingSettings(**settings), TaskSettings(package_pythons={"swebench": python_path}))
+
+
+async def ask(asked: PackageProcesses) -> dict[str, Any]:
+    return (await asked.ask("swebench", SCRIPT_REQUEST))[0]
 
 
 async def test_without_the_package_there_is_no_reward_and_the_error_says_how_to_install_it() -> None:
     for python_path, said in (
-        (None, "is not there: install it"),
         (Path("/nowhere/python"), "cannot be started"),
-        (Path(sys.executable), "has no swebench that can be used"),
+        (Path(sys.executable), "lacks a package"),
     ):
-        worker = SwebenchWorker(GradingSettings(swebench_python=python_path))
+        processes = packages(python_path)
         with pytest.raises(GraderUnavailable, match=said) as missing:
-            await worker.ask(SCRIPT_REQUEST)
-        assert "scripts/install_pinned.sh scripts/swebench.txt DIR" in missing.value.message
-        await worker.close()
+            await ask(processes)
+        assert "install swebench==5.0.2 into a virtual environment of its own" in missing.value.message
+        assert "TURNSTILE_TASKS__PACKAGE_PYTHONS__SWEBENCH" in missing.value.message
+        await processes.close()
 
 
 async def test_a_server_that_lacks_the_package_says_so_at_its_start(
@@ -157,18 +174,18 @@ async def test_a_server_that_lacks_the_package_says_so_at_its_start(
 ) -> None:
     task = the_task().model_dump(mode="json", exclude_defaults=True, exclude={"world"})
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    for python_path, told in ((None, 1), (Path(sys.executable), 0)):
+    for pythons, told in (({}, 1), ({"swebench": Path(sys.executable)}, 0)):
         caplog.clear()
-        grading = {"swebench_python": python_path}
-        build_backends(Settings(data_dir=tmp_path, tasks={"sources": [tmp_path / "tasks.jsonl"]}, grading=grading))
-        assert caplog.text.count("scripts/swebench.txt") == told
+        tasks = {"sources": [tmp_path / "tasks.jsonl"], "package_pythons": pythons}
+        build_backends(Settings(data_dir=tmp_path, tasks=tasks))
+        assert caplog.text.count("install swebench==5.0.2") == told
 
 
 async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path) -> None:
-    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts)))
+    worker = packages(python(starts))
     async with anyio.create_task_group() as group:
         for _ in range(5):
-            group.start_soon(worker.ask, SCRIPT_REQUEST)
+            group.start_soon(ask, worker)
     (pid,) = pids(starts)
     os.kill(pid, 0)
     await worker.close()
@@ -177,18 +194,18 @@ async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path)
 
 
 async def test_a_process_that_dies_is_told_and_the_next_request_starts_another(starts: Path) -> None:
-    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "dies")))
-    with pytest.raises(GraderUnavailable, match="ended: no more"):
-        await worker.ask(SCRIPT_REQUEST)
-    assert await worker.ask(SCRIPT_REQUEST) == {"script": "x"}
+    worker = packages(python(starts, "dies"))
+    with pytest.raises(GraderUnavailable, match="no more"):
+        await ask(worker)
+    assert await ask(worker) == {"script": "x"}
     assert len(pids(starts)) == 2
     await worker.close()
 
 
 async def test_a_process_that_does_not_answer_is_ended(starts: Path) -> None:
-    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "hangs"), swebench_call_s=0.5))
-    with pytest.raises(GraderUnavailable, match=r"did not answer in 0.5 s \(grading.swebench_call_s\)"):
-        await worker.ask(SCRIPT_REQUEST)
+    worker = packages(python(starts, "hangs"), package_timeout_s=0.5)
+    with pytest.raises(GraderUnavailable, match=r"took longer than 0.5 s \(grading.package_timeout_s\)"):
+        await ask(worker)
     with pytest.raises(ProcessLookupError):
         os.kill(pids(starts)[0], 0)
 
@@ -197,16 +214,16 @@ async def test_a_process_that_does_not_start_in_time_is_ended(starts: Path) -> N
     slow = starts.with_name("slow-python")
     slow.write_text(f"#!/bin/sh\necho $$ > {starts}\nexec sleep 600\n")
     slow.chmod(0o755)
-    worker = SwebenchWorker(GradingSettings(swebench_python=slow, swebench_start_s=1))
-    with pytest.raises(GraderUnavailable, match=r"did not start in 1 s \(grading.swebench_start_s\)"):
-        await worker.ask(SCRIPT_REQUEST)
+    worker = packages(slow, package_start_timeout_s=1)
+    with pytest.raises(GraderUnavailable, match=r"was not ready within 1 s \(grading.package_start_timeout_s\)"):
+        await ask(worker)
     with pytest.raises(ProcessLookupError):
         os.kill(pids(starts)[0], 0)
 
 
 @IN_ONE_KIND
 async def test_of_a_log_that_is_too_long_the_middle_is_left_out(provider: Watched, starts: Path) -> None:
-    judge = grader(provider, swebench_python=python(starts), max_log_bytes=1 << 16)
+    judge = judge_of(provider, python(starts), max_log_bytes=1 << 16)
     try:
         noisy = await judge.grade(the_task(), work(f"print('x' * 200_000)\n{FIX}"))
     finally:
@@ -215,9 +232,9 @@ async def test_of_a_log_that_is_too_long_the_middle_is_left_out(provider: Watche
 
 
 async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(starts: Path) -> None:
-    worker = SwebenchWorker(GradingSettings(swebench_python=python(starts, "hangs")))
+    worker = packages(python(starts, "hangs"))
     with anyio.move_on_after(1):
-        await worker.ask(SCRIPT_REQUEST)
+        await ask(worker)
     await worker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pids(starts)[0], 0)
@@ -254,6 +271,11 @@ def test_the_lines_of_a_patch_are_looked_for_as_leaks_by_file() -> None:
     assert patch_texts(None, reverse=False) == ()
 
 
-def test_the_script_that_installs_the_package_pins_the_version_that_the_settings_name() -> None:
-    assert "swebench==5.0.2" in (ROOT / "scripts" / "swebench.txt").read_text().splitlines()
-    assert "5.0.2" in (GradingSettings.model_fields["swebench_python"].description or "")
+def test_the_environments_that_are_installed_have_the_versions_that_the_programs_are_for() -> None:
+    pins = [
+        line
+        for name in ("swebench", "task-packages")
+        for line in (ROOT / "scripts" / f"{name}.txt").read_text().split()
+    ]
+    plain = {line.replace("_", "-") for line in pins}
+    assert set(PACKAGES.values()) <= plain

@@ -21,7 +21,6 @@ from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
-from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -43,7 +42,6 @@ class TaskGrader:
         task_settings: TaskSettings,
         data_dir: Path | None = None,
     ) -> None:
-        self._swebench = SwebenchWorker(settings)
         self._tools = GradingTools(
             provider,
             spec_of,
@@ -52,7 +50,6 @@ class TaskGrader:
             anyio.Semaphore(settings.parallel),
             Judges(settings, data_dir),
             JudgeSpending(),
-            self._swebench,
             PackageProcesses(settings, task_settings),
         )
         self._settings = settings
@@ -80,7 +77,6 @@ class TaskGrader:
 
     async def close(self) -> None:
         """See ``Grader``."""
-        await self._swebench.close()
         await self._tools.packages.close()
 
     def _grader_of(self, task: Task, name: str, tools: GradingTools) -> ComponentGrader:

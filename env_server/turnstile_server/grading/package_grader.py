@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from turnstile_server.errors import FileProblem
-from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
+from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
+from turnstile_server.grading.package_processes import nothing_to_ask
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, printable
 from turnstile_server.integrations.package_process import (
@@ -37,7 +38,7 @@ class PackageGrader:
 
     def __init__(self, tools: GradingTools, name: str, options: PackageOptions) -> None:
         self._copies = JudgedCopies(tools)
-        self._process = tools.packages.of(options.grader)
+        self._packages = tools.packages
         self._timeout_s = tools.settings.package_timeout_s
         self.component = name
         self._options = options
@@ -47,7 +48,7 @@ class PackageGrader:
         """See ``ComponentGrader``."""
         self._answer = work.answer
         if not self._options.needs_work:
-            return await self._scored({"sandbox": False, "workdir": task.workdir}, _no_sandbox)
+            return await self._scored({"sandbox": False, "workdir": task.workdir}, nothing_to_ask)
         return await self._copies.judged(task, work, self)
 
     # A CopyJudge.
@@ -77,9 +78,7 @@ class PackageGrader:
             **place,
         }
         try:
-            result = await self._process.request(fields, answer, timeout_s=self._timeout_s)
-        except PackageBroken as error:
-            raise GraderUnavailable(f"{kind}: {error}") from error
+            result, version = await self._packages.ask(kind, fields, answer)
         except PackageError as error:
             if not error.by_work:
                 raise GraderFailed(f"{kind}: {options.name} failed to score the work: {error}") from error
@@ -90,7 +89,7 @@ class PackageGrader:
             raise GraderFailed(f"{kind}: {options.name} gave no score")
         parts = {str(name): _number(kind, name, value) for name, value in components.items()}
         said = tuple(f"{name}: {value:g}" for name, value in parts.items() if value < 1)
-        detail = {self.component: {"version": self._process.version, **dict(result.get("evidence") or {})}}
+        detail = {self.component: {"version": version, **dict(result.get("evidence") or {})}}
         return Component(sum(parts.values()), detail, said, parts)
 
 
@@ -98,10 +97,6 @@ def _number(kind: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GraderFailed(f"{kind}: the score {name} is no number")
     return float(value)
-
-
-async def _no_sandbox(asked: dict[str, Any]) -> dict[str, Any]:
-    raise PackageRefusal("this task's scoring has no sandbox")
 
 
 async def _done(sandbox: Sandbox, asked: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from turnstile_server.integrations.package_process import PackageProcess, python_of
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile_server.grading.errors import GraderUnavailable
+from turnstile_server.integrations.package_process import (
+    Answer,
+    PackageBroken,
+    PackageProcess,
+    PackageRefusal,
+    python_of,
+)
 from turnstile_server.settings import GradingSettings, TaskSettings
 
 
+async def nothing_to_ask(asked: dict[str, Any]) -> dict[str, Any]:
+    """The ``answer`` of a scoring that has no sandbox."""
+    raise PackageRefusal("this task's scoring has no sandbox")
+
+
 class PackageProcesses:
-    """One process for each package, kept from work to work. ``close`` ends them."""
+    """Each is started when it is first needed, and kept from work to work. ``close`` ends them."""
 
     def __init__(self, settings: GradingSettings, tasks: TaskSettings) -> None:
         self._settings = settings
         self._tasks = tasks
         self._open: dict[str, PackageProcess] = {}
 
-    def of(self, kind: str) -> PackageProcess:
+    async def ask(
+        self, kind: str, fields: Mapping[str, Any], answer: Answer = nothing_to_ask
+    ) -> tuple[dict[str, Any], str]:
+        """What the program for ``kind`` gives, and the package's version.
+
+        Raises PackageError where the package itself fails, GraderUnavailable where it cannot be asked.
+        """
+        process = self._of(kind)
+        try:
+            result = await process.request(fields, answer, timeout_s=self._settings.package_timeout_s)
+        except PackageBroken as error:
+            raise GraderUnavailable(f"{kind}: {error}") from error
+        return result, process.version
+
+    def _of(self, kind: str) -> PackageProcess:
         if kind not in self._open:
             python = python_of(kind, self._tasks.package_pythons, self._tasks.package_environment)
             self._open[kind] = PackageProcess(python, start_timeout_s=self._settings.package_start_timeout_s)

@@ -11,7 +11,6 @@ import anyio
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -100,7 +99,6 @@ class GradingTools:
     judges: Judges
     judge_spending: JudgeSpending
     """Of this grading."""
-    swebench: SwebenchWorker
     packages: PackageProcesses
 
 

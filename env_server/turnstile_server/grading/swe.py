@@ -1,7 +1,7 @@
 """Grades SWE-bench rows as the package ``swebench`` does, in a copy of the task in which no agent ever was.
 
 The row's script puts the test files back to the base, applies the test patch and runs the tests; ``swebench``
-reads the log (``swebench_worker``). The work runs in the processes that write this log, so a careful forgery
+reads the log, in a process of its own. The work runs in the processes that write this log, so a careful forgery
 passes: such tasks are ``trust: in_process``. A log that contradicts itself is not believed.
 
 What must hold: a run without a result scores 0 only where the same script gives one for the untouched task; else
@@ -11,18 +11,21 @@ there is no reward. The work's changes below ``.git`` are not taken over: the sc
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
+from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Component, GradingTools, Work
-from turnstile_server.grading.swebench_worker import SwebenchWorker
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
+from turnstile_server.integrations.package_process import PackageError
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.swe import SweTests
 
+PACKAGE = "swebench"
 _TAIL = 4000
 
 
@@ -36,7 +39,7 @@ class SweGrader:
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
         assert task.swe is not None  # else the task does not ask for this component
-        judge = _SweJudge(task, task.swe, self._copies, self._tools.swebench, self._tools.settings)
+        judge = _SweJudge(task, task.swe, self._copies, self._tools.packages, self._tools.settings)
         return await self._copies.judged(task, work, judge)
 
 
@@ -47,12 +50,17 @@ class _SweJudge:
     protected = (".git", "*/.git")
 
     def __init__(
-        self, task: Task, swe: SweTests, copies: JudgedCopies, worker: SwebenchWorker, settings: GradingSettings
+        self,
+        task: Task,
+        swe: SweTests,
+        copies: JudgedCopies,
+        packages: PackageProcesses,
+        settings: GradingSettings,
     ) -> None:
         self._task = task
         self._swe = swe
         self._copies = copies
-        self._worker = worker
+        self._packages = packages
         self._settings = settings
         self._row = _row_of(task, swe)
 
@@ -60,7 +68,7 @@ class _SweJudge:
         """The script comes after the work; here is nothing to do."""
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
-        script = (await self._worker.ask({"do": "script", "row": self._row}))["script"]
+        script = str((await self._ask({"do": "script"}))["script"])
         result = await self._run(sandbox, script)
         detail: dict[str, Any] = {"trust": "in_process", "exit_code": result.exit_code, "output": _tail(result)}
         if result.timed_out:
@@ -101,7 +109,14 @@ class _SweJudge:
 
     async def _report(self, result: ExecResult) -> dict[str, Any]:
         log = result.stdout.decode(errors="replace")
-        return await self._worker.ask({"do": "report", "row": self._row, "log": log})
+        return await self._ask({"do": "report", "log": log})
+
+    async def _ask(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises TaskFailed for what swebench cannot judge, and GraderUnavailable."""
+        try:
+            return (await self._packages.ask(PACKAGE, {"row": self._row, **fields}))[0]
+        except PackageError as error:
+            raise TaskFailed(f"swebench cannot judge the row of task {self._task.id}: {error}") from error
 
     async def _ungraded(self, script: str, report: dict[str, Any], result: ExecResult) -> str:
         """Why the work kept itself from being judged. Raises TaskFailed where it is the task that cannot be: its

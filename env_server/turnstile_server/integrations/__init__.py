@@ -1,6 +1,6 @@
-"""Packages with tasks and scoring of their own, each in its own Python: verifiers, Inspect.
+"""Packages with tasks or scoring of their own, each in its own Python: swebench, verifiers, Inspect.
 
 Their dependencies are not the server's, so no code of theirs is imported here: ``package_process`` starts one of
 ``programs/`` in the Python that has the package, and speaks JSON lines with it. What becomes of their tasks:
-``tasks/package_source.py``; of their scores: ``grading/package_grader.py``.
+``tasks/package_source.py``; of their scores: ``grading/package_grader.py``, ``grading/swe.py``.
 """

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
+import anyio.to_thread
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.child_processes import start_process
 
 PROGRAMS = Path(__file__).parent / "programs"
-PACKAGES = {"verifiers": "verifiers==0.4.0", "inspect": "inspect-ai==0.3.285"}
-"""By kind of source: the package whose API the program of that name was written for."""
+PACKAGES = {"inspect": "inspect-ai==0.3.285", "swebench": "swebench==5.0.2", "verifiers": "verifiers==0.4.0"}
+"""By kind: the package whose API the program of that name was written for."""
+SOURCES = ("inspect", "verifiers")
+"""Those whose tasks are a source."""
 MAX_LINE_BYTES = 64 << 20
 _TAIL = 1000
 _MAX_SAID_BYTES = 1 << 20
@@ -63,22 +66,28 @@ class PackagePython:
     environment: tuple[str, ...] = ()
     """Names of the server's own variables that it gets."""
 
+    @property
+    def install(self) -> str:
+        """How to come by the package."""
+        return (
+            f"install {PACKAGES[self.kind]} into a virtual environment of its own, and name its Python in the "
+            f"setting tasks.package_pythons.{self.kind} (TURNSTILE_TASKS__PACKAGE_PYTHONS__{self.kind.upper()})"
+        )
+
     def command(self, *arguments: str) -> tuple[str, ...]:
         return (str(self.python), "-I", "-B", str(PROGRAMS / f"{self.kind}_program.py"), *arguments)
 
     @property
     def env(self) -> Mapping[str, str]:
         kept = {name: os.environ[name] for name in self.environment if name in os.environ}
-        return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LANG": "C.UTF-8", **kept}
+        own = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LANG": "C.UTF-8"}
+        return {**own, **kept}
 
     def failure(self, how: str, stderr: bytes) -> str:
         tail = stderr[-_TAIL:].decode(errors="replace").strip()
         hint = ""
         if "ModuleNotFoundError" in tail:
-            hint = (
-                f". {self.python} lacks a package: install {PACKAGES[self.kind]} into a virtual environment of "
-                f"its own, and name its Python (tasks.package_pythons.{self.kind})"
-            )
+            hint = f". {self.python} lacks a package: {self.install}"
         return f"the program for {self.kind} {how}{hint}{': ' + tail if tail else ''}"
 
 
@@ -98,6 +107,8 @@ class PackageProcess:
         self._lines: BufferedByteReceiveStream | None = None
         self._said: IO[bytes] | None = None
         """Its standard error, which has what the package prints. A file, because it is read at the end alone."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """Where it runs: packages read and leave files in the current folder."""
         self.version = ""
         """Of the package; known after the first request."""
 
@@ -114,7 +125,8 @@ class PackageProcess:
             except TimeoutError:
                 await self._end()
                 raise PackageBroken(
-                    f"the program for {self._python.kind} took longer than {timeout_s:g} s"
+                    f"the program for {self._python.kind} took longer than {timeout_s:g} s "
+                    "(grading.package_timeout_s)"
                 ) from None
             except PackageError:
                 raise
@@ -131,10 +143,12 @@ class PackageProcess:
             return
         await self._end()
         self._said = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `_end` closes it
+        self._folder = tempfile.TemporaryDirectory(prefix=f"turnstile-{self._python.kind}-")
         try:
             self._process = process = await start_process(
                 self._python.command("serve"),
                 env=self._python.env,
+                cwd=self._folder.name,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
@@ -142,8 +156,7 @@ class PackageProcess:
         except OSError as error:
             await self._end()
             raise PackageBroken(
-                f"{self._python.python} cannot be started (tasks.package_pythons.{self._python.kind}): "
-                f"{error.strerror}"
+                f"{self._python.python} cannot be started: {error.strerror}. Else {self._python.install}"
             ) from error
         assert process.stdout is not None
         self._lines = BufferedByteReceiveStream(process.stdout)
@@ -224,15 +237,17 @@ class PackageProcess:
     async def _end(self) -> None:
         process, self._process = self._process, None
         said, self._said = self._said, None
-        if said is not None:
-            said.close()
-        if process is None:
-            return
+        folder, self._folder = self._folder, None
         with anyio.CancelScope(shield=True):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            await process.aclose()
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+                await process.aclose()
+            if said is not None:
+                said.close()
+            if folder is not None:
+                await anyio.to_thread.run_sync(folder.cleanup)
 
 
 def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any, *, timeout_s: float) -> None:
@@ -261,7 +276,7 @@ def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any
                     os.killpg(process.pid, signal.SIGKILL)
     except OSError as error:
         raise PackageBroken(
-            f"{python.python} cannot be started (tasks.package_pythons.{python.kind}): {error.strerror}"
+            f"{python.python} cannot be started: {error.strerror}. Else {python.install}"
         ) from error
     if process.returncode != 0:
         raise PackageBroken(python.failure(f"ended with {process.returncode}", stderr))

@@ -162,10 +162,10 @@ class TaskSettings(Section):
         description="Harbor: leave out, and log, sound tasks that cannot be played here. False: they stop the "
         "start.",
     )
-    package_pythons: dict[Literal["verifiers", "inspect"], Path] = Field(
+    package_pythons: dict[Literal["inspect", "swebench", "verifiers"], Path] = Field(
         default_factory=dict,
-        description="The Python that has a package whose tasks are a source ([packages](task-packages.md)), by "
-        "its kind; none: the server's own.",
+        description="The Python that has a package which lists or scores tasks ([packages](task-packages.md), "
+        "[SWE-bench rows](task-sources.md)), by its kind; none: the server's own.",
     )
     package_environment: tuple[str, ...] = Field(
         (),
@@ -250,15 +250,6 @@ class GradingSettings(Section):
     judge_cache_mb: int = Field(
         64, ge=0, description="MiB of judges' verdicts that are kept in the data directory; 0: none."
     )
-    swebench_python: Path | None = Field(
-        None,
-        description="The Python of an environment that has the package `swebench` (5.0.2), which judges SWE-bench "
-        "rows: `scripts/install_pinned.sh scripts/swebench.txt DIR`, then `DIR/bin/python`.",
-    )
-    swebench_start_s: float = Field(
-        180.0, gt=0, description="Time for the process with `swebench` to start; its imports take 2 to 11 s."
-    )
-    swebench_call_s: float = Field(60.0, gt=0, description="Time for `swebench` to read one log.")
     max_log_bytes: int = Field(
         16 << 20,
         ge=1 << 16,
@@ -277,7 +268,9 @@ class GradingSettings(Section):
         32 << 20, ge=1024, description="Larger files are not looked at there, and no more of a packed one."
     )
     package_start_timeout_s: float = Field(
-        120.0, gt=0, description="Time for the process of a package (verifiers, Inspect) to be ready."
+        180.0,
+        gt=0,
+        description="Time for the process of a package to be ready; swebench's imports take 2 to 11 s.",
     )
     package_timeout_s: float = Field(
         300.0, gt=0, description="Time for a package to score one work; then its process is ended: no reward."

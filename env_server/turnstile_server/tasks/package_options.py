@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import Field
 
-from turnstile_server.integrations.package_process import PACKAGES
+from turnstile_server.integrations.package_process import SOURCES
 from turnstile_server.tasks.options import GraderOptions
 
 _OWN = ("image", "workdir", "bounds", "limit")
@@ -49,7 +50,7 @@ class PackageSourceOptions:
 
 
 def is_package_source(source: str) -> bool:
-    return source.partition(":")[0] in PACKAGES and ":" in source
+    return source.partition(":")[0] in SOURCES and ":" in source
 
 
 def parse_package_source(source: str) -> PackageSourceOptions:
@@ -81,6 +82,9 @@ def parse_package_source(source: str) -> PackageSourceOptions:
     if wrong:
         raise ValueError("\n".join(wrong))
     count = None if limit is None else int(limit)
+    module, colon, function = name.partition(":")
+    if module.endswith(".py"):  # whoever scores it later may stand elsewhere
+        name = f"{Path(module).absolute()}{colon}{function}"
     return PackageSourceOptions(kind, name, given.get("image"), given.get("workdir"), bounds, count, config)
 
 

@@ -1,20 +1,24 @@
-"""What runs in the Python that has ``swebench``: requests as lines of JSON in, answers as lines out.
+"""Scripts, log parsers and rules of resolution of SWE-bench (5.0). Runs in the Python that has ``swebench``.
 
-Scripts, log parsers and rules of resolution are the package's own. This program adds the checks that can be made
-from outside of a log: whether it contradicts itself. It uses the standard library and ``swebench`` only.
+A request has ``do`` (``script`` or ``report``), a ``row`` in the package's own format, and ``log`` for a report.
+All is the package's own, but for the checks that can be made from outside of a log: whether it contradicts itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-import importlib.metadata
-import json
 import os
 import re
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from wire import Line, serve
 
 _FINAL = re.compile(r"^(?:=+ )?(\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.:]+ ?s", re.MULTILINE)
 """pytest's last line, with its counts."""
@@ -38,7 +42,7 @@ class Package:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         row = request["row"]
         if row["log_parser"] not in self.parsers:
-            return {"fault": f"it has no log parser {row['log_parser']!r}"}
+            raise ValueError(f"it has no log parser {row['log_parser']!r}")
         spec = self.spec(row)
         if request["do"] == "script":
             return {"script": spec.eval_script}
@@ -103,26 +107,13 @@ class Package:
 
 
 def main() -> int:
-    """Standard output is the answers' alone: whatever else is printed goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    line = Line()
+    package = Package()
 
-    def say(answer: dict[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        return package.answer(request)
 
-    try:
-        package = Package()
-    except ImportError as error:
-        say({"fault": f"it cannot be imported: {error}"})
-        return 1
-    say({"version": importlib.metadata.version("swebench")})
-    for line in sys.stdin.buffer:
-        try:
-            say(package.answer(json.loads(line)))
-        except Exception as error:  # noqa: BLE001 - told, and the next request is answered
-            say({"fault": f"{type(error).__name__}: {error}"[:500]})
-    return 0
+    return serve(line, version("swebench"), answer, lambda function, request: asyncio.run(function(request)))
 
 
 if __name__ == "__main__":
