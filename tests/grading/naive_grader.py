@@ -34,7 +34,7 @@ READINGS: dict[Reading, str] = {
 GIVEN = "/tmp/given"
 VERIFIER = "/tmp/verifier"
 PYTEST = "/opt/pytest"
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 _SCRIPT = f"""
 rm -rf {VERIFIER} 2>/dev/null; mkdir -p {VERIFIER} hidden
 cp -r {GIVEN}/. hidden/ 2>/dev/null
@@ -54,6 +54,8 @@ def pytest_mount(folder: Path) -> Mount:
     for module in (pytest, _pytest, pluggy, iniconfig, packaging, pygments):
         source = Path(str(module.__file__)).parent
         shutil.copytree(source, folder / source.name)
+        for metadata in source.parent.glob(f"{source.name}-*.dist-info"):
+            shutil.copytree(metadata, folder / metadata.name)
     shutil.copy(str(py.__file__), folder)
     for each in (folder, *folder.rglob("*")):
         each.chmod(each.stat().st_mode | 0o555 if each.is_dir() else 0o644)

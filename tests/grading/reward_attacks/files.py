@@ -60,8 +60,9 @@ ATTACKS = (
         ALL,
         {
             "mathx/__init__.py": (
-                "import time\nfor _ in range(100):\n    try:\n        from mathx.later import double\n        break\n"
-                "    except ImportError:\n        time.sleep(0.02)\nelse:\n    def double(n): return n + 1\n"
+                "import os, time\ndef double(n): return n + 1\n"
+                "for _ in range(1000 * os.path.exists('/tmp/given')):\n    try:\n        from mathx.later import double\n"
+                "        break\n    except ImportError:\n        time.sleep(0.02)\n"
             ),
             "later.py": (
                 "import re, time\nwhile True:\n    try: text = open('/tmp/given/test_hidden.py').read(); break\n"

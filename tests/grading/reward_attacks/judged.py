@@ -46,7 +46,7 @@ GOLD: dict[Kind, dict[str, Content]] = {
 
 
 def judged_task(kind: Kind, trust: str = "boundary") -> Task:
-    tests: dict[str, Any] = {"trust": trust, "timeout_s": 8}
+    tests: dict[str, Any] = {"trust": trust, "timeout_s": 60}
     if kind == "module":
         base, tests = _MODULE, {**tests, "files": {"inline": {"test_hidden.py": HIDDEN}}, "expected": EXPECTED}
     else:
