@@ -11,9 +11,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -24,14 +24,15 @@ from reward_attacks.attack import ALL, Kind, Reading, RewardAttack
 from reward_attacks.judged import GOLD, judged_task
 
 from turnstile.models import EpisodeStatus, Limits
-from turnstile_server.backends import Backends
+from turnstile_server.backends import Backends, build_backends
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.plan import Plan
 from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox
-from turnstile_server.settings import Settings, TaskSettings
+from turnstile_server.settings import EpisodeSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
@@ -62,16 +63,22 @@ async def acted(sandbox: Sandbox, attack: RewardAttack) -> None:
         assert done.exit_code == 0, done
 
 
+@cache
+def _backends() -> Backends:
+    return build_backends(Settings())
+
+
 async def judged_here(provider: Watched, task: Task, attack: RewardAttack) -> Grade:
     """By the parts that take an episode to its reward; its agent is external, and acts by its tools."""
     plan = Plan(task, None, spec_of(task), Limits(), "")
-    backends = SimpleNamespace(sandboxes=provider, archive_of=lambda files: pack(files, TaskSettings()))
-    sandbox = EpisodeSandbox("e-attack", plan, spec_of(task), cast(Backends, backends), Settings())
+    backends = replace(_backends(), sandboxes=provider, grader=grader(provider))
+    works = WorkStore(Path("nothing-is-kept"), EpisodeSettings(keep_work="none"), 0, lambda _: None)
+    sandbox = EpisodeSandbox("e-attack", plan, spec_of(task), backends, Settings())
     try:
         await sandbox.prepare(task)
         assert sandbox.for_tools is not None
         await acted(sandbox.for_tools, attack)
-        graded = EpisodeGrading("e-attack", sandbox, None, grader(provider))
+        graded = EpisodeGrading("e-attack", sandbox, None, backends, works)
         outcome = await graded.graded(Outcome(EpisodeStatus.COMPLETED), task, None)
     finally:
         await sandbox.destroy()
