@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,12 @@ def naive_pytest() -> Iterator[Mount]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> Backends:
+    """As the server builds them, but for the sandboxes."""
+    return build_backends(Settings(data_dir=tmp_path_factory.mktemp("data")))
+
+
 async def acted(sandbox: Sandbox, attack: RewardAttack) -> None:
     """What the agent does."""
     if attack.files:
@@ -63,15 +68,10 @@ async def acted(sandbox: Sandbox, attack: RewardAttack) -> None:
         assert done.exit_code == 0, done
 
 
-@cache
-def _backends() -> Backends:
-    return build_backends(Settings())
-
-
-async def judged_here(provider: Watched, task: Task, attack: RewardAttack) -> Grade:
+async def judged_here(built: Backends, provider: Watched, task: Task, attack: RewardAttack) -> Grade:
     """By the parts that take an episode to its reward; its agent is external, and acts by its tools."""
     plan = Plan(task, None, spec_of(task), Limits(), "")
-    backends = replace(_backends(), sandboxes=provider, grader=grader(provider))
+    backends = replace(built, sandboxes=provider, grader=grader(provider))
     works = WorkStore(Path("nothing-is-kept"), EpisodeSettings(keep_work="none"), 0, lambda _: None)
     sandbox = EpisodeSandbox("e-attack", plan, spec_of(task), backends, Settings())
     try:
@@ -100,13 +100,13 @@ async def judged_naively(provider: Watched, task: Task, attack: RewardAttack, mo
 
 
 async def both(
-    provider: Watched, attack: RewardAttack, mount: Mount, trust: str
+    built: Backends, provider: Watched, attack: RewardAttack, mount: Mount, trust: str
 ) -> tuple[Grade, frozenset[Reading]]:
     task = judged_task(attack.kind, trust)
     found: dict[str, Any] = {}
 
     async def here() -> None:
-        found["here"] = await judged_here(provider, task, attack)
+        found["here"] = await judged_here(built, provider, task, attack)
 
     async def naively() -> None:
         found["naively"] = await judged_naively(provider, task, attack, mount)
@@ -125,26 +125,26 @@ async def both(
     ],
 )
 async def test_an_attack_earns_nothing_here_and_1_of_a_naive_grader(
-    provider: Watched, attack: RewardAttack, naive_pytest: Mount
+    provider: Watched, attack: RewardAttack, naive_pytest: Mount, backends: Backends
 ) -> None:
     if attack.needs_git and provider.inner.name == "docker":
         pytest.skip("the image has no git")
     first, *others = attack.trust
-    grade, fooled = await both(provider, attack, naive_pytest, first)
+    grade, fooled = await both(backends, provider, attack, naive_pytest, first)
     assert grade.reward == 0.0, grade.detail
     assert fooled >= attack.fools, (sorted(fooled), attack.name)
     for trust in others:
-        grade = await judged_here(provider, judged_task(attack.kind, trust), attack)
+        grade = await judged_here(backends, provider, judged_task(attack.kind, trust), attack)
         assert grade.reward == 0.0, grade.detail
 
 
 @pytest.mark.parametrize("kind", GOLD)
 async def test_a_solution_earns_1_of_both_and_nothing_earns_0(
-    provider: Watched, kind: Kind, naive_pytest: Mount
+    provider: Watched, kind: Kind, naive_pytest: Mount, backends: Backends
 ) -> None:
     for files, reward, readings in ((GOLD[kind], 1.0, ALL), ({}, 0.0, frozenset())):
         control = RewardAttack("control", "", "", ALL, files, kind=kind)
-        grade, earned = await both(provider, control, naive_pytest, "boundary")
+        grade, earned = await both(backends, provider, control, naive_pytest, "boundary")
         assert (grade.reward, earned) == (reward, readings), grade.detail
 
 
