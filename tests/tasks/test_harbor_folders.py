@@ -11,6 +11,7 @@ from harbor_support import CONFIG, harbor_folder, loaded, told
 from local import ROOT
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.harbor.toml_lines import key_lines
+from turnstile_server.tasks.registry import load_tasks
 
 NO_KEY = "Harbor has no such key, so it would do nothing; mend the name, or put it under [metadata]"
 EXAMPLES = ROOT / "examples" / "harbor" / "tasks"
@@ -148,7 +149,10 @@ COMPOSE = "services:\n  main:\n    build: .\n"
     ("changes", "said"),
     [
         ({"task.toml": CONFIG + STEPS}, "task.toml:11: steps: a task of 2 steps"),
-        ({"task.toml": CONFIG + 'network_mode = "allowlist"\nallowed_hosts = ["a.b"]\n'}, "is not enforced"),
+        (
+            {"task.toml": CONFIG + 'network_mode = "allowlist"\nallowed_hosts = ["10.0.0.0/8"]\n'},
+            "environment.allowed_hosts: allowed_hosts: '10.0.0.0/8' is no host",
+        ),
         ({"task.toml": CONFIG + "gpus = 1\n"}, "no GPUs"),
         ({"task.toml": CONFIG + 'os = "windows"\n'}, "sandboxes run Linux"),
         ({"task.toml": CONFIG + 'skills_dir = "/s"\n'}, "environment.skills_dir"),
@@ -243,6 +247,38 @@ services:
     assert (task.workdir, task.env) == ("/srv/app", {"MODE": "test"})
     assert task.build is not None
     assert task.build.args == (("VERSION", "2"),)
+
+
+@pytest.mark.parametrize(
+    ("config", "public", "agent", "tests"),
+    [
+        (
+            'network_mode = "allowlist"\nallowed_hosts = ["PyPI.org", "*.a.b"]\n',
+            False,
+            ("pypi.org", "*.a.b"),
+            None,
+        ),
+        ('network_mode = "no-network"\n', True, (), ()),
+        ('network_mode = "public"\n', False, (), ()),
+        ("", True, ("*",), ("*",)),
+    ],
+)
+def test_a_network_is_the_hosts_that_each_phase_may_reach(
+    tmp_path: Path, config: str, public: bool, agent: tuple[str, ...], tests: tuple[str, ...] | None
+) -> None:
+    folder = harbor_folder(tmp_path, {"task.toml": CONFIG + config})
+    (task,) = load_tasks([folder], TaskSettings(public_network=public))
+    found = task.network
+    assert (found.setup, found.agent, found.tests) == ((), agent, agent if tests is None else tests)
+
+
+def test_agent_and_verifier_may_have_networks_of_their_own(tmp_path: Path) -> None:
+    own = CONFIG.replace("[verifier]", '[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["c.d"]')
+    folder = harbor_folder(
+        tmp_path, {"task.toml": own + 'network_mode = "no-network"\n', "tests/test.sh": "curl c.d\n"}
+    )
+    (task,) = load_tasks([folder], TaskSettings())
+    assert (task.network.agent, task.network.tests) == ((), ("c.d",))
 
 
 def test_tasks_that_say_that_they_want_a_network_are_named(

@@ -139,6 +139,11 @@ class TaskSettings(Section):
         description="An image that a task brings as a Dockerfile is built before the first episode that needs it. "
         "False: `turnstile tasks build` makes it beforehand.",
     )
+    public_network: bool = Field(
+        False,
+        description="Harbor: tasks whose network is `public` ask for every host, which `egress.allow` must have "
+        "(`*`). False: they are played without a network.",
+    )
     prefer_builds: bool = Field(
         False, description="Harbor: build the Dockerfile also where `docker_image` names an image."
     )

@@ -18,10 +18,12 @@ from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.harbor.config import HarborConfig
 from turnstile_server.tasks.harbor.findings import FolderFindings
 from turnstile_server.tasks.harbor.image import HarborImage, find_image
+from turnstile_server.tasks.harbor.network import network_of
 from turnstile_server.tasks.harbor.refusals import refuse_unsupported
 from turnstile_server.tasks.harbor.test_text import needs_more
 from turnstile_server.tasks.harbor.toml_lines import key_lines
 from turnstile_server.tasks.model import Gold, SandboxWish, Task
+from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.parse import Loc
 from turnstile_server.tasks.script import GoldScript, ScriptTests
 from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_files
@@ -41,6 +43,7 @@ class TaskFolder:
         self._settings = settings
         self._environment = environment
         self.found = FolderFindings(path)
+        self._network = NetworkWish()
         self._steps = False
         """The file has [[steps]], whatever else is wrong with it."""
         self.asks_for_network = False
@@ -55,10 +58,13 @@ class TaskFolder:
             return None
         wish = config.environment
         self.asks_for_network = (
-            wish.network == "public" and {"network_mode", "allow_internet"} & wish.model_fields_set != set()
+            not self._settings.public_network
+            and wish.network == "public"
+            and {"network_mode", "allow_internet"} & wish.model_fields_set != set()
         )
         image = find_image(self._path, config, self._settings, self.found)
         refuse_unsupported(config, image.workdir, self.found)
+        self._network = network_of(config, self._settings, self.found)
         tests = self._tests(config, instruction, image.workdir)
         gold = self._gold(config)
         environment = {**image.environment, **self._filled(config.environment.env, ("environment", "env"))}
@@ -142,7 +148,8 @@ class TaskFolder:
             texts = {
                 name: data.decode(errors="replace") for name, data in read_files(files, self._settings).items()
             }
-            for each in needs_more(texts, instruction or "", workdir):
+            online = bool(self._network.tests)
+            for each in needs_more(texts, instruction or "", workdir, online=online):
                 self.found.refuse(each.why, file=folder / each.file, line=each.line)
         env = self._filled(config.verifier.env, ("verifier", "env"))
         return ScriptTests(files=files, env=env, timeout_s=config.verifier.timeout_sec)
@@ -208,6 +215,7 @@ class TaskFolder:
             "workdir": image.place or IMAGE_WORKDIR,
             "image_files": True,
             "env": environment,
+            "network": self._network,
             "script": tests,
             "gold": gold,
             "limits": Limits(wall_s=config.agent.timeout_sec),

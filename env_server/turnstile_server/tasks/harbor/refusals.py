@@ -6,19 +6,15 @@ that needs the first may not be played as the second: it would score 0, or 1, fo
 
 from __future__ import annotations
 
-from turnstile_server.tasks.harbor.config import HarborConfig, HarborEnvironment, HarborNetwork
+from turnstile_server.tasks.harbor.config import HarborConfig, HarborEnvironment
 from turnstile_server.tasks.harbor.findings import FolderFindings
 from turnstile_server.tasks.parse import Loc
-
-_ALLOWLIST = 'network_mode = "allowlist" is not enforced by this version, and a list that is not enforced is none'
 
 
 def refuse_unsupported(config: HarborConfig, workdir: str | None, found: FolderFindings) -> None:
     """``workdir``: where it is known before the image is there."""
     environment = config.environment
     _refuse_environment(environment, found)
-    for loc, table in ((("agent",), config.agent), (("verifier",), config.verifier)):
-        _refuse_phase(table, loc, environment, found)
     if config.steps:
         found.refuse(
             f"a task of {len(config.steps)} steps: an episode has one instruction and is judged once, at its end",
@@ -51,15 +47,6 @@ def _refuse_environment(environment: HarborEnvironment, found: FolderFindings) -
             "a health check waits for a service of the image, and no service runs in a sandbox",
             (*where, "healthcheck"),
         )
-    if environment.network == "allowlist":
-        found.refuse(_ALLOWLIST, (*where, "network_mode"))
-
-
-def _refuse_phase(table: HarborNetwork, loc: Loc, environment: HarborEnvironment, found: FolderFindings) -> None:
-    if table.network_mode == "allowlist":
-        found.refuse(_ALLOWLIST, (*loc, "network_mode"))
-    elif table.network_mode == "public" and environment.network == "no-network":
-        found.refuse("a network for one phase alone: sandboxes have none", (*loc, "network_mode"))
 
 
 def _refuse_separate(config: HarborConfig, workdir: str | None, found: FolderFindings) -> None:

@@ -43,11 +43,13 @@ class TextFinding:
     why: str
 
 
-def needs_more(files: Mapping[str, str], instruction: str, workdir: str | None) -> list[TextFinding]:
+def needs_more(
+    files: Mapping[str, str], instruction: str, workdir: str | None, *, online: bool = False
+) -> list[TextFinding]:
     """``files``: texts of the tests by path. ``workdir`` None: not known before the image is there, so that
-    nothing is said of paths."""
+    nothing is said of paths. ``online``: tests may reach hosts."""
     scripts = {name: text for name, text in sorted(files.items()) if name.endswith(_TEXTS)}
-    offline = any(_OFFLINE.search(text) for text in scripts.values())
+    offline = online or any(_OFFLINE.search(text) for text in scripts.values())
     starts = any(_STARTS.search(text) for text in scripts.values())
     asked = frozenset(_paths(instruction))
     found: list[TextFinding] = []
