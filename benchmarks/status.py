@@ -89,7 +89,7 @@ def episode(number: int, status: EpisodeStatus = EpisodeStatus.COMPLETED) -> Epi
 
 
 def archive(count: int) -> Archive:
-    kept = Archive(None, 1)  # type: ignore[arg-type] - nothing is read from a journal here
+    kept = Archive(None, 1, None)  # type: ignore[arg-type] - nothing is read from a journal here
     for number in range(count):
         made = episode(number)
         kept.created(Stored(made, "nonce", None, "digest"))

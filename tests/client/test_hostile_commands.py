@@ -20,7 +20,7 @@ from turnstile.cli.app import app
 from turnstile.models.episode import AgentInfo, AgentList
 from turnstile_server.commands import demo as demo_command
 from turnstile_server.commands import doctor as doctor_command
-from turnstile_server.commands import tasks as tasks_command
+from turnstile_server.commands import validate_tasks as validate_command
 from turnstile_server.demo.checks import DemoError
 from turnstile_server.demo.play import transcript
 from turnstile_server.errors import StartupError, TaskFailed
@@ -62,9 +62,10 @@ def test_what_is_wrong_in_a_task_file_is_told_harmlessly(tmp_path: Path, fields:
 
 def test_what_is_wrong_in_tasks_is_told_harmlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def proved(*_: Any) -> list[Proof]:
-        return [Proof("t1", ProofVerdict.WRONG, (ALL, f"{ALL}\n{ALL}"), 1.0)]
+        problems = (ALL, f"{ALL}\n{ALL}")
+        return [Proof(WHOLE, ProofVerdict.WRONG, problems, 1.0, trust="in_process", leak_note=ALL)]
 
-    monkeypatch.setattr(tasks_command, "_prove_all", proved)
+    monkeypatch.setattr(validate_command, "_prove_all", proved)
     result = ran("tasks", "validate", tasks_file(tmp_path))
     assert (result.exit_code, "\\x1b]52" in result.output) == (1, True)
 

@@ -91,7 +91,7 @@ def episode(number: int, **fields: Any) -> Episode:
 
 
 def filled(count: int) -> Archive:
-    archive = Archive(None, 1)  # type: ignore[arg-type] - no episode is read from the journal here
+    archive = Archive(None, 1, None)  # type: ignore[arg-type] - no episode is read from the journal here
     for number in range(count):
         made = episode(number, group_id=f"g{number // 4}")
         archive.created(Stored(made, "nonce", None, "digest"))

@@ -107,7 +107,7 @@ async def test_an_episode_is_played_from_queue_to_reward(server: EpisodeServer) 
     (sandbox,) = server.provider.made
     assert sandbox.admitted == created["episode_id"]
     assert sandbox.stopped == 1, "what the agent left running is stopped before its work is fetched"
-    assert [work for _, work in server.grader.graded] == [Work(b"work", None)]
+    assert [(work.archive, work.answer) for _, work in server.grader.graded] == [(b"work", None)]
 
 
 async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: EpisodeServer) -> None:

@@ -53,7 +53,7 @@ async def test_a_registered_grader_gives_one_factor_of_the_reward(brief: None) -
 
 
 async def test_a_grader_that_is_not_registered_fails_the_task() -> None:
-    with pytest.raises(TaskFailed, match=r"no grader 'brief'; there are answer, tests"):
+    with pytest.raises(TaskFailed, match=r"no grader 'brief'; there are answer, swe"):
         await grader(None).grade(TASK, Work(answer="yes"))
 
 

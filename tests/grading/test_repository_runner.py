@@ -32,7 +32,7 @@ from repository_support import (
 )
 
 from turnstile_server.grading.inside.suite_rules import outcomes
-from turnstile_server.grading.programs import INSIDE, PYTHON
+from turnstile_server.grading.programs import IMAGE_TESTS, INSIDE
 from turnstile_server.grading.repository_tests import read_suite
 from turnstile_server.grading.verdict import HiddenTestsVerdict
 from turnstile_server.sandboxes.protocol import ExecResult
@@ -43,7 +43,7 @@ NONCE = b"n" * 32
 
 
 def started(program: str, config: Mapping[str, Any], *words: str) -> ExecResult:
-    argv = [sys.executable, *PYTHON[1:], str(INSIDE / program), *words]
+    argv = [sys.executable, *IMAGE_TESTS[1:], str(INSIDE / program), *words]
     done = subprocess.run(argv, input=json.dumps(config).encode(), capture_output=True, check=False, timeout=90)
     return ExecResult(done.returncode, done.stdout, done.stderr, 0, False, 0.0)
 

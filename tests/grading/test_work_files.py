@@ -10,6 +10,7 @@ from judge_server import RIGHT, JudgeServer
 
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
+from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import GradingTools, Work
 from turnstile_server.grading.work_files import WorkReader
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -22,9 +23,12 @@ TASK = Task.model_validate({"id": "t", "instruction": "x", "base": {"inline": BA
 
 def reader(provider: Watched, **settings: int) -> WorkReader:
     made = GradingSettings.model_validate(settings)
-    judges = Judges(made, None)
+    tasks = TaskSettings()
+    packages = PackageProcesses(made, tasks)
     return WorkReader(
-        GradingTools(provider, spec_of, made, TaskSettings(), anyio.Semaphore(2), judges, JudgeSpending())
+        GradingTools(
+            provider, spec_of, made, tasks, anyio.Semaphore(2), Judges(made, None), JudgeSpending(), packages
+        )
     )
 
 

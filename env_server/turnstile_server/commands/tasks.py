@@ -49,7 +49,7 @@ def list_tasks(sources: Sources = None) -> None:
         )
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
-            task.id, task.difficulty or "", graded or "nothing", _one_line(", ".join(task.tags)), _one_line(first)
+            task.id, task.difficulty or "", graded or "nothing", one_line(", ".join(task.tags)), _one_line(first)
         )
     show(made)
 
@@ -110,7 +110,7 @@ def table(*columns: str) -> Table:
     return made
 
 
-def _one_line(text: str) -> Text:
+def one_line(text: str) -> Text:
     return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 

@@ -19,7 +19,18 @@ from turnstile.visible import visible
 from turnstile_server.backends import started_sandboxes
 from turnstile_server.commands.build_tasks import show_progress
 from turnstile_server.commands.serve import nested
-from turnstile_server.commands.tasks import FAILED, USAGE, Sources, choose, fail, load, read_settings, show, table
+from turnstile_server.commands.tasks import (
+    FAILED,
+    USAGE,
+    Sources,
+    choose,
+    fail,
+    load,
+    one_line,
+    read_settings,
+    show,
+    table,
+)
 from turnstile_server.errors import StartupError, TaskFailed, TurnstileError, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_report import ProofReport, task_digest
@@ -78,9 +89,9 @@ def validate(
     _show_proofs(proofs)
     trusted = [proof.task_id for proof in proofs if proof.trust == "in_process"]
     if trusted:
+        ids = visible(", ".join(trusted))
         typer.echo(
-            "Judged in the process of the work, which can forge its verdict there (trust: in_process): "
-            f"{', '.join(trusted)}."
+            f"Judged in the process of the work, which can forge its verdict there (trust: in_process): {ids}."
         )
     if any(proof.problems for proof in proofs):
         raise typer.Exit(FAILED)
@@ -92,7 +103,7 @@ def _show_proofs(proofs: Sequence[Proof]) -> None:
         grading = [seconds for work in proof.works for seconds in work.seconds]
         flaky = sum(len(work.flaky) for work in proof.works)
         made.add_row(
-            proof.task_id,
+            one_line(proof.task_id),
             proof.verdict.value,
             f"{proof.seconds:.1f}",
             f"{statistics.median(grading):.1f}" if grading else "",

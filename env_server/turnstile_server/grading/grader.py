@@ -24,7 +24,7 @@ from turnstile_server.grading.retries import with_retries
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.part import GraderOptions
 
 
 class TaskGrader:

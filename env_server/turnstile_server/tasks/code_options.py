@@ -11,7 +11,7 @@ from jsonschema.exceptions import SchemaError
 from pydantic import ConfigDict, Field, field_validator
 
 from turnstile_server.tasks.inner_path import InnerPath
-from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.part import GraderOptions
 
 
 class CodeOptions(GraderOptions):

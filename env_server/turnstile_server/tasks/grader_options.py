@@ -14,8 +14,8 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
 from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
 from turnstile_server.tasks.judge_options import JudgeOptions
-from turnstile_server.tasks.options import GraderOptions
 from turnstile_server.tasks.package_options import PackageOptions
+from turnstile_server.tasks.part import GraderOptions
 
 Credit = Annotated[FiniteFloat, Field(ge=0, le=1)]
 OTHER = "other"

@@ -17,7 +17,7 @@ from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Gold, Task
-from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.part import GraderOptions
 
 
 def is_inline(ref: TaskRef) -> bool:

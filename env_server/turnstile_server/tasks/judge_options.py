@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, FiniteFloat, StringConstraints, model_validator
 
 from turnstile_server.tasks.inner_path import InnerPath
-from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.part import GraderOptions
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
 

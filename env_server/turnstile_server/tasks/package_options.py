@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from pydantic import Field
 
 from turnstile_server.integrations.package_process import SOURCES
-from turnstile_server.tasks.options import GraderOptions
+from turnstile_server.tasks.part import GraderOptions
 
 _OWN = ("image", "workdir", "bounds", "limit")
 

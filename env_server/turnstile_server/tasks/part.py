@@ -1,6 +1,9 @@
-"""The base of all parts of a task, for modules that the task itself imports."""
+"""The bases of all parts of a task, for modules that the task itself imports."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,3 +12,25 @@ class TaskPart(BaseModel):
     """A part of a task; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GraderOptions(TaskPart):
+    """Options of one entry of ``grading``, that of a grader."""
+
+    grader: str
+    parts: ClassVar[bool] = False
+    """It may give several components, under names of their own, and values outside of [0, 1]."""
+
+    @property
+    def reads_work(self) -> bool:
+        """It looks at the work folder."""
+        return False
+
+    def below(self, folder: Path) -> Self:
+        """The same with its files below ``folder``, that of the task file."""
+        return self
+
+    @property
+    def host_code(self) -> str | None:
+        """The code of the server's machine that the entry itself names, which no request may."""
+        return None

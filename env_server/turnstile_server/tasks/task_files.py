@@ -20,8 +20,8 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import field_place
 from turnstile_server.tasks.model import Gold, Task
-from turnstile_server.tasks.options import GraderOptions
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
+from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.protocol import FoundTask, TaskProblem
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
 
