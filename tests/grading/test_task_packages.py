@@ -227,7 +227,7 @@ def test_the_text_of_a_source_says_everything_that_is_wrong() -> None:
     found = parse_package_source('inspect:a.py:f?image=i&n=3&name="x"&text=y&bounds=-1,2&limit=5')
     assert (found.kind, found.name, found.image, found.bounds, found.limit) == (
         "inspect",
-        "a.py:f",
+        f"{Path('a.py').absolute()}:f",
         "i",
         (-1, 2),
         5,

@@ -49,7 +49,7 @@ def list_tasks(sources: Sources = None) -> None:
         )
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
-            task.id, task.difficulty or "", graded or "nothing", one_line(", ".join(task.tags)), _one_line(first)
+            task.id, task.difficulty or "", graded or "nothing", one_line(", ".join(task.tags)), one_line(first)
         )
     show(made)
 

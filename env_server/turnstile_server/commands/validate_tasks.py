@@ -90,9 +90,7 @@ def validate(
     trusted = [proof.task_id for proof in proofs if proof.trust == "in_process"]
     if trusted:
         ids = visible(", ".join(trusted))
-        typer.echo(
-            f"Judged in the process of the work, which can forge its verdict there (trust: in_process): {ids}."
-        )
+        typer.echo(f"Judged in the process of the work, which can forge its verdict (trust: in_process): {ids}.")
     if any(proof.problems for proof in proofs):
         raise typer.Exit(FAILED)
 
