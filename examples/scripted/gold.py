@@ -15,7 +15,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.testing.shell_policy import (
     CHARACTERS_PER_COMMAND,
     SUBMIT_COMMAND,
-    delete_commands,
+    change_commands,
     script_commands,
     solution_files,
     text_of,
@@ -52,7 +52,7 @@ def _tool_loop(task: Task, files: dict[str, bytes], program: Sequence[str]) -> I
             yield Step(text=f"I write {path}.", tool="write_file", arguments=arguments)
         else:
             yield from _write(path, data)
-    yield from _delete(task)
+    yield from _change(task)
     yield from _run(program)
     answer = None if task.gold is None else task.gold.answer
     yield Step(text="That is it.", tool="submit", arguments={"answer": "done" if answer is None else answer})
@@ -61,14 +61,14 @@ def _tool_loop(task: Task, files: dict[str, bytes], program: Sequence[str]) -> I
 def _shell(task: Task, files: dict[str, bytes], program: Sequence[str]) -> Iterator[Step]:
     for path, data in files.items():
         yield from _write(path, data)
-    yield from _delete(task)
+    yield from _change(task)
     yield from _run(program)
     yield _bash(SUBMIT_COMMAND, "That is it.")
 
 
-def _delete(task: Task) -> Iterator[Step]:
-    for command in delete_commands(task):
-        yield _bash(command, "These are not needed.")
+def _change(task: Task) -> Iterator[Step]:
+    for command in change_commands(task):
+        yield _bash(command, "This has to change.")
 
 
 def _run(program: Sequence[str]) -> Iterator[Step]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from turnstile_server.settings import ToolSettings
+from turnstile_server.settings import TaskSettings, ToolSettings
+from turnstile_server.tasks.model import Task
 from turnstile_server.testing.policy import PolicyInput, PromptMessage
 from turnstile_server.testing.shell_policy import (
     ASIDE,
@@ -15,6 +18,7 @@ from turnstile_server.testing.shell_policy import (
     ShellPolicy,
     endpoint_texts,
     shell_tool,
+    solution_commands,
 )
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -125,3 +129,21 @@ def test_an_agent_that_ends_by_a_command_is_given_it_once() -> None:
     called = PromptMessage("assistant", "<tool_call>\n{}\n</tool_call>")
     assert policy(scene(system, called)).arguments == {"command": SUBMIT_COMMAND}
     assert policy(scene(system, called, called)).tool is None
+
+
+PATCH = "--- a/one.txt\n+++ b/one.txt\n@@ -1 +1 @@\n-one\n+two `of them`"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("program", ["git", "patch"])
+def test_a_solution_that_is_a_patch_is_applied(tmp_path: Path, *, program: str, reverse: bool) -> None:
+    before, after = ("two `of them`\n", "one\n") if reverse else ("one\n", "two `of them`\n")
+    (tmp_path / "one.txt").write_text(before)
+    (tmp_path / "old.txt").write_text("")
+    gold = {"delete": ["old.txt"], "patch": PATCH, "reverse": reverse}
+    task = Task.model_validate({"id": "t", "instruction": "x", "answer": None, "gold": gold})
+    hidden = "command() { false; }; " if program == "patch" else ""
+    for command in solution_commands(task, TaskSettings()):
+        subprocess.run(["sh", "-ec", f"{hidden}{command}"], cwd=tmp_path, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+    assert (tmp_path / "one.txt").read_text() == after

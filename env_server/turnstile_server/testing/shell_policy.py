@@ -46,6 +46,7 @@ DONE = "Done."
 ASIDE = "A short task"
 """The reply to calls that offer no shell: titles, summaries."""
 
+_PATCH = "/tmp/solution.patch"
 CHARACTERS_PER_COMMAND = 6000
 """A longer file is written by several commands, so that no completion comes near a limit."""
 
@@ -198,7 +199,7 @@ def solution_commands(task: Task, settings: TaskSettings) -> list[str]:
     commands = [
         command for path, data in solution_files(task, settings).items() for command in write_commands(path, data)
     ]
-    return [*commands, *delete_commands(task), *script_commands(task, settings)]
+    return [*commands, *change_commands(task), *script_commands(task, settings)]
 
 
 def script_commands(task: Task, settings: TaskSettings) -> list[str]:
@@ -216,10 +217,20 @@ def script_commands(task: Task, settings: TaskSettings) -> list[str]:
     return [*written, f"chmod +x {program}; {env} {program}".strip()]
 
 
-def delete_commands(task: Task) -> list[str]:
-    """Commands that remove what the known solution removes."""
-    paths = task.gold.delete if task.gold is not None else ()
-    return [f"rm -rf -- {shlex.join(paths)}"] if paths else []
+def change_commands(task: Task) -> list[str]:
+    """Commands that remove what the known solution removes, and apply its patch."""
+    if task.gold is None:
+        return []
+    commands = [f"rm -rf -- {shlex.join(task.gold.delete)}"] if task.gold.delete else []
+    if task.gold.patch is not None:
+        patch = task.gold.patch if task.gold.patch.endswith("\n") else f"{task.gold.patch}\n"
+        reverse = "-R " if task.gold.reverse else ""
+        commands += write_commands(_PATCH, patch.encode())
+        commands.append(
+            f"if command -v git > /dev/null; then git apply --whitespace=nowarn {reverse}{_PATCH}; "
+            f"else patch -p1 -N {reverse}< {_PATCH}; fi && rm {_PATCH}"
+        )
+    return commands
 
 
 def write_commands(path: str, data: bytes) -> Iterator[str]:
