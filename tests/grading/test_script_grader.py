@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grading_support import NO_AGENTS, SANDBOXES, Watched, grader, spec_of, tar
+from grading_support import SANDBOXES, Watched, grader, spec_of, tar
 
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.script import ScriptFailed
-from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.tasks.model import Task
 
@@ -42,21 +36,9 @@ def the_task(how: str, **changes: Any) -> Task:
     return Task.model_validate({**fields, "base": {"inline": {"work.txt": "base"}}})
 
 
-@pytest.fixture(scope="module")
-async def docker_provider(anyio_backend: str) -> AsyncIterator[Watched]:
-    run_dir = Path(tempfile.mkdtemp(prefix="tg-"))
-    settings = SANDBOXES.model_copy(update={"docker_image": os.environ["TURNSTILE_TEST_IMAGE"]})
-    made = Watched(DockerProvider(settings, run_dir, run_dir.name))
-    try:
-        async with BackgroundTasks() as tasks:
-            try:
-                await made.start(NO_AGENTS, tasks)
-                yield made
-            finally:
-                await made.close()
-    finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
-    assert made.left == 0
+IN_DOCKER = pytest.mark.parametrize(
+    "provider", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True, scope="module"
+)
 
 
 async def graded(provider: Watched, how: str, **changes: Any) -> Grade:
@@ -64,16 +46,16 @@ async def graded(provider: Watched, how: str, **changes: Any) -> Grade:
     return await grader(provider, timeout_s=LONG_S).grade(the_task(how, **changes), work)
 
 
-@pytest.mark.docker
+@IN_DOCKER
 async def test_it_sees_the_work_its_tests_and_the_variables_and_its_numbers_are_the_reward(
-    docker_provider: Watched,
+    provider: Watched,
 ) -> None:
     how = """
 echo '{"reward": 0.5, "style": true}' > /logs/verifier/reward.json
 echo 1 > /logs/verifier/reward.txt
 sleep 600 &
 """
-    grade = await graded(docker_provider, how)
+    grade = await graded(provider, how)
     assert (grade.reward, grade.components) == (0.5, {"script": 0.5})
     detail = grade.detail["script"]
     assert detail["output"] == "/workspace of the task of the tests changed how.sh test.sh"
@@ -82,7 +64,7 @@ sleep 600 &
     assert grade.detail["diff"]["changed"] == ["work.txt"]
 
 
-@pytest.mark.docker
+@IN_DOCKER
 @pytest.mark.parametrize(
     ("how", "changes", "said"),
     [
@@ -92,21 +74,21 @@ sleep 600 &
     ids=["a link", "out of time"],
 )
 async def test_without_a_reward_it_is_an_error_with_what_the_script_said(
-    docker_provider: Watched, how: str, changes: dict[str, Any], said: str
+    provider: Watched, how: str, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ScriptFailed) as told:
-        await graded(docker_provider, how, **changes)
+        await graded(provider, how, **changes)
     assert said in told.value.message
     assert told.value.type == "no_reward"
     assert told.value.detail["output"].startswith("/workspace")
 
 
-@pytest.mark.docker
-async def test_a_reward_file_that_the_tests_do_not_name_is_the_works_own(docker_provider: Watched) -> None:
+@IN_DOCKER
+async def test_a_reward_file_that_the_tests_do_not_name_is_the_works_own(provider: Watched) -> None:
     how = "echo 0 > /logs/verifier/reward.txt; bash work.txt\n"
     forging = "name=json; echo '{\"reward\": 1}' > /logs/verifier/reward.$name\n"
     work = Work(archive=tar({"work.txt": forging}))
-    grade = await grader(docker_provider, timeout_s=LONG_S).grade(the_task(how), work)
+    grade = await grader(provider, timeout_s=LONG_S).grade(the_task(how), work)
     assert (grade.reward, grade.detail["script"]["ignored"]) == (0.0, ["reward.json"])
 
 
