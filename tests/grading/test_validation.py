@@ -13,7 +13,7 @@ from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.registry import NoSandboxes
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
-from turnstile_server.tasks.model import Task, WrongWork
+from turnstile_server.tasks.model import Gold, Task, WrongWork
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.worlds.episode_world import Worlds
 
@@ -38,13 +38,18 @@ class Fickle:
         return Grade(grade, {"answer": grade})
 
 
+def parts() -> ProofParts:
+    nobody = NoSandboxes("none here")
+    return ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("gold", "empty", "verdict", "said"),
     [
         ([1.0, 1.0], [0.0, 0.0], ProofVerdict.PROVEN, ""),
         ([1.0, 0.0], [0.0, 0.0], ProofVerdict.WRONG, "the gold solution scores 1, then 0"),
         ([1.0, 1.0], [0.0, 1.0], ProofVerdict.WRONG, "the empty work scores 0, then 1"),
-        ([0.0, 0.0], [0.0, 0.0], ProofVerdict.WRONG, "the gold solution scores 0"),
+        ([0.0, 0.0], [0.0, 0.0], ProofVerdict.WRONG, "the gold solution scores 0, not 1"),
         ([1.0, 1.0], [1.0, 1.0], ProofVerdict.WRONG, "the empty work scores 1, too"),
         ([TaskFailed("cannot run")], [], ProofVerdict.WRONG, "cannot run"),
         ([SandboxUnavailable("no room")], [], ProofVerdict.NOT_TRIED, "no room"),
@@ -53,9 +58,7 @@ class Fickle:
 async def test_a_proof_needs_1_and_not_1_twice(
     gold: list[float | Exception], empty: list[float | Exception], verdict: ProofVerdict, said: str
 ) -> None:
-    nobody = NoSandboxes("none here")
-    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
-    validator = Validator(Fickle(gold, empty), parts)
+    validator = Validator(Fickle(gold, empty), parts())
     proof = await validator.prove(TASK)
     assert proof.verdict is verdict
     assert said in "".join(proof.problems)
@@ -63,11 +66,9 @@ async def test_a_proof_needs_1_and_not_1_twice(
 
 
 async def test_every_run_counts_and_a_wrong_work_must_score_what_it_says() -> None:
-    nobody = NoSandboxes("none here")
-    parts = ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
     task = TASK.model_copy(update={"wrong": (WrongWork(name="half", reward=0.5, answer="almost"),)})
     late = Fickle([1.0, 1.0, 1.0, 0.0], [0.0] * 4 + [0.5] * 4)
-    proof = await Validator(late, parts, runs=4).prove(task)
+    proof = await Validator(late, parts(), runs=4).prove(task)
     assert proof.problems == ("the gold solution scores 1, then 0 (in 1 of 4 runs another than the first)",)
     assert [(work.work, work.rewards) for work in proof.works] == [
         ("gold", (1.0, 1.0, 1.0, 0.0)),
@@ -75,5 +76,22 @@ async def test_every_run_counts_and_a_wrong_work_must_score_what_it_says() -> No
         ("half", (0.5,) * 4),
     ]
     better = Fickle([1.0] * 2, [0.0] * 2 + [0.75] * 2)
-    proof = await Validator(better, parts).prove(task)
+    proof = await Validator(better, parts()).prove(task)
     assert proof.problems == ("the wrong work 'half' scores 0.75, not 0.5",)
+
+
+@pytest.mark.parametrize(
+    ("gold", "empty", "problems"),
+    [
+        (2.5, 1.0, ()),
+        (1.0, 0.0, ("the gold solution scores 1, not 2.5",)),
+        (2.5, 2.5, ("the empty work scores 2.5, too",)),
+        (2.5, 3.0, ("the empty work scores 3, more than 2.5",)),
+    ],
+)
+async def test_a_gold_solution_says_what_it_scores_where_that_is_not_1(
+    gold: float, empty: float, problems: tuple[str, ...]
+) -> None:
+    task = TASK.model_copy(update={"gold": Gold(answer="right", reward=2.5)})
+    proof = await Validator(Fickle([gold] * 2, [empty] * 2), parts()).prove(task)
+    assert proof.problems == problems

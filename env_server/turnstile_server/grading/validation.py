@@ -122,8 +122,8 @@ class Validator:
         found.problems += await self._visible(task)
         works = await self._works(task, task.gold, found)
         for name, shown, wanted in (
-            (GOLD, "the gold solution", _scores_1),
-            (NOTHING, "the empty work", _scores_less),
+            (GOLD, "the gold solution", _scores(task.gold.reward)),
+            (NOTHING, "the empty work", _scores_less(task.gold.reward)),
             *((wrong.name, f"the wrong work {wrong.name!r}", _scores(wrong.reward)) for wrong in task.wrong),
         ):
             grades, seconds = [], []
@@ -144,9 +144,10 @@ class Validator:
         if task.gold is None and not task.world.solvable:
             found.problems.append("its world has no `solve`, so nothing shows that the task can be solved")
             return ProofVerdict.WRONG
+        best = Gold().reward if task.gold is None else task.gold.reward
         for name, shown, wanted in (
-            (GOLD, "the known solution", _scores_1),
-            (NOTHING, "doing nothing", _scores_less),
+            (GOLD, "the known solution", _scores(best)),
+            (NOTHING, "doing nothing", _scores_less(best)),
         ):
             grades, seconds = [], []
             for _ in range(self._runs):
@@ -219,16 +220,17 @@ _Wanted = Callable[[float | None], str | None]
 """Of a reward: how it is wrong, as the end of a sentence; None: it is as it must be."""
 
 
-def _scores_1(reward: float | None) -> str | None:
-    return None if reward == 1.0 else ""
-
-
-def _scores_less(reward: float | None) -> str | None:
-    return ", too" if reward == 1.0 else None
-
-
 def _scores(wanted: float) -> _Wanted:
     return lambda reward: None if reward == wanted else f", not {wanted:g}"
+
+
+def _scores_less(best: float) -> _Wanted:
+    def wrong(reward: float | None) -> str | None:
+        if reward is None or reward < best:
+            return None
+        return ", too" if reward == best else f", more than {best:g}"
+
+    return wrong
 
 
 class _Findings:

@@ -182,6 +182,7 @@ class Gold(TaskPart):
     reverse: bool = Field(False, description="`patch` makes the bug: its reverse is applied.")
     answer: str | None = Field(None, description="What to submit.")
     script: GoldScript | None = Field(None, description="A program that solves the task, run after these.")
+    reward: FiniteFloat = Field(1.0, description="What it must score; doing nothing must score less.")
 
 
 class WrongWork(Gold):
