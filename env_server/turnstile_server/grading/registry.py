@@ -18,6 +18,7 @@ from turnstile_server.grading.host_code.graders import CodeGrader, SchemaGrader
 from turnstile_server.grading.judge.grader import JudgeGrader
 from turnstile_server.grading.package_grader import PackageGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
+from turnstile_server.grading.resource_server import ResourceServerGrader
 from turnstile_server.grading.script import ScriptGrader
 from turnstile_server.grading.swe import SweGrader
 from turnstile_server.grading.world import WorldGrader
@@ -39,6 +40,7 @@ ENTRY_GRADERS: dict[str, Callable[[GradingTools, str, Any], ComponentGrader]] = 
     "judge": JudgeGrader,
     "numeric": NumericGrader,
     "regex": RegexGrader,
+    "resource_server": ResourceServerGrader,
     "rubric": CodeGrader,
     "verifiers": PackageGrader,
     "inspect": PackageGrader,

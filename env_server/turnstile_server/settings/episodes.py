@@ -280,3 +280,9 @@ class GradingSettings(Section):
     package_timeout_s: float = Field(
         300.0, gt=0, description="Time for a package to score one work; then its process is ended: no reward."
     )
+    resource_server_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Time for a NeMo-Gym resource server to verify one work "
+        "([how](task-sources.md#rows-that-a-resource-server-verifies)); then there is no reward.",
+    )

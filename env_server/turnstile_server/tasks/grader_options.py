@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, FiniteFloat, Tag, model_validator
 
 from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
 from turnstile_server.tasks.judge_options import JudgeOptions
 from turnstile_server.tasks.package_options import PackageOptions
 from turnstile_server.tasks.part import GraderOptions
+from turnstile_server.tasks.resource_server_options import ResourceServerOptions, only_of_a_source
 
 Credit = Annotated[FiniteFloat, Field(ge=0, le=1)]
 OTHER = "other"
@@ -78,6 +79,7 @@ OPTIONS: Final[dict[str, type[GraderOptions]]] = {
     "judge": JudgeOptions,
     "numeric": NumericOptions,
     "regex": RegexOptions,
+    "resource_server": ResourceServerOptions,
     "rubric": RubricOptions,
     "verifiers": PackageOptions,
     "inspect": PackageOptions,
@@ -96,6 +98,7 @@ GradingEntry = Annotated[
     | Annotated[JudgeOptions, Tag("judge")]
     | Annotated[NumericOptions, Tag("numeric")]
     | Annotated[RegexOptions, Tag("regex")]
+    | Annotated[ResourceServerOptions, BeforeValidator(only_of_a_source), Tag("resource_server")]
     | Annotated[RubricOptions, Tag("rubric")]
     | Annotated[PackageOptions, Tag("verifiers")]
     | Annotated[PackageOptions, Tag("inspect")]

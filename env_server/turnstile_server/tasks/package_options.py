@@ -13,6 +13,7 @@ from pydantic import Field
 
 from turnstile_server.integrations.package_process import SOURCES
 from turnstile_server.tasks.part import GraderOptions
+from turnstile_server.tasks.reward import parse_bounds
 
 _OWN = ("image", "workdir", "bounds", "limit")
 
@@ -75,10 +76,9 @@ def parse_package_source(source: str) -> PackageSourceOptions:
     bounds = None
     if "bounds" in given:
         try:
-            low, high = (float(part) for part in given["bounds"].split(","))
-            bounds = (low, high)
-        except ValueError:
-            wrong.append(f"bounds: {given['bounds']!r} is not two numbers, like 0,1")
+            bounds = parse_bounds(given["bounds"])
+        except ValueError as error:
+            wrong.append(f"bounds: {error}")
     if wrong:
         raise ValueError("\n".join(wrong))
     count = None if limit is None else int(limit)

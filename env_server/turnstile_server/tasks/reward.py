@@ -28,6 +28,17 @@ class RewardGate(TaskPart):
 Weight = Annotated[FiniteFloat, Field(ge=0)]
 
 
+def parse_bounds(text: str) -> tuple[float, float]:
+    """The bounds that a source's text names: ``0,1``. Raises ValueError."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not two numbers, like 0,1") from None
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"{text!r} is not the least and the greatest reward, like 0,1")
+    return low, high
+
+
 class RewardRules(TaskPart):
     """The composition of a reward."""
 

@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import BY_NAME, HIDDEN_COLUMNS, KINDS, SHOWN_COLUMNS, RowKind, kind_of
-from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
 from turnstile_server.tasks.rows.scripts import files_of_tests, script_of
-from turnstile_server.tasks.rows.values import filled, listed_tests, task_id
+from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, task_id
+from turnstile_server.tasks.rows.verified import verified_fields
 
 INSTRUCTION = (
     "Resolve the issue below in the repository in the current folder. Hidden tests check the result; do not edit "
@@ -29,18 +30,17 @@ INSTRUCTION = (
 SHELL_BYTES = 100_000
 """One argument of a program has 128 KiB."""
 _HOW = "write `test_cmd` and `log_parser` into the source (`?test_cmd=…&log_parser=…`) or its mapping"
+_VERIFIED = "If a NeMo-Gym resource server verifies such rows, name it in the source: `?verifier=http://HOST:PORT`"
 _IMAGE_COLUMNS = ("image", "docker_image", "image_name")
-
-RowFault = tuple[str | None, str]
-"""A column, and what is wrong with it."""
 
 
 class RowConverter:
     """Makes tasks of the rows of one source."""
 
-    def __init__(self, mapping: RowMapping) -> None:
+    def __init__(self, mapping: RowMapping, verifier: RowVerifier | None = None) -> None:
         """Raises ValueError for a mapping that cannot be followed."""
         self._mapping = mapping
+        self._verifier = verifier
         self._kind = BY_NAME.get(mapping.kind or "")
         if mapping.kind is not None and self._kind is None:
             raise ValueError(f"kind: there is no {mapping.kind!r}; there are {', '.join(BY_NAME)}")
@@ -49,6 +49,9 @@ class RowConverter:
                 raise ValueError(f"the column {name!r} holds the answer or the tests, so nobody is shown it")
 
     def convert(self, row: Row, number: int) -> Task | list[RowFault]:
+        if self._verifier is not None:
+            fields = verified_fields(row, number, self._mapping, self._verifier)
+            return fields if isinstance(fields, list) else _validated(fields, {})
         kind = self._kind or kind_of(self._renamed(row))
         if kind is None:
             known = ", ".join(each.name for each in KINDS)
@@ -57,7 +60,7 @@ class RowConverter:
         if kind.wrapped is not None:
             inner = _unwrapped(row, kind.wrapped)
             if not isinstance(inner, dict):
-                return [(kind.wrapped, inner)]
+                return [(kind.wrapped, f"{inner}. {_VERIFIED}")]
             row, kind = inner, kind_of(self._renamed(inner)) or BY_NAME["swe-bench"]
         if kind.refused is not None:
             return [(None, f"rows of {kind.name} are not supported: {kind.refused}")]

@@ -1,8 +1,11 @@
-"""The text of a row source: ``rows:PATH?kind=swe-gym&where=repo=x/y&limit=100&split=test&map=mapping.yaml``."""
+"""The text of a row source: ``rows:PATH?kind=swe-gym&where=repo=x/y&limit=100&split=test&map=mapping.yaml``.
+
+The address of a resource server stands in this text alone, never in a mapping: see ``RowVerifier``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -10,11 +13,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnstile_server.tasks.parse import TaskSyntaxError, parse_yaml
+from turnstile_server.tasks.resource_server_options import server_address
+from turnstile_server.tasks.reward import parse_bounds
 from turnstile_server.tasks.selection import Condition
 
 SCHEME = "rows:"
 _LISTS = ("where",)
 _TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", "timeout_s", "limit")
+_OF_A_VERIFIER = ("verifier", "bounds")
+_WITH_A_VERIFIER = frozenset(("kind", "columns", "image", "workdir"))
+"""What of a mapping such rows take."""
 
 
 class RowMapping(BaseModel):
@@ -40,6 +48,14 @@ class RowMapping(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class RowVerifier:
+    """The resource server that verifies the rows. Only the text of a source names it."""
+
+    url: str
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class RowOptions:
     """One SOURCE, read."""
 
@@ -48,6 +64,7 @@ class RowOptions:
     where: tuple[Condition, ...] = ()
     limit: int | None = None
     split: str | None = None
+    verifier: RowVerifier | None = None
 
 
 def map_file_of(source: str) -> Path | None:
@@ -72,8 +89,10 @@ def parse_options(source: str) -> RowOptions:
                 where.append(Condition.parse(value))
             except ValueError as error:
                 wrong.append(f"where: {error}")
-        elif name not in _TEXTS:
-            wrong.append(f"{name}: there is no such option; there are {', '.join((*_LISTS, *_TEXTS))}")
+        elif name not in (*_TEXTS, *_OF_A_VERIFIER):
+            wrong.append(
+                f"{name}: there is no such option; there are {', '.join((*_LISTS, *_TEXTS, *_OF_A_VERIFIER))}"
+            )
         elif name in given:
             wrong.append(f"{name}: given twice")
         else:
@@ -83,6 +102,7 @@ def parse_options(source: str) -> RowOptions:
         wrong.append(f"limit: {limit!r} is not a number from 1")
         limit = None
     split = given.pop("split", None)
+    verifier = _verifier(given.pop("verifier", None), given.pop("bounds", None), wrong)
     map_file = Path(given.pop("map")) if "map" in given else None
     mapping = RowMapping()
     try:
@@ -95,9 +115,44 @@ def parse_options(source: str) -> RowOptions:
             wrong.append(f"{place if map_file is None else f'{map_file}: {place}'}: {message}")
     except ValueError as error:
         wrong.append(f"map: {error}")
+    if verifier is not None:
+        wrong += _beside_a_verifier(mapping)
     if wrong:
         raise ValueError("\n".join(wrong))
-    return RowOptions(path_of(source), mapping, tuple(where), None if limit is None else int(limit), split)
+    count = None if limit is None else int(limit)
+    return RowOptions(path_of(source), mapping, tuple(where), count, split, verifier)
+
+
+def _verifier(address: str | None, bounds: str | None, wrong: list[str]) -> RowVerifier | None:
+    if address is None:
+        if bounds is not None:
+            wrong.append("bounds: they are for rows with a `verifier`")
+        return None
+    found = RowVerifier(address)
+    try:
+        found = replace(found, url=server_address(address))
+    except ValueError as error:
+        wrong.append(f"verifier: {error}")
+    try:
+        return found if bounds is None else replace(found, bounds=parse_bounds(bounds))
+    except ValueError as error:
+        wrong.append(f"bounds: {error}")
+    return None
+
+
+def _beside_a_verifier(mapping: RowMapping) -> list[str]:
+    """What such a mapping says in vain."""
+    wrong = [
+        f"{name}: it is not for rows that a `verifier` judges"
+        for name in sorted(mapping.model_fields_set - _WITH_A_VERIFIER)
+    ]
+    wrong += [
+        f"columns: {ours}: rows that a `verifier` judges have only `id`"
+        for ours in sorted({*mapping.columns} - {"id"})
+    ]
+    if mapping.kind not in (None, "nemo-gym"):
+        wrong.append(f"kind: a `verifier` judges rows of nemo-gym, not of {mapping.kind!r}")
+    return wrong
 
 
 def _written(path: Path) -> dict[str, object]:

@@ -35,7 +35,7 @@ class TaskRows:
         path = path_of(source)
         try:
             options = parse_options(source)
-            converter = RowConverter(options.mapping)
+            converter = RowConverter(options.mapping, options.verifier)
             files = row_files(path, options.split, settings.max_row_bytes)
         except ValueError as error:
             yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())

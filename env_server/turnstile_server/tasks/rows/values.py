@@ -17,6 +17,10 @@ _ENDS = 60
 """Characters of a value that is shown in a message."""
 
 
+RowFault = tuple[str | None, str]
+"""A column, and what is wrong with it."""
+
+
 def listed_tests(value: Any) -> tuple[str, ...]:
     """A list of test ids: a list, or one as JSON or as a Python literal in text. Raises ValueError."""
     found = value
