@@ -12,11 +12,12 @@ from grading_support import grader
 from nemo_server import NemoServer, Verdict, exact
 from openai.types.responses import Response
 
-from turnstile.models import Fault
+from turnstile.models import EpisodeStatus, Fault
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.testing.world_play import WorldAgent, world_server
 
 pytestmark = pytest.mark.anyio
 
@@ -199,3 +200,25 @@ async def test_a_server_whose_tools_come_over_mcp_gives_no_reward(server: NemoSe
         await graded(task)
     server.seeded, server.verify = Verdict({"mcp": None}), exact
     assert (await graded(task)).reward == 1.0
+
+
+async def test_an_episode_has_the_servers_reward_and_none_where_the_server_fails(
+    server: NemoServer, task: Task, tmp_path: Path
+) -> None:
+    async def agent(agent: WorldAgent) -> None:
+        assert (agent.instruction, agent.tools) == ("6*7?", ("submit",))
+        await agent.submit("41")
+        await agent.submit("42")
+
+    source = f"rows:{tmp_path}/rows.jsonl?verifier={server.url}"
+    async with world_server(source, {"grading": {"retries": 1, "retry_pause_s": 0}}) as played:
+        done = await played.play(agent)
+        assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 1.0)
+        assert done.grading is not None
+        assert done.grading["resource_server"]["reported"] == {"matched": True}
+        server.verify = lambda body: Verdict(status=500)
+        lost = await played.play(agent)
+        assert (lost.status, lost.reward) == (EpisodeStatus.FAILED, None)
+        assert lost.error is not None
+        assert (lost.error.type, lost.error.fault) == ("grader_unavailable", Fault.INFRASTRUCTURE)
+    assert len(server.verified) == 3
