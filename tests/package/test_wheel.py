@@ -151,8 +151,9 @@ def test_agents_are_installed_without_pip(installed: Installed, tmp_path: Path) 
     there = {"TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path)}
     said = installed.shell("turnstile agents install tool-loop plain-loop", **there)
     assert said.count("is installed") == 2
-    (packages,) = tmp_path.glob("tool-loop-*/python")
-    assert (packages / "openai").is_dir()
+    found = list(tmp_path.glob("tool-loop-*/python"))  # for the carried Python too, where there is a Docker engine
+    assert found
+    assert all((packages / "openai").is_dir() for packages in found)
 
 
 # The README
