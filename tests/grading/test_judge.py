@@ -168,10 +168,13 @@ async def test_a_score_on_a_scale_becomes_0_to_1_and_stays_in_it(judge: JudgeSer
     for score, reward in ((1, 0.0), (4, 0.75), (5, 1.0)):
         judge.reply = lambda body, score=score: Says(json.dumps({"score": score}))  # type: ignore[misc]
         assert (await grader(judge).grade(task, WORK)).reward == reward
-    for score in (0, 6, "5", True, None, [5]):
+    for score in (0, 6, 10**400, "5", True, None, [5]):
         judge.reply = lambda body, score=score: Says(json.dumps({"score": score}))  # type: ignore[misc]
         with pytest.raises(GraderUnavailable, match="`score` is"):
             await grader(judge).grade(task, WORK)
+    judge.reply = lambda body: Says('{"score": 1e999}')
+    with pytest.raises(GraderUnavailable, match="`score` is inf"):
+        await grader(judge).grade(task, WORK)
     judge.reply = lambda body: Says('{"score": NaN}')
     with pytest.raises(GraderUnavailable, match="NaN is no number"):
         await grader(judge).grade(task, WORK)

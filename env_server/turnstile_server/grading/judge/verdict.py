@@ -7,7 +7,6 @@ or prose are no verdict, which is not "wrong".
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
@@ -58,10 +57,10 @@ def read_verdict(reply: str, options: JudgeOptions, *, swapped: bool = False) ->
 
 
 def _on_scale(value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise NoVerdict(f"`score` is {value!r:.100}, not a number")
-    if not low <= value <= high:
-        raise NoVerdict(f"`score` is {value:g}, not from {low:g} to {high:g}")
+    if not low <= value <= high:  # of no float, too: an integer may be larger than any
+        raise NoVerdict(f"`score` is {value!r:.100}, not from {low:g} to {high:g}")
     return (value - low) / (high - low)
 
 
