@@ -18,7 +18,7 @@ from grading_support import BASE, FIX, Watched, spec_of, tar
 
 from local import ROOT
 from turnstile_server.backends import build_backends
-from turnstile_server.errors import TaskFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.grader import TaskGrader
@@ -26,6 +26,7 @@ from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
 from turnstile_server.integrations.package_process import PACKAGES
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
@@ -123,6 +124,43 @@ async def test_work_that_keeps_its_tests_from_a_result_scores_0(
     stopped = await graded(provider, python(starts), the_task(), work(package))
     assert stopped.reward == 0.0
     assert "one in that of the untouched task" in stopped.detail["swe"]["note"]
+    assert provider.left == 0
+
+
+@IN_ONE_KIND
+async def test_time_that_swebench_takes_is_not_the_works(provider: Watched, starts: Path) -> None:
+    judge = judge_of(provider, python(starts, "hangs"), timeout_s=3, package_timeout_s=60)
+    try:
+        with pytest.raises(SandboxFailed, match=r"grading\.timeout_s"):
+            await judge.grade(the_task(), work(FIX))
+    finally:
+        await judge.close()
+    assert provider.left == 0
+
+
+@IN_ONE_KIND
+async def test_what_ends_the_untouched_task_is_not_the_works_doing(
+    provider: Watched, starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = provider.create, []
+
+    async def create(spec: SandboxSpec) -> Sandbox:
+        sandbox = await make(spec)
+        made.append(sandbox)
+        run = sandbox.exec
+
+        async def ends(command: Command) -> ExecResult:
+            if len(made) % 2 == 0 and command.argv[0] == "/bin/sh":  # of a grading, the untouched copy's script
+                raise SandboxFailed.of(SandboxDeath.INSIDE, "the sandbox died")
+            return await run(command)
+
+        monkeypatch.setattr(sandbox, "exec", ends)
+        return sandbox
+
+    monkeypatch.setattr(provider, "create", create)
+    with pytest.raises(SandboxFailed, match="the sandbox died"):
+        await graded(provider, python(starts), the_task(), work("raise SystemExit(3)\n"))
+    assert len(made) == 4
     assert provider.left == 0
 
 

@@ -113,6 +113,7 @@ class _HiddenTestsJudge:
     """A ``CopyJudge``."""
 
     component = "tests"
+    elsewhere = False
 
     def __init__(self, task: Task, tests: HiddenTests, copies: JudgedCopies, tools: GradingTools) -> None:
         self._task = task

@@ -48,6 +48,12 @@ class CopyJudge(Protocol):
         """Globs of paths whose changes are left out of the diff."""
         ...
 
+    @property
+    def elsewhere(self) -> bool:
+        """It is at something outside of the work's sandbox, or was when it was ended: what goes wrong there, and
+        the time that it takes, is not the work's doing."""
+        ...
+
     async def prepare(self, sandbox: Sandbox) -> None:
         """Before the work is there: the task, its set-up and our programs are. Raises as ``judge`` does."""
         ...
@@ -67,12 +73,16 @@ class _Attempt:
 
     with_work: bool = False
     """The work had come into the sandbox, so what happened from then on may be its doing."""
+    elsewhere: bool = False
+    """The judge was when it ended."""
     error: SandboxFailed | SandboxUnavailable | None = None
 
     @property
     def lost(self) -> bool:
-        """Something outside ended it, as far as its sandbox shows."""
-        return not isinstance(self.error, SandboxFailed) or self.error.death is SandboxDeath.OUTSIDE
+        """Something outside ended it, as far as its judge and its sandbox show."""
+        return (
+            self.elsewhere or not isinstance(self.error, SandboxFailed) or self.error.death is SandboxDeath.OUTSIDE
+        )
 
 
 class JudgedCopies:
@@ -120,7 +130,10 @@ class JudgedCopies:
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             sandbox.enter_phase(NetworkPhase.TESTS, log)
-            return await judge.judge(sandbox, diff)
+            try:
+                return await judge.judge(sandbox, diff)
+            finally:
+                attempt.elsewhere = judge.elsewhere
 
     @asynccontextmanager
     async def without_work(self, task: Task) -> AsyncIterator[Sandbox]:

@@ -43,6 +43,7 @@ class PackageGrader:
         self.component = name
         self._options = options
         self._answer: str | None = None
+        self.elsewhere = False
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
@@ -59,11 +60,20 @@ class PackageGrader:
 
     async def prepare(self, sandbox: Sandbox) -> None:
         """Nothing of the package's is in the sandbox."""
+        self.elsewhere = False  # of the attempt before
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
         async def answer(asked: dict[str, Any]) -> dict[str, Any]:
-            return await _done(sandbox, asked, self._timeout_s)
+            self.elsewhere = False  # also where it is ended there
+            try:
+                reply = await _done(sandbox, asked, self._timeout_s)
+            except PackageRefusal:
+                self.elsewhere = True
+                raise
+            self.elsewhere = True
+            return reply
 
+        self.elsewhere = True  # until its turn has come, and while the package works
         found = await self._scored({"sandbox": True, "workdir": sandbox.workdir}, answer)
         detail = {"diff": dict(diff.detail), **found.detail}
         return replace(found, detail=detail, summary=diff.summary + found.summary)

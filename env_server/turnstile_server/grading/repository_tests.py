@@ -44,6 +44,7 @@ class RepositoryJudge:
     """A ``CopyJudge``."""
 
     component = "tests"
+    elsewhere = False
 
     def __init__(
         self, task: Task, tests: HiddenTests, hidden: Iterable[str], copies: JudgedCopies, tools: GradingTools

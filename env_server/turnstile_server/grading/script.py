@@ -62,6 +62,7 @@ class _ScriptJudge:
 
     component = "script"
     protected = ()
+    elsewhere = False
 
     def __init__(self, task: Task, script: ScriptTests, copies: JudgedCopies, settings: GradingSettings) -> None:
         self._task = task

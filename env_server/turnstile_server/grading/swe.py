@@ -48,6 +48,7 @@ class _SweJudge:
 
     component = "swe"
     protected = (".git", "*/.git")
+    elsewhere = False
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class _SweJudge:
         self._row = _row_of(task, swe)
 
     async def prepare(self, sandbox: Sandbox) -> None:
-        """The script comes after the work; here is nothing to do."""
+        """The script comes after the work."""
+        self.elsewhere = False  # of the attempt before
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
         script = str((await self._ask({"do": "script"}))["script"])
@@ -113,14 +115,18 @@ class _SweJudge:
 
     async def _ask(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Raises TaskFailed for what swebench cannot judge, and GraderUnavailable."""
+        self.elsewhere = True  # also where it is ended there
         try:
-            return (await self._packages.ask(PACKAGE, {"row": self._row, **fields}))[0]
+            answer, _ = await self._packages.ask(PACKAGE, {"row": self._row, **fields})
         except PackageError as error:
             raise TaskFailed(f"swebench cannot judge the row of task {self._task.id}: {error}") from error
+        self.elsewhere = False
+        return answer
 
     async def _ungraded(self, script: str, report: dict[str, Any], result: ExecResult) -> str:
         """Why the work kept itself from being judged. Raises TaskFailed where it is the task that cannot be: its
         script does not run on what the task ships, either."""
+        self.elsewhere = True
         async with self._copies.without_work(self._task) as clean:
             control = await self._run(clean, script)
         if control.timed_out or not (await self._report(control))["graded"]:

@@ -79,6 +79,7 @@ class _FileReader:
     """A ``CopyJudge`` that judges nothing."""
 
     protected = ()
+    elsewhere = False
 
     def __init__(
         self, component: str, paths: Sequence[str], max_bytes: int, timeout_s: float, *, start: bool
