@@ -143,6 +143,16 @@ async def test_an_answer_fits_its_schema_or_is_0_with_the_reason() -> None:
         assert said in " ".join(graded.detail["code"]["errors"])
 
 
+async def test_a_text_that_no_check_can_follow_is_0_and_a_schema_without_an_end_is_no_reward() -> None:
+    nested = {"$ref": "#/$defs/l", "$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}}
+    for schema, answer in ((nested, "[" * 300 + "]" * 300), ({"multipleOf": 0.5}, "1" + "0" * 400)):
+        graded = await grader(None).grade(the_task("json_schema", schema=schema), Work(answer=answer))
+        assert graded.reward == 0.0
+        assert "it cannot be checked" in graded.detail["code"]["errors"][0]
+    with pytest.raises(GraderFailed, match="RecursionError"):
+        await grader(None).grade(the_task("json_schema", schema={"$ref": "#"}), Work(answer="1"))
+
+
 async def test_a_text_that_takes_too_long_to_check_is_0() -> None:
     slow = the_task("json_schema", schema={"type": "string", "pattern": "^(a+)+$"})
     graded = await grader(None, schema_timeout_s=3).grade(slow, Work(answer=f'"{"a" * 40}b"'))

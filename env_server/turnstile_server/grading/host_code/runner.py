@@ -149,11 +149,15 @@ def _schema(request: dict[str, Any]) -> dict[str, Any]:
         value = json.loads(request["text"], parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         return {"wrong": [f"it is not JSON: {error}"]}
-    errors = Draft202012Validator(request["schema"]).iter_errors(value)
-    wrong = [
-        f"{error.json_path}: {error.message}"[:500]
-        for error, _ in zip(errors, range(request["most"]), strict=False)
-    ]
+    checker = Draft202012Validator(request["schema"])
+    try:
+        wrong = [
+            f"{error.json_path}: {error.message}"[:500]
+            for error, _ in zip(checker.iter_errors(value), range(request["most"]), strict=False)
+        ]
+    except (RecursionError, OverflowError) as error:
+        list(checker.iter_errors(None))  # a schema that has no end for this either is at fault, and it raises
+        return {"wrong": [f"it cannot be checked, by its depth or a number in it: {_said(error)}"]}
     return {"wrong": wrong} if wrong else {"value": 1.0}
 
 
