@@ -228,6 +228,30 @@ async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_b
     assert "the work ended its own grading" in grade.detail["tests"]["note"]
 
 
+@pytest.mark.parametrize("program", ["workdiff.py", "show_files.py"])
+async def test_a_program_of_ours_that_fails_on_a_work_makes_no_score(
+    provider: Watched, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    make = provider.create
+
+    async def create(spec: SandboxSpec) -> Sandbox:
+        sandbox = await make(spec)
+        run = sandbox.exec
+
+        async def fails(command: Command) -> ExecResult:
+            ours = command.argv[-1].endswith(program)
+            return ExecResult(1, b"", b"no more", 0, False, 0.0) if ours else await run(command)
+
+        monkeypatch.setattr(sandbox, "exec", fails)
+        return sandbox
+
+    monkeypatch.setattr(provider, "create", create)
+    shape = {"grader": "json_schema", "schema": {}, "file": "README.md"}
+    with pytest.raises(SandboxFailed, match=r"ended with 1: no more") as caught:
+        await grader(provider).grade(the_task(grading={"shape": shape}), FIXED)
+    assert caught.value.death is SandboxDeath.OUTSIDE
+
+
 async def test_a_cancelled_grading_gives_its_sandbox_back(provider: Watched) -> None:
     before = len(provider.made)
     async with anyio.create_task_group() as group:

@@ -201,7 +201,7 @@ class JudgedCopies:
         if diff.fault is not None:
             raise TaskFailed(diff.fault)
         if diff.broken is not None:
-            raise SandboxFailed(diff.broken)
+            raise SandboxFailed.of(SandboxDeath.OUTSIDE, diff.broken)
         return diff
 
     def pack(self, files: Files) -> bytes:

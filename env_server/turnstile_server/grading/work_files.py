@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnstile_server.errors import SandboxFailed, TaskFailed
+from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
 from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
@@ -116,7 +116,9 @@ class _FileReader:
                 raise TaskFailed("the image has no python3, which reading files of the work needs")
             if result.exit_code != 0 or result.timed_out:
                 said = result.stderr[-500:].decode(errors="replace")
-                raise SandboxFailed(f"reading {path} of the work ended with {result.exit_code}: {said}")
+                # Nothing of the work runs here, so this is none of its doing.
+                why = f"reading {path} of the work ended with {result.exit_code}: {said}"
+                raise SandboxFailed.of(SandboxDeath.OUTSIDE, why)
             told = json.loads(result.stdout)[path]
             data = told.get("data")
             found[path] = WorkFile(None if data is None else base64.b64decode(data), told.get("missing", ""))

@@ -350,9 +350,9 @@ def main() -> int:
     root = config["root"].rstrip("/") or "/"
     report: dict[str, Any] = {"added": [], "changed": [], "deleted": [], "left_out": []}
     limits = DiffLimits(config["protected"], config["max_changed"])
-    make_shared(config["shared"])
     os.umask(0o022)
     try:
+        make_shared(config["shared"])  # for which the work may have left no room
         # "r:" is an archive as it is: nothing is decompressed.
         with tarfile.open(config["work"], "r:", errors="surrogateescape") as archive:
             base, work = scan(root), read_work(archive, report)
