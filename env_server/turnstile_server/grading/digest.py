@@ -46,7 +46,8 @@ class GraderDigests:
         digest = hashlib.sha256(self._code)
         fields = task.model_dump(mode="json", exclude=_NOT_GRADED_BY)
         digest.update(json.dumps(fields, sort_keys=True).encode())
-        for files in (task.base, task.tests.files if task.tests is not None else None):
+        judges = (None if judge is None else judge.files for judge in (task.tests, task.script))
+        for files in (task.base, *judges):
             digest.update(self._packed(files))
         return digest.hexdigest()
 
