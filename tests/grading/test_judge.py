@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, Unprocessable
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.judge.prompt import build_prompt
 from turnstile_server.grading.protocol import Work
 from turnstile_server.settings import GradingSettings, JudgeSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -199,6 +201,18 @@ async def test_a_judge_that_prefers_what_comes_first_gives_half_in_both_orders(j
     judge.reply = lambda body: Says('{"better": "equal"}')
     assert (await grader(judge).grade(the_task(compare=True, reference="x", equal=1), WORK)).reward == 1.0
     assert (await grader(judge).grade(the_task(compare=True, reference="x", swap=False), WORK)).reward == 0.5
+
+
+async def test_a_prompt_is_not_made_on_the_event_loop(judge: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def build(*given: Any) -> Any:
+        made.append(threading.current_thread() is threading.main_thread())
+        return build_prompt(*given)
+
+    monkeypatch.setattr("turnstile_server.grading.judge.grader.build_prompt", build)
+    await grader(judge).grade(the_task(), WORK)
+    assert made == [False]
 
 
 async def test_nothing_submitted_is_0_without_a_call(judge: JudgeServer) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import anyio.to_thread
+
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.judge.judges import Judge
 from turnstile_server.grading.judge.prompt import JudgePrompt, ShownText, build_prompt, cache_key
@@ -51,7 +53,9 @@ class JudgeGrader:
         if self._files.spoiled is not None:
             return self._files.spoiled
         orders = (False, True) if options.compare and options.swap else (False,)
-        prompts = {swapped: self._prompt(task, work, self._files, judge, swapped) for swapped in orders}
+        # In a thread: a diff of files takes seconds where their lines repeat.
+        make = partial(self._prompt, task, work, self._files, judge)
+        prompts = {swapped: await anyio.to_thread.run_sync(make, swapped) for swapped in orders}
         for vote in range(options.votes):
             for swapped, prompt in prompts.items():
                 if (vote, swapped) not in self._votes:
