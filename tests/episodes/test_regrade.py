@@ -247,6 +247,21 @@ async def test_a_grading_that_the_infrastructure_failed_is_made_good(server: Epi
     assert 'turnstile_regrades_total{outcome="applied"} 1.0' in metrics
 
 
+async def test_a_grading_that_is_made_good_lets_the_late_reward_come(server: EpisodeServer) -> None:
+    gives(server, SandboxUnavailable("no sandbox"))
+    episode = await played(server, task={**TASK, "reward": {"late": True}})
+    gives(server, 0.25)
+    assert (await regrade(server, episode, apply=True)).status_code == 200
+    now = await server.stage.get(episode)
+    assert (now["status"], now["reward"], now["late_rewards"]["pending"]) == ("completed", None, True)
+    path = f"/episodes/{episode['episode_id']}/reward"
+    given = await server.stage.control.post(path, json={"key": "k", "reward": 1})
+    assert (given.status_code, given.json()["reward"]) == (200, 1), given.text
+    assert (await regrade(server, episode, "r2", apply=True)).status_code == 200
+    now = await server.stage.get(episode)
+    assert (now["reward"], now["late_rewards"]["pending"]) == (1, False), "the trainer's reward stays"
+
+
 async def test_another_task_may_judge_and_a_wrong_one_is_refused_by_name(server: EpisodeServer) -> None:
     episode = await played(server)
     other = {**TASK, "setup": ["echo other"]}

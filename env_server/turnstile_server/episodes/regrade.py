@@ -170,13 +170,16 @@ def _newest(regrades: tuple[Regrade, ...], most: int) -> tuple[Regrade, ...]:
 
 
 def _applied(episode: Episode, made: Regrade) -> dict[str, object]:
-    """The fields that the grade changes. An episode whose grading failed ends as its agent had ended."""
+    """The fields that the grade changes. An episode whose grading failed ends as its agent had ended; where its
+    reward comes later, it waits for it from now on."""
     work = episode.work
     update: dict[str, object] = {
         "reward": made.after.reward,
         "reward_components": made.after.components,
         "grading": made.after.detail,
     }
+    if made.after.reward is None and episode.late_rewards is not None:
+        update["late_rewards"] = episode.late_rewards.model_copy(update={"pending": True})
     if work is not None:
         update["work"] = work.model_copy(update={"grader": made.after.grader})
         if episode.status is EpisodeStatus.FAILED:
