@@ -117,6 +117,23 @@ async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: St
         assert [turn["turn_id"] for turn in report["turns"]] == await turn_ids(stage, child)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_fork_is_given_rewards_of_its_own_turns_only(stage: Stage, ended: bool) -> None:
+    parent = await stage.episode(task={"instruction": "t", "reward": {"late": True}})
+    history = await say(stage, parent, FIRST)
+    [shared] = await turn_ids(stage, parent)
+    [child] = await fork(stage, parent, turn_id=shared)
+    await say(stage, child, history, "On.")
+    [own] = await turn_ids(stage, child)
+    if ended:
+        await stage.post(child, "finish")
+    status, said = await refused(stage, child, "reward", key="a", turn_rewards={shared: 1})
+    assert (status, "it has 1 turns" in said) == (404, True)
+    path = f"/episodes/{child['episode_id']}/reward"
+    given = await stage.control.post(path, json={"key": "b", "turn_rewards": {"0": 1}})
+    assert (given.status_code, given.json()["turn_rewards"]) == (200, {own: 1.0}), given.text
+
+
 async def test_a_fork_may_go_back_branch_and_be_forked(stage: Stage) -> None:
     parent = await stage.episode(limits={"max_turns": 3})
     early = await say(stage, parent, FIRST)

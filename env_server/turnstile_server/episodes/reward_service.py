@@ -48,5 +48,5 @@ class EpisodeRewards:
         turn_ids: Sequence[str] = ()
         if update.turn_rewards:
             forest = await self._archive.forest(episode_id, self._threads)
-            turn_ids = [node.turn.turn_id for node in forest.tree]
+            turn_ids = forest.own_turn_ids
         return await self._amendments.amend(episode_id, lambda episode: make(episode, turn_ids=turn_ids))

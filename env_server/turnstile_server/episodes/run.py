@@ -235,9 +235,7 @@ class EpisodeRun:
 
     async def store_rewarded(self, make: Callable[[Episode, Sequence[str]], Episode]) -> Episode | None:
         """Stores what ``make`` makes of the running record and its turns' ids. None: it has ended meanwhile."""
-        return await self._records.change(
-            lambda episode: make(episode, [node.turn.turn_id for node in self.session.tree])
-        )
+        return await self._records.change(lambda episode: make(episode, self.forest.own_turn_ids))
 
     def _move(self, status: EpisodeStatus) -> None:
         before = self.episode.status

@@ -149,6 +149,11 @@ class Forest:
     tree: TokenTree
     discarded: Counter[str]
 
+    @property
+    def own_turn_ids(self) -> list[str]:
+        """In commit order, without those that a fork began with, which are rewarded where they were sampled."""
+        return [node.turn.turn_id for node in self.tree if not node.inherited]
+
     def counted(self, episode: Episode) -> Episode:
         """The episode with its statistics as they are now."""
         return episode.model_copy(update={"stats": self.tree.statistics(self.discarded)})
