@@ -15,7 +15,7 @@ from fake_backends import result
 from test_played_life import TASK, EpisodeServer, opened
 
 from turnstile.models import EpisodeStatus
-from turnstile_server.episodes.work_file import EndedWork, decode, encode
+from turnstile_server.episodes.work_file import EndedWork, decode, encode, facts_of
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
@@ -74,7 +74,7 @@ async def test_graded_work_is_kept_and_named_in_the_record(server: EpisodeServer
     episode = await played(server)
     assert work_files(tmp_path) == [f"{episode['episode_id']}.work"]
     data = (tmp_path / "data" / "work" / f"{episode['episode_id']}.work").read_bytes()
-    assert decode(data).work == Work(b"work", None)
+    assert decode(data).work == Work(b"work", None, facts=facts_of(episode["episode_id"]))
     kept = episode["work"]
     assert (kept["bytes"], kept["status"], kept["error"]) == (len(data), "completed", None)
     assert len(kept["digest"]) == len(kept["grader"]) == 64
@@ -206,6 +206,21 @@ async def test_a_grade_that_changed_meanwhile_is_not_overwritten(server: Episode
     late = await regrade(server, episode, "compared", apply=True)
     assert late.status_code == 409
     assert (await server.stage.get(episode))["reward"] == 0.25
+
+
+async def test_a_regrade_is_told_what_the_first_grading_was(server: EpisodeServer) -> None:
+    told: list[Work] = []
+
+    async def grade_it(task: Task, work: Work) -> Grade:
+        told.append(work)
+        return Grade(1.0, {"tests": 1.0})
+
+    server.grader.grade_it = grade_it
+    episode = await played(server)
+    await regrade(server, episode)
+    first, second = told
+    assert first == second
+    assert second.facts == {"episode_id": episode["episode_id"]}, "graders that are code ask for it"
 
 
 async def test_equal_regrades_at_once_are_one(server: EpisodeServer) -> None:
@@ -376,9 +391,9 @@ async def test_a_server_that_stopped_while_it_graded_has_the_work(tiny_model: Pa
 
 
 WORKS = [
-    Work(b"tar" * 1000, "answer", {"found": 0.5}),
-    Work(None, "a\nb", None),
-    Work(b"", None, None),
+    Work(b"tar" * 1000, "answer", {"found": 0.5}, facts=facts_of("ep_1")),
+    Work(None, "a\nb", None, facts=facts_of("ep_1")),
+    Work(b"", None, None, facts=facts_of("ep_1")),
 ]
 
 

@@ -18,7 +18,7 @@ from turnstile.models import EpisodeStatus, KeptWork
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import Outcome, failed_by, unearned
 from turnstile_server.episodes.sandbox import EpisodeSandbox
-from turnstile_server.episodes.work_file import EndedWork, WorldStart
+from turnstile_server.episodes.work_file import EndedWork, WorldStart, facts_of
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
@@ -96,7 +96,7 @@ class EpisodeGrading:
             answer,
             scores,
             network=None if self._sandbox is None else self._sandbox.network,
-            facts={"episode_id": self._episode_id},
+            facts=facts_of(self._episode_id),
         )
 
     def _failed(self, outcome: Outcome, error: Exception) -> Outcome:

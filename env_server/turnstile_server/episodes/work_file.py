@@ -55,6 +55,11 @@ class EndedWork:
     start: WorldStart | None
 
 
+def facts_of(episode_id: str) -> dict[str, Any]:
+    """What graders that are code are told of an episode, in every grading of its work."""
+    return {"episode_id": episode_id}
+
+
 def encode(ended: EndedWork) -> bytes:
     """The bytes of the file."""
     work, start = ended.work, ended.start
@@ -82,7 +87,12 @@ def decode(data: bytes) -> EndedWork:
         start = head["start"]
         return EndedWork(
             head["episode_id"],
-            Work(_unpacked(packed, head["archive_bytes"]), head["answer"], head["world_scores"]),
+            Work(
+                _unpacked(packed, head["archive_bytes"]),
+                head["answer"],
+                head["world_scores"],
+                facts=facts_of(head["episode_id"]),
+            ),
             EpisodeStatus(head["status"]),
             None if head["error"] is None else ErrorInfo.model_validate(head["error"]),
             None if start is None else WorldStart(start["instruction"], start["files"]),
