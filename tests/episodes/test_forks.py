@@ -221,6 +221,9 @@ async def test_what_cannot_be_forked_is_refused_before_anything_is_made(stage: S
     assert (await refused(stage, parent, "fork"))[0] == 422
     assert (await refused(stage, parent, "fork", turn_id=first, n=2, episode_ids=["one"]))[0] == 422
     assert (await refused(stage, {"episode_id": "nowhere"}, "fork", turn_id=first))[0] == 404
+    taken = ["free", parent["episode_id"]]
+    status, said = await refused(stage, parent, "fork", turn_id=first, n=2, episode_ids=taken)
+    assert (status, said) == (409, f"episode_id {parent['episode_id']} is taken")
     status, said = await refused(stage, parent, "snapshot")
     assert status == 409
     assert "no sandbox" in said
@@ -337,6 +340,31 @@ async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path)
         assert left == second, "the oldest goes first"
         assert not (data / "snapshots" / "half.partial").exists()
         assert (await refused(stage, parent, "fork", snapshot_id=first["snapshot_id"]))[0] == 410
+
+
+async def test_a_repeated_fork_gives_its_episodes_on_a_full_server_and_after_a_later_snapshot(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    work, wanted = light_work(tiny_model, data, tmp_path / "installs")
+    settings = {"max_open": 2, "max_snapshots": 2}
+    async with staged(tiny_model, data, work=work, episodes=settings, **wanted) as stage:
+        speak(stage)
+        parent = await stage.episode(task=TASK)
+        await sandbox_of(stage, parent)
+        await say(stage, parent, FIRST)
+        [first] = await turn_ids(stage, parent)
+        snapshot = await stage.post(parent, "snapshot")
+        made = await fork(stage, parent, turn_id=first, idempotency_key="k")
+        await stage.post(parent, "snapshot")
+        again = await fork(stage, parent, turn_id=first, idempotency_key="k")
+        assert [one["episode_id"] for one in again] == [one["episode_id"] for one in made]
+        (data / "snapshots" / f"{snapshot['snapshot_id']}.snapshot").unlink()
+        again = await fork(stage, parent, turn_id=first, idempotency_key="k")
+        assert [one["episode_id"] for one in again] == [one["episode_id"] for one in made]
+        status, said = await refused(stage, parent, "fork", turn_id=first, idempotency_key="k", metadata={"a": 1})
+        assert (status, "for another request" in said) == (409, True)
+        assert (await refused(stage, parent, "fork", turn_id=first, idempotency_key="l"))[0] == 429
 
 
 async def test_no_snapshot_is_taken_while_a_tool_runs_and_tools_wait_for_one() -> None:

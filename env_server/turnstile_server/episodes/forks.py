@@ -23,7 +23,7 @@ from turnstile.models import (
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.episodes.fork_point import ForkPoint, running_processes, take_files
 from turnstile_server.episodes.service import Episodes
-from turnstile_server.episodes.store import Forest
+from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -71,19 +71,20 @@ class Forks:
     async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
         episode, forest = await self._episodes.exported(episode_id)
         _check_agent(episode)
-        point = self._point(episode, forest, request)
-        self._episodes.check_room(request.n)
+        wanted = [_request(episode, request, number) for number in range(request.n)]
         created = []
         async with self._episodes.held(episode_id):
-            for number in range(request.n):
-                wanted = _request(episode, request, number)
-                created.append((await self._episodes.create(wanted, agent_url, point))[0])
+            earlier = [self._episodes.created_with(one.idempotency_key) for one in wanted]
+            origin = _same_place(episode_id, request, earlier[0]) or self._origin(episode, forest, request)
+            self._episodes.check_free([one for one, made in zip(wanted, earlier, strict=True) if made is None])
+            point = self._point(origin, forest)
+            for one in wanted:
+                created.append((await self._episodes.create(one, agent_url, point))[0])
         return ForksCreated(forked_from=point.origin, episodes=tuple(created))
 
-    def _point(self, episode: Episode, forest: Forest, request: ForkRequest) -> ForkPoint:
+    def _origin(self, episode: Episode, forest: Forest, request: ForkRequest) -> ForkOrigin:
         """Raises NotFound, WorkNotKept."""
-        store = self._episodes.snapshots
-        known = store.of(episode.episode_id)
+        known = self._episodes.snapshots.of(episode.episode_id)
         if request.snapshot_id is not None:
             snapshot = next((one for one in known if one.snapshot_id == request.snapshot_id), None)
             if snapshot is None:
@@ -94,13 +95,24 @@ class Forks:
             snapshot = next((one for one in reversed(known) if one.turn_id == turn_id), None)
         if turn_id is not None and turn_id not in forest.tree:
             raise NotFound(f"episode {episode.episode_id} has no turn {turn_id}")
-        path = [] if turn_id is None else forest.tree[turn_id].path()
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
-        return ForkPoint(
-            ForkOrigin(episode_id=episode.episode_id, turn_id=turn_id, snapshot_id=snapshot_id),
-            tuple(node.turn for node in path),
-            None if snapshot_id is None else partial(store.load, snapshot_id),
-        )
+        return ForkOrigin(episode_id=episode.episode_id, turn_id=turn_id, snapshot_id=snapshot_id)
+
+    def _point(self, origin: ForkOrigin, forest: Forest) -> ForkPoint:
+        path = [] if origin.turn_id is None else forest.tree[origin.turn_id].path()
+        load, snapshot_id = self._episodes.snapshots.load, origin.snapshot_id
+        turns = tuple(node.turn for node in path)
+        return ForkPoint(origin, turns, None if snapshot_id is None else partial(load, snapshot_id))
+
+
+def _same_place(episode_id: str, request: ForkRequest, earlier: Stored | None) -> ForkOrigin | None:
+    """Where the same request forked before: its snapshot may be gone by now, and the turn may have a later one."""
+    origin = None if earlier is None else earlier.episode.forked_from
+    if origin is None or origin.episode_id != episode_id:
+        return None
+    if request.snapshot_id is not None:
+        return origin if origin.snapshot_id == request.snapshot_id else None
+    return origin if origin.turn_id == request.turn_id else None
 
 
 def _check_agent(episode: Episode) -> None:

@@ -216,24 +216,35 @@ class Episodes:
             self._now(episode_id)
             yield
 
-    def check_room(self, count: int) -> None:
+    def created_with(self, idempotency_key: str | None) -> Stored | None:
+        """The earlier creation with this key, if there was one."""
+        return self._archive.creation(idempotency_key)
+
+    def check_free(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Raises QueueFull where they are too many, Conflict where an id of theirs is taken."""
+        self._check_room(len(requests))
+        for request in requests:
+            self._check_id(request.episode_id)
+
+    def _check_id(self, episode_id: str | None) -> None:
+        if episode_id is not None and episode_id in self._archive:
+            raise Conflict(f"episode_id {episode_id} is taken")
+
+    def _check_room(self, count: int) -> None:
         """Raises QueueFull where ``count`` further episodes are too many."""
         if len(self._running) + count > self._settings.max_open:
-            raise QueueFull(
-                f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)",
-                retry_after_s=5.0,
-            )
+            message = f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)"
+            raise QueueFull(message, retry_after_s=5.0)
 
     def _admitted(self, request: EpisodeRequest, plan: Plan) -> Episode:
-        self.check_room(1)
+        self._check_room(1)
         refusal = self._journal.refusal
         if refusal is not None:
             raise JournalUnavailable(f"the journal takes no new episodes: {refusal}", retry_after_s=5.0)
         settings, sampling = self._parts.settings, self._parts.settings.sampling
         check_engine(request, sampling, settings.engine.kind, self._parts.engine.capabilities)
         episode = new_episode(request, plan, sampling, self._settings)
-        if episode.episode_id in self._archive:
-            raise Conflict(f"episode_id {episode.episode_id} is taken")
+        self._check_id(episode.episode_id)
         bound = None if episode.staleness is None else episode.staleness.bound
         self._staleness.admit(bound, self._groups.of(episode.group_id, time.monotonic()))
         return episode
