@@ -208,6 +208,19 @@ async def test_a_grade_that_changed_meanwhile_is_not_overwritten(server: Episode
     assert (await server.stage.get(episode))["reward"] == 0.25
 
 
+async def test_an_id_that_was_used_for_another_task_applies_nothing(server: EpisodeServer) -> None:
+    episode = await played(server)
+    gives(server, 0.5)
+    other = {**TASK, "instruction": "Mend it, too."}
+    assert (await regrade(server, episode, task=other)).status_code == 200
+    late = await regrade(server, episode, apply=True, task={**TASK, "instruction": "Another one."})
+    assert (late.status_code, "for another task" in late.text) == (409, True)
+    assert (await server.stage.get(episode))["reward"] == episode["reward"]
+    for again in (None, other):
+        assert (await regrade(server, episode, apply=True, task=again)).json()["applied"]
+    assert (await server.stage.get(episode))["reward"] == 0.5
+
+
 async def test_a_regrade_is_told_what_the_first_grading_was(server: EpisodeServer) -> None:
     told: list[Work] = []
 

@@ -53,7 +53,8 @@ class RegradeRequest(Model):
     """Body of ``POST /episodes/{id}/regrade``."""
 
     regrade_id: ClientId
-    """The same id at the same episode is judged once: the recorded regrade is the answer."""
+    """The same id at the same episode is judged once: the recorded regrade is the answer. With another ``task`` it
+    is refused."""
     apply: bool = False
     """Make the new grade the episode's. With an id that was judged before without it: apply that grade."""
     task: TaskRef | None = None

@@ -59,6 +59,10 @@ class Regrader:
                     f"episode {episode_id} has not ended ({episode.status.value}), so it is not graded yet"
                 )
             earlier = _recorded(episode, request.regrade_id)
+            if earlier is not None and request.task not in (None, earlier.task):
+                raise Conflict(
+                    f"regrade_id {request.regrade_id} was used before at episode {episode_id}, for another task"
+                )
             if earlier is None:
                 made = await self._judge(episode, request)
             elif request.apply and not earlier.applied:
