@@ -21,6 +21,7 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.settings import EpisodeSettings, JournalSettings
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio
@@ -219,6 +220,21 @@ async def test_an_id_that_was_used_for_another_task_applies_nothing(server: Epis
     for again in (None, other):
         assert (await regrade(server, episode, apply=True, task=again)).json()["applied"]
     assert (await server.stage.get(episode))["reward"] == 0.5
+
+
+async def test_a_task_of_a_large_set_is_read_in_a_thread(
+    server: EpisodeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = await played(server)
+    asked: list[str | None] = []
+
+    async def prefetch(_: TaskCatalog, task_id: str | None) -> None:
+        asked.append(task_id)
+
+    monkeypatch.setattr(TaskCatalog, "prefetch", prefetch)
+    assert (await regrade(server, episode)).status_code == 200
+    assert (await regrade(server, episode, "r2", task={"id": "nobody"})).status_code == 422
+    assert asked == [None, "nobody"]
 
 
 async def test_a_regrade_is_told_what_the_first_grading_was(server: EpisodeServer) -> None:

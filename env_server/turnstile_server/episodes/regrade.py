@@ -64,6 +64,7 @@ class Regrader:
                     f"regrade_id {request.regrade_id} was used before at episode {episode_id}, for another task"
                 )
             if earlier is None:
+                await self._parts.backends.tasks.prefetch((request.task or episode.task).id)
                 made = await self._judge(episode, request)
             elif request.apply and not earlier.applied:
                 made = earlier
