@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Lock, Thread
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
 from typing import Any
+
+from loopback_server import LoopbackServer
 
 
 @dataclass
@@ -32,38 +33,23 @@ class Says:
 RIGHT, WRONG = Says('{"reason": "fine", "verdict": "right"}'), Says('{"reason": "bad", "verdict": "wrong"}')
 
 
-class JudgeServer:
+class JudgeServer(LoopbackServer):
     """``reply`` makes an answer from a request's body."""
 
     def __init__(self, reply: Callable[[dict[str, Any]], Says]) -> None:
+        super().__init__()
         self.reply = reply
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.most = 0
-        self.closed = Event()
         self._now = 0
         self._lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
+        return f"{self.origin}/v1"
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                owner.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        body = json.loads(request.rfile.read(int(request.headers["content-length"])))
+    def answer(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         with self._lock:
             self.bodies.append(body)
             self.keys.append(request.headers.get("authorization"))
@@ -75,14 +61,8 @@ class JudgeServer:
                 self.closed.wait()
                 return
             data = said.raw if said.raw is not None else json.dumps(self._completion(body, said)).encode()
-            request.send_response(
-                200 if request.path == "/v1/chat/completions" and said.status == 200 else said.status
-            )
-            for name, value in {"content-type": "application/json", **said.headers}.items():
-                request.send_header(name, value)
-            request.send_header("content-length", str(len(data)))
-            request.end_headers()
-            request.wfile.write(data[: len(data) // 2] if said.cut else data)
+            status = 404 if request.path != "/v1/chat/completions" else said.status
+            self.send(request, status, said.headers, data, cut=said.cut)
         finally:
             with self._lock:
                 self._now -= 1
@@ -98,15 +78,3 @@ class JudgeServer:
             "choices": [{"index": 0, "message": message, "finish_reason": said.finish}],
             "usage": {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100},
         }
-
-    @contextmanager
-    def serving(self) -> Iterator[JudgeServer]:
-        thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.closed.set()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()

@@ -7,15 +7,14 @@ client refuses, which nemo-gym's is derived from. The reply repeats what was sen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from uuid import uuid4
 
+from loopback_server import LoopbackServer
 from openai.types.responses import Response
 from pydantic import ValidationError
 
@@ -44,10 +43,11 @@ def exact(body: dict[str, Any]) -> Verdict:
     return Verdict({"reward": float(right), "matched": right, "extracted_answer": "text"})
 
 
-class NemoServer:
+class NemoServer(LoopbackServer):
     """``verify`` makes the answer of ``/verify`` of a request; ``seeded`` is that of ``/seed_session``."""
 
     def __init__(self, verify: Callable[[dict[str, Any]], Verdict] = exact) -> None:
+        super().__init__()
         self.verify = verify
         self.seeded = Verdict()
         self.seeds: list[dict[str, Any]] = []
@@ -56,28 +56,12 @@ class NemoServer:
         """Those that were opened."""
         self.verified_in: list[str | None] = []
         self.other_paths: list[str] = []
-        self.closed = Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return self.origin
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                owner.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        body = json.loads(request.rfile.read(int(request.headers["content-length"])))
+    def answer(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         cookie = SimpleCookie(request.headers.get("cookie")).get(COOKIE)
         if request.path == "/seed_session":
             self.seeds.append(body)
@@ -96,12 +80,7 @@ class NemoServer:
             self.closed.wait()
             return
         data = json.dumps(found).encode() if said.raw is None else said.raw
-        request.send_response(said.status)
-        for name, value in {"content-type": "application/json", **said.headers}.items():
-            request.send_header(name, value)
-        request.send_header("content-length", str(len(data)))
-        request.end_headers()
-        request.wfile.write(data[: len(data) // 2] if said.cut else data)
+        self.send(request, said.status, said.headers, data, cut=said.cut)
 
     def _verdict(self, body: dict[str, Any]) -> Verdict:
         try:
@@ -109,15 +88,3 @@ class NemoServer:
         except ValidationError as error:
             return Verdict(status=422, raw=error.json().encode())
         return self.verify(body)
-
-    @contextmanager
-    def serving(self) -> Iterator[NemoServer]:
-        thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.closed.set()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()

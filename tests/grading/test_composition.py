@@ -16,7 +16,7 @@ from turnstile_server.episodes.outcome import unearned
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Component, GradingTools, Work
-from turnstile_server.grading.registry import GRADERS
+from turnstile_server.grading.registry import GRADERS, unknown_graders
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 
@@ -293,3 +293,10 @@ def test_a_task_that_is_written_out_is_the_same_task() -> None:
     assert Task.model_validate_json(task.model_dump_json()) == task
     with pytest.raises(ValidationError):
         the_task({"late": "perhaps"}, yes=YES)
+
+
+@pytest.mark.parametrize("kind", [["exact"], {"exact": 1}, 1, None])
+def test_a_grader_that_is_no_name_is_told_as_an_unknown_one(kind: Any) -> None:
+    said = unknown_graders(the_task(part={"grader": kind}))
+    assert said is not None
+    assert f"there is no grader {str(kind)!r}" in said

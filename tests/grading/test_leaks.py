@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -94,7 +93,6 @@ async def test_broken_archives_end_no_search(provider: SandboxProvider) -> None:
     assert any("/z.py" in line for line in found)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="makes a repository")
 @pytest.mark.parametrize("packed", [False, True])
 async def test_a_later_commit_is_found_in_gits_objects(
     provider: SandboxProvider, tmp_path: Path, packed: bool

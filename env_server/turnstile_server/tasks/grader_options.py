@@ -87,8 +87,11 @@ OPTIONS: Final[dict[str, type[GraderOptions]]] = {
 
 
 def _kind_of(entry: object) -> str:
-    kind = entry.get("grader") if isinstance(entry, Mapping) else getattr(entry, "grader", None)
-    return kind if kind in OPTIONS else OTHER
+    if isinstance(entry, GraderOptions):
+        kind: object = entry.grader
+    else:
+        kind = entry.get("grader") if isinstance(entry, Mapping) else None
+    return kind if isinstance(kind, str) and kind in OPTIONS else OTHER
 
 
 GradingEntry = Annotated[
