@@ -81,7 +81,7 @@ class ResourceServerGrader:
             raise self._unavailable(path, f"{type(error).__name__}: {error}") from error
         self._check_status(path, response, bytes(data[:_MAX_SHOWN]))
         try:
-            found = json.loads(data)
+            found = await anyio.to_thread.run_sync(json.loads, data)  # up to megabytes, which would hold the loop
         except (ValueError, RecursionError) as error:
             raise self._unavailable(path, f"its reply is not JSON ({error})") from None
         if not isinstance(found, dict):
