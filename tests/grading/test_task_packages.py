@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
-from turnstile_server.integrations.package_process import PackageProcess, PackagePython
+from turnstile_server.integrations.package_process import PROGRAMS, PackageProcess, PackagePython
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -94,6 +96,52 @@ async def test_rewards_that_look_at_the_box_look_at_the_judged_copy(sources: Pat
     nothing = await grader.grade(task, Work(archive=packed()))
     assert nothing.reward == 0.0
     assert "no such file" in nothing.detail["summary"][0]
+
+
+@needs_packages
+async def test_work_that_hangs_its_scoring_scores_the_least_and_not_nothing(sources: Path, tmp_path: Path) -> None:
+    provider = LocalProvider(SANDBOXES, tmp_path)
+    task = load_tasks([f"verifiers:{sources}/boxed.py"], SETTINGS).get("boxed-prints")
+    judge = TaskGrader(provider, spec_of, GradingSettings(retries=0, package_timeout_s=8), SETTINGS)
+    async with BackgroundTasks() as background:
+        await provider.start(NO_AGENTS, background)
+        try:
+            hung = await judge.grade(task, Work(archive=packed(out_sh="sleep 60\n")))
+        finally:
+            await judge.close()
+            await provider.close()
+    assert hung.reward == 0.0
+    assert "sh ran longer than" in hung.detail["summary"][0]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "by_work"),
+    [
+        ("Asked('no file')", None, True),
+        ("Asked('no file')", "ValueError('empty')", True),
+        ("Overran('sh')", "ValueError('late')", True),
+        ("Asked('no file')", "ConnectionRefusedError('the judge')", False),
+        ("Asked('no file')", "TimeoutError('the judge')", False),
+        ("ValueError('own')", None, False),
+    ],
+)
+def test_an_error_is_over_the_work_where_only_the_work_caused_it(
+    first: str, then: str | None, *, by_work: bool
+) -> None:
+    program = f"""if 1:
+        from wire import Asked, Overran, over_the_work
+        try:
+            try:
+                raise {first}
+            except (OSError, ValueError):
+                {"raise" if then is None else f"raise {then}"}
+        except Exception as error:
+            print(over_the_work(error))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROGRAMS, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == str(by_work)
 
 
 @needs_packages

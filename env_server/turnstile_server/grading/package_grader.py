@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import anyio
+
 from turnstile_server.errors import FileProblem
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
@@ -114,17 +116,21 @@ async def _done(sandbox: Sandbox, asked: dict[str, Any], timeout_s: float) -> di
     try:
         match asked["ask"]:
             case "exec":
+                # Work that hangs must not take the time of its scoring: that would leave it without a reward.
+                most = min(timeout_s, anyio.current_effective_deadline() - anyio.current_time()) / 2
                 wanted = asked.get("timeout_s")
                 command = Command(
                     argv=tuple(map(str, asked["argv"])),
                     cwd=asked.get("cwd"),
                     env={str(name): str(value) for name, value in asked["env"].items()},
                     user=User.TESTS,
-                    timeout_s=timeout_s if wanted is None else min(float(wanted), timeout_s),
+                    timeout_s=most if wanted is None else min(float(wanted), most),
                     max_output_bytes=MAX_OUTPUT_BYTES,
                     stdin=base64.b64decode(asked.get("stdin") or ""),
                 )
                 result = await sandbox.exec(command)
+                if result.timed_out and command.timeout_s == most:
+                    raise PackageRefusal(f"{command.argv[0]} ran longer than {most:.3g} s")
                 return {
                     "exit_code": result.exit_code,
                     "stdout": result.stdout.decode(errors="replace"),

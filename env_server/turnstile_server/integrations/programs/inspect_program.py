@@ -32,7 +32,7 @@ from inspect_ai.util._sandbox.context import (
     sandbox_default_context_var,
     sandbox_environments_context_var,
 )
-from wire import Line, list_tasks, load_module, serve
+from wire import Line, Overran, list_tasks, load_module, serve
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MODEL = "turnstile/agent"
@@ -67,7 +67,7 @@ class ServerSandbox(SandboxEnvironment):
             timeout_s=timeout,
         )
         if said["timed_out"]:
-            raise TimeoutError
+            raise Overran(f"{cmd[0]} ran longer than {timeout} s")
         return ExecResult(said["exit_code"] == 0, said["exit_code"], said["stdout"], said["stderr"])
 
     async def write_file(self, file: str, contents: str | bytes) -> None:

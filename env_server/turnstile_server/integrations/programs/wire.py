@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import queue
+import socket
 import sys
 import threading
 import traceback
@@ -27,6 +28,10 @@ TAIL = 2000
 class Asked(FileNotFoundError):
     """The work does not have what the package asked for. A kind of FileNotFoundError, for that is what scorers
     expect of a file that is not there."""
+
+
+class Overran(TimeoutError):
+    """A command on the work ran longer than the scoring lets it."""
 
 
 class Line:
@@ -107,8 +112,11 @@ def serve(line: Line, version: str, score: Callable[[dict[str, Any]], Awaitable[
 
 
 def over_the_work(error: BaseException | None) -> bool:
-    """Whether the error comes from something that the work does not have."""
-    while error is not None and not isinstance(error, Asked):
+    """Whether the error comes from something that the work does not have, or from a command on it that did not
+    end. A judge that could not be reached is no fault of the work, even where it was asked because of that."""
+    while error is not None and not isinstance(error, (Asked, Overran)):
+        if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
+            return False
         error = error.__cause__ or error.__context__
     return error is not None
 
