@@ -225,3 +225,22 @@ def test_options_that_are_wrong_are_told_together(tmp_path: Path) -> None:
     ]
     assert "there is no 'gold'" in refused(tmp_path, five(), options="?kind=gold")[0]
     assert "no row has the column 'colour'" in refused(tmp_path, five(), options="?where=colour=red")[0]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"grader": "function", "target": "os:system"},
+        {"grader": "rubric", "target": "evil.py:Rubric"},
+        {"grader": "verifiers", "name": "evil.py", "index": 0},
+        {"grader": "inspect", "name": "evil.py:task", "index": 0},
+    ],
+)
+def test_a_row_names_no_code_of_the_servers_machine(entry: dict[str, Any], tmp_path: Path) -> None:
+    (said,) = refused(tmp_path, {"instruction": "Do it.", "grading": {"mine": entry}})
+    assert "grading.mine: a row names no code of this machine" in said
+
+
+def test_a_row_names_a_function_of_the_settings(tmp_path: Path) -> None:
+    task = one(tmp_path, {"instruction": "Do it.", "grading": {"f": {"grader": "function", "target": "known"}}})
+    assert task.graders == ("f",)

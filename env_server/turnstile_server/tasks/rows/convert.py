@@ -1,8 +1,8 @@
 """A row to a task.
 
 What must hold: of a row only the instruction and the named columns (``kinds.SHOWN_COLUMNS``) reach what an agent
-or ``GET /tasks`` sees; patches, tests and whatever else it holds go into fields that nobody is shown. Everything
-that is wrong with a row is told at once.
+or ``GET /tasks`` sees; patches, tests and whatever else it holds go into fields that nobody is shown. A row is
+data: it names no file and no code of this machine. Everything that is wrong with a row is told at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import BY_NAME, HIDDEN_COLUMNS, KINDS, SHOWN_COLUMNS, RowKind, kind_of
 from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
@@ -271,7 +272,16 @@ def _validated(values: Mapping[str, Any], theirs: Mapping[str, str]) -> Task | l
     folders = [files for files in task.all_files if files is not None and files.folder is not None]
     if folders or task.tools:
         return [("folder" if folders else "tools", "a row has its files in `inline`, and no tools of its own")]
-    return task
+    faults = [
+        (
+            f"grading.{name}",
+            f"a row names no code of this machine (is {entry.host_code!r}): name one of the settings' "
+            "`grading.functions`, or write the task into a task file",
+        )
+        for name, entry in task.grading.items()
+        if isinstance(entry, GraderOptions) and entry.host_code is not None
+    ]
+    return faults or task
 
 
 def _unwrapped(row: Row, path: str) -> Row | str:
