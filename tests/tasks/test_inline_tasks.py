@@ -9,6 +9,7 @@ import pytest
 from turnstile.models import TaskRef
 from turnstile_server.errors import NotFound, Unprocessable
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.grader_options import kind_of
 from turnstile_server.tasks.inline import find_task, task_from_ref
 from turnstile_server.tasks.model import Task
 
@@ -60,3 +61,9 @@ def test_a_bad_inline_task_is_refused_by_field(ref: dict[str, Any], said: str) -
 def test_a_server_may_take_none() -> None:
     with pytest.raises(Unprocessable, match=r"tasks\.inline"):
         find_task(TaskRef(instruction="x"), TASKS, allow_inline=False)
+
+
+@pytest.mark.parametrize("grader", [["exact"], {"a": 1}, 3])
+def test_a_grader_that_is_no_name_is_left_to_the_check_of_names(grader: object) -> None:
+    ref = TaskRef.model_validate({"instruction": "x", "grading": {"a": {"grader": grader}}})
+    assert kind_of("a", task_from_ref(ref, allow_inline=True).grading["a"]) == str(grader)
