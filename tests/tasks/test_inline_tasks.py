@@ -67,3 +67,12 @@ def test_a_server_may_take_none() -> None:
 def test_a_grader_that_is_no_name_is_left_to_the_check_of_names(grader: object) -> None:
     ref = TaskRef.model_validate({"instruction": "x", "grading": {"a": {"grader": grader}}})
     assert kind_of("a", task_from_ref(ref, allow_inline=True).grading["a"]) == str(grader)
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused_by_field() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"allOf": [schema]}
+    ref = TaskRef.model_validate({"instruction": "x", "grading": {"json_schema": {"schema": schema}}})
+    with pytest.raises(Unprocessable, match=r"task\.grading\.json_schema\.schema: .*nested too deep"):
+        task_from_ref(ref, allow_inline=True)

@@ -67,11 +67,13 @@ class SchemaOptions(GraderOptions):
     def _usable(cls, schema: dict[str, Any]) -> dict[str, Any]:
         try:
             Draft202012Validator.check_schema(schema)
+            outside = [reference for reference in _references(schema) if not reference.startswith("#")]
         except SchemaError as error:
             raise ValueError(f"not a JSON schema: {error.json_path}: {error.message[:300]}") from None
-        for reference in _references(schema):
-            if not reference.startswith("#"):
-                raise ValueError(f"$ref {reference!r:.200} leads out of the schema; write `#/$defs/…`")
+        except RecursionError:
+            raise ValueError("a JSON schema that is nested too deep to be read") from None
+        for reference in outside:
+            raise ValueError(f"$ref {reference!r:.200} leads out of the schema; write `#/$defs/…`")
         return schema
 
     @property
