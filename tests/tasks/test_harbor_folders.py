@@ -320,6 +320,24 @@ def test_a_link_out_of_the_tests_is_refused(tmp_path: Path) -> None:
     assert ["tests/passwd is a link" in each for each in told(folder)] == [True]
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["task.toml", "instruction.md", "environment", "tests", "solution", "environment/docker-compose.yaml"],
+)
+def test_a_part_that_is_a_link_is_refused(tmp_path: Path, part: str) -> None:
+    folder = harbor_folder(tmp_path / "a", {"environment/docker-compose.yaml": "services: {main: {build: .}}\n"})
+    (folder / part).rename(tmp_path / "elsewhere")
+    (folder / part).symlink_to(tmp_path / "elsewhere")
+    assert told(folder) == [f"{part}: it is a link; put what it leads to into the folder"]
+
+
+@pytest.mark.parametrize("part", ["task.toml", "instruction.md", "environment/docker-compose.yaml"])
+def test_a_text_is_read_up_to_a_bound(tmp_path: Path, part: str) -> None:
+    folder = harbor_folder(tmp_path / "a", {part: "#" * 1025})
+    said = told(folder, TaskSettings(max_source_bytes=1024))
+    assert said == [f"{part}: larger than 1024 bytes (tasks.max_source_bytes)"]
+
+
 def test_lines_of_keys_are_found_through_tables_lists_and_long_texts() -> None:
     text = 'a = """\n[b]\nc = 1\n"""\n[t."q.r"]\nx.y = 2\n[[l]]\nn = 1\n[[l]]\nn = 2\n[l.sub]\nm = 3\n'
     lines = key_lines(text)

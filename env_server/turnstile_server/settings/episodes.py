@@ -118,7 +118,9 @@ class TaskSettings(Section):
         "ship with Turnstile.",
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
-    max_source_bytes: int = Field(64 << 20, ge=1024, description="Largest task file (YAML, JSONL).")
+    max_source_bytes: int = Field(
+        64 << 20, ge=1024, description="Largest task file (YAML, JSONL; of Harbor's folders TOML and instruction)."
+    )
     max_folder_files: int = Field(5_000, ge=1, description="Files in one `folder` of a task, at most.")
     max_folder_bytes: int = Field(
         32 << 20, ge=1024, description="Size of one `folder` of a task, at most, all files together."

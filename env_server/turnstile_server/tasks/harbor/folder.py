@@ -1,9 +1,14 @@
-"""One task folder of Harbor to a task: everything that is wrong with it, or cannot be played, is found at once."""
+"""One task folder of Harbor to a task: everything that is wrong with it, or cannot be played, is found at once.
+
+What must hold: the folder may come from anywhere, so nothing is read through a link that it holds; else it could
+put other files of this machine into an instruction or an image.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +22,7 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.harbor.config import HarborConfig
 from turnstile_server.tasks.harbor.findings import FolderFindings
-from turnstile_server.tasks.harbor.image import HarborImage, find_image
+from turnstile_server.tasks.harbor.image import COMPOSE_FILES, HarborImage, find_image
 from turnstile_server.tasks.harbor.network import network_of
 from turnstile_server.tasks.harbor.refusals import refuse_unsupported
 from turnstile_server.tasks.harbor.test_text import needs_more
@@ -29,6 +34,9 @@ from turnstile_server.tasks.script import GoldScript, ScriptTests
 from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_files
 
 CONFIG = "task.toml"
+INSTRUCTION = "instruction.md"
+_TEXTS = (CONFIG, INSTRUCTION, *(f"environment/{name}" for name in COMPOSE_FILES))
+_FOLDERS = ("environment", "tests", "solution")
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _NO_SCRIPT = "there is no such script; it judges the work"
@@ -51,6 +59,8 @@ class TaskFolder:
 
     def read(self) -> Task | None:
         """The task; None where ``found`` has a problem or something unsupported."""
+        if self._leads_out():
+            return None
         config = self._config()
         instruction = None if self._steps else self._instruction()
         if config is None:
@@ -71,6 +81,23 @@ class TaskFolder:
         if self.found.problems or self.found.unsupported or instruction is None or tests is None:
             return None
         return self._task(config, instruction, image, tests, gold, environment)
+
+    def _leads_out(self) -> bool:
+        """Whether a part is no plain file or folder, or too large to be read."""
+        most = self._settings.max_source_bytes
+        for name in (*_TEXTS, *_FOLDERS):
+            part = self._path / name
+            try:
+                status = part.lstat()
+            except OSError:
+                continue  # missing: told where it is needed
+            if stat.S_ISLNK(status.st_mode):
+                self.found.wrong("it is a link; put what it leads to into the folder", file=part)
+            elif name in _TEXTS and not stat.S_ISREG(status.st_mode):
+                self.found.wrong("it is no regular file", file=part)
+            elif name in _TEXTS and status.st_size > most:
+                self.found.wrong(f"larger than {most} bytes (tasks.max_source_bytes)", file=part)
+        return bool(self.found.problems)
 
     def _config(self) -> HarborConfig | None:
         file = self._path / CONFIG
@@ -114,7 +141,7 @@ class TaskFolder:
             self.found.wrong(_NO_SCRIPT, file=script)
 
     def _instruction(self) -> str | None:
-        file = self._path / "instruction.md"
+        file = self._path / INSTRUCTION
         for name, why in (
             ("trajectory.json", "a conversation that the agent is to go on with"),
             (".harborignore", "files that Harbor leaves out of tests and solution"),
