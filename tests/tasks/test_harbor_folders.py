@@ -320,6 +320,20 @@ def test_a_link_out_of_the_tests_is_refused(tmp_path: Path) -> None:
     assert ["tests/passwd is a link" in each for each in told(folder)] == [True]
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 20_000 + "]" * 20_000])
+def test_toml_that_cannot_be_read_is_told_with_its_file(tmp_path: Path, value: str) -> None:
+    (said,) = told(harbor_folder(tmp_path / "a", {"task.toml": f"{CONFIG}a = {value}\n"}))
+    assert said.startswith("task.toml: not TOML that can be read: ")
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"), [('"one"', ("one",)), ("5", ("5",)), ("[]", ()), ("[1, 2]", ("1", "2"))]
+)
+def test_tags_that_are_no_list_are_one_tag(tmp_path: Path, tags: str, expected: tuple[str, ...]) -> None:
+    folder = harbor_folder(tmp_path / "a", {"task.toml": f"{CONFIG}[metadata]\ntags = {tags}\n"})
+    assert loaded(folder)[0][0].tags == expected
+
+
 @pytest.mark.parametrize(
     "part",
     ["task.toml", "instruction.md", "environment", "tests", "solution", "environment/docker-compose.yaml"],

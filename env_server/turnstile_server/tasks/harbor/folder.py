@@ -115,6 +115,9 @@ class TaskFolder:
             at = re.search(r"at line (\d+)", str(error))
             self.found.wrong(f"not TOML: {error}", line=int(at[1]) if at else None)
             return None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or nested too deep
+            self.found.wrong(f"not TOML that can be read: {error}")
+            return None
         self.found.lines = key_lines(text)
         self._steps = bool(values.get("steps"))
         try:
@@ -233,7 +236,7 @@ class TaskFolder:
     ) -> Task | None:
         wish = config.environment
         metadata = _plain(config.metadata)
-        difficulty = metadata.get("difficulty")
+        difficulty, tags = metadata.get("difficulty"), metadata.get("tags") or ()
         values = {
             "id": task_id(self._path.absolute().name),
             "instruction": instruction,
@@ -248,7 +251,7 @@ class TaskFolder:
             "limits": Limits(wall_s=config.agent.timeout_sec),
             "sandbox": SandboxWish(memory_mb=wish.memory_mib, cpus=wish.cpus),
             "difficulty": difficulty if difficulty in _DIFFICULTIES else None,
-            "tags": tuple(map(str, metadata.get("tags") or ())),
+            "tags": tuple(map(str, tags if isinstance(tags, list | tuple) else (tags,))),
             "metadata": {"harbor": _told(config, metadata)},
         }
         try:
