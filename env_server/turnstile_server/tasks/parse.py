@@ -126,19 +126,22 @@ def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_yaml_value(item, (*loc, index), lines) for index, item in enumerate(node.value)]
-    match node.tag.removeprefix("tag:yaml.org,2002:"):
-        case "null":
-            return None
-        case "bool":
-            return node.value == "true"
-        case "int":
-            return int(node.value)
-        case "float":
-            return float(node.value)
-        case "str":
-            return node.value
-        case tag:
-            raise TaskSyntaxError(f"the tag {tag!r} is not supported", line)
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    try:
+        match kind:
+            case "null":
+                return None
+            case "bool":
+                return node.value == "true"
+            case "int":
+                return int(node.value)
+            case "float":
+                return float(node.value)
+            case "str":
+                return node.value
+    except ValueError:  # named by a tag (`!!int x`), or of thousands of digits
+        raise TaskSyntaxError(f"{node.value:.100} is no {kind} that can be read", line) from None
+    raise TaskSyntaxError(f"the tag {kind!r} is not supported", line)
 
 
 def parse_jsonl(text: str) -> Iterator[TaskEntry | TaskSyntaxError]:
