@@ -172,3 +172,24 @@ def test_a_set_of_a_thousand_rows_lists_shards_and_resumes_in_little_memory(
     assert len(found["order"]) == 250
     assert found["read"] == found["order"][100:]
     assert found["grown_kb"] << 10 < size * share, f"{found['grown_kb'] >> 10} MB for {size >> 20}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("state.json", '{"_data_files": [{"filename": "../other.jsonl"}]}'),
+        ("state.json", '{"_data_files": [{}]}'),
+        ("state.json", '{"_data_files": 3}'),
+        ("state.json", "[" * 100_000),
+        ("dataset_dict.json", '{"splits": []}'),
+        ("dataset_dict.json", '{"splits": [".."]}'),
+        ("dataset_dict.json", '{"splits": 3}'),
+    ],
+)
+def test_a_saved_folder_names_only_its_own_files(tmp_path: Path, file: str, text: str) -> None:
+    written(tmp_path / "other.jsonl", [five()])
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / file).write_text(text)
+    with pytest.raises(StartupError, match=file.replace(".", r"\.")):
+        load_tasks([f"rows:{folder}"])

@@ -186,7 +186,10 @@ def row_files(path: Path, split: str | None, max_bytes: int) -> list[RowFile]:
         raise ValueError("no such file or folder")
     path = _split_of(path, split)
     if (path / "state.json").is_file():
-        named = [path / one["filename"] for one in _json(path / "state.json").get("_data_files", ())]
+        found = _json(path / "state.json").get("_data_files", [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ValueError("state.json: `_data_files` is no list of files")
+        named = [_below(path, one.get("filename"), "state.json") for one in found]
     else:
         named = sorted(one for one in path.rglob("*") if one.is_file() and not one.is_symlink())
         named = [one for one in named if not any(part.startswith(".") for part in one.relative_to(path).parts)]
@@ -222,17 +225,28 @@ def _need_pyarrow() -> None:
 def _split_of(path: Path, split: str | None) -> Path:
     """The folder of the split, where the folder has one for each."""
     if (path / "dataset_dict.json").is_file():
-        splits = _json(path / "dataset_dict.json").get("splits", [])
+        splits = _json(path / "dataset_dict.json").get("splits")
+        if not isinstance(splits, list) or not splits:
+            raise ValueError("dataset_dict.json: `splits` is no list of names")
         if split is None and len(splits) == 1:
-            return path / str(splits[0])
+            return _below(path, splits[0], "dataset_dict.json")
         if split not in splits:
             raise ValueError(f"it has the splits {', '.join(map(str, splits))}: name one, as `?split={splits[0]}`")
     return path / split if split is not None and (path / split).is_dir() else path
 
 
+def _below(folder: Path, name: Any, of: str) -> Path:
+    """What a file of the folder names in it. The folder is a data set's, which may come from anywhere."""
+    if not isinstance(name, str) or not name or Path(name).name != name or name == "..":
+        raise ValueError(f"{of}: {name!r:.200} is no name of a file or folder beside it")
+    return folder / name
+
+
 def _json(path: Path) -> Row:
     try:
         found = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deep") from None
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     return found if isinstance(found, dict) else {}
