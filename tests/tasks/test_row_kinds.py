@@ -244,3 +244,18 @@ def test_a_row_names_no_code_of_the_servers_machine(entry: dict[str, Any], tmp_p
 def test_a_row_names_a_function_of_the_settings(tmp_path: Path) -> None:
     task = one(tmp_path, {"instruction": "Do it.", "grading": {"f": {"grader": "function", "target": "known"}}})
     assert task.graders == ("f",)
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        (five(FAIL_TO_PASS="[" * 100_000), "FAIL_TO_PASS"),
+        (five(image_assets="[" * 100_000), "image_assets"),
+        (without(five(install_config="[" * 100_000), "log_parser"), "install_config"),
+        ({"responses_create_params": {"metadata": {"instance_dict": "[" * 100_000}}}, "responses_create_params"),
+    ],
+)
+def test_a_cell_that_is_nested_too_deep_is_told_with_its_row_and_column(
+    row: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    assert any(line.startswith(f"rows.jsonl:1: {field}") for line in refused(tmp_path, row))

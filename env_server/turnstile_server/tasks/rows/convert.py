@@ -163,7 +163,7 @@ class _SweRow:
         if isinstance(config, str):
             try:
                 config = json.loads(config)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self._faults.append(("install_config", "not JSON"))
                 return ""
         found = config.get(name) if isinstance(config, dict) else None
@@ -291,7 +291,7 @@ def _unwrapped(row: Row, path: str) -> Row | str:
         if isinstance(found, str):
             try:
                 found = json.loads(found)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return "not JSON"
         if not isinstance(found, dict) or name not in found:
             return "there is none"
@@ -299,7 +299,7 @@ def _unwrapped(row: Row, path: str) -> Row | str:
     if isinstance(found, str):
         try:
             found = json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             return "not JSON"
     return found if isinstance(found, dict) else "it is not an object"
 
@@ -309,7 +309,7 @@ def _assets(value: Any) -> bool:
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return True
     return isinstance(value, dict) and bool(value.get("test_patch"))
 

@@ -27,7 +27,7 @@ def listed_tests(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             found = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 found = ast.literal_eval(value.strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError):
