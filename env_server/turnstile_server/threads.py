@@ -1,8 +1,8 @@
 """Answers from threads to tasks of the event loop.
 
-The one place of the journal, the embedded engine and worlds that needs asyncio: a thread that must not wait calls
-into the loop by ``call_soon_threadsafe``. anyio's ``from_thread.run_sync`` would make the thread wait for the
-loop.
+The one place of the journal, the embedded engine, worlds and the resolver that needs asyncio: a thread that must
+not wait calls into the loop by ``call_soon_threadsafe``. anyio's ``from_thread.run_sync`` would make the thread
+wait for the loop.
 """
 
 from __future__ import annotations

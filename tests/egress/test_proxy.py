@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import ssl
+import threading
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -230,6 +232,27 @@ async def test_the_system_s_resolver_gives_addresses_and_says_what_it_does_not_f
     assert await resolver.resolve("127.0.0.1", 80) == [IPv4Address("127.0.0.1")]
     with pytest.raises(OSError, match="no name for a resolver"):
         await resolver.resolve("a" * 64, 80)
+
+
+async def test_a_look_up_that_nobody_waits_for_holds_its_place_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver, go_on, asked = SystemResolver(1), threading.Event(), []
+
+    def slow(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        go_on.wait(30)
+        return [(2, 1, 6, "", ("192.0.2.1", 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    for name in ("first.test", "second.test"):
+        with anyio.move_on_after(0.1) as scope:
+            await resolver.resolve(name, 80)
+        assert scope.cancelled_caught
+    assert asked == ["first.test"]
+    go_on.set()
+    assert await resolver.resolve("third.test", 80) == [IPv4Address("192.0.2.1")]
+    assert asked == ["first.test", "third.test"]
 
 
 @pytest.mark.parametrize("path", ["garbage", "nothing", "reset"])

@@ -7,15 +7,20 @@ What must hold: only public addresses, and those of ``egress.allow_addresses``; 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
-import anyio.to_thread
+
+from turnstile_server.threads import LoopCaller, result_of
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+_Found = tuple[Any, Any, int, str, Any]
+"""What ``socket.getaddrinfo`` says of one address."""
 
 _NEVER: tuple[Network, ...] = tuple(
     map(
@@ -51,7 +56,8 @@ class Resolver(Protocol):
 
 
 class SystemResolver:
-    """A ``Resolver``: the system's own. ``threads``: look-ups at once; each holds a thread until it ends."""
+    """A ``Resolver``: the system's own. ``threads``: look-ups at once; each holds a thread until it ends, also
+    where nobody waits for it any more."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -61,14 +67,29 @@ class SystemResolver:
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._threads)
         try:
-            found = await anyio.to_thread.run_sync(
-                lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-                abandon_on_cancel=True,
-                limiter=self._limiter,
-            )
+            found = await result_of(await self._look_up(self._limiter, host, port))
         except UnicodeError as error:
             raise OSError(f"no name for a resolver: {error}") from error
         return list(dict.fromkeys(ip_address(str(entry[4][0])) for entry in found))
+
+    async def _look_up(self, limiter: anyio.CapacityLimiter, host: str, port: int) -> Future[list[_Found]]:
+        """A look-up that has begun. anyio's own threads would give their place back when the caller is cancelled,
+        while the system still waits for a name server. Raises OSError."""
+        place, loop, made = object(), LoopCaller(), Future[list[_Found]]()
+
+        def work() -> None:
+            try:
+                made.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except Exception as error:  # noqa: BLE001 - whoever waits raises it
+                made.set_exception(error)
+
+        await limiter.acquire_on_behalf_of(place)
+        made.add_done_callback(lambda _: loop.call(limiter.release_on_behalf_of, place))
+        try:
+            threading.Thread(target=work, name="resolver", daemon=True).start()
+        except RuntimeError as error:  # no thread can be had
+            made.set_exception(OSError(str(error)))
+        return made
 
 
 def plain(address: Address) -> Address:
