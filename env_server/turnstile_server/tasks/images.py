@@ -88,7 +88,7 @@ class TaskImages:
         built = False
         if task.build is not None:
             async with self._builds[task.image]:
-                if again or not await self._is_fresh(engine, task.image, task.build):
+                if again or not await self._is_fresh(engine, task, task.image, task.build):
                     await self._build(engine, task, task.image, task.build)
                     built = True
         image = await engine.image(task.image)
@@ -117,13 +117,16 @@ class TaskImages:
                 self._engine = engine
             return self._engine
 
-    async def _is_fresh(self, engine: DockerEngine, name: str, build: ImageBuild) -> bool:
+    async def _is_fresh(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> bool:
         """Whether the image is there, made from the base images that are there now."""
         image = await engine.image(name)
-        return image is not None and dict(image.labels).get(BASES_LABEL) == await self._bases(engine, build)
+        return image is not None and dict(image.labels).get(BASES_LABEL) == await self._bases(engine, task, build)
 
-    async def _bases(self, engine: DockerEngine, build: ImageBuild) -> str:
-        text = await anyio.to_thread.run_sync(build.dockerfile.read_text)
+    async def _bases(self, engine: DockerEngine, task: Task, build: ImageBuild) -> str:
+        try:
+            text = await anyio.to_thread.run_sync(build.dockerfile.read_text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(task, error) from error
         found = [await engine.image(name) for name in read_dockerfile(text, build.target).bases]
         return ",".join("" if image is None else image.image_id for image in found)
 
@@ -132,11 +135,18 @@ class TaskImages:
             raise ImageUnusable(
                 f"the image of task {task.id} is not built: turnstile tasks build SOURCE (or tasks.build_images)"
             )
+        bases = await self._bases(engine, task, build)
+        await self._run(engine, task, name, build, bases)
+        if not bases.strip(","):  # the engine may have fetched them
+            bases = await self._bases(engine, task, build)
+            if bases.strip(","):  # once more, from its cache, with the ids that are known now
+                await self._run(engine, task, name, build, bases)
+
+    async def _run(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild, bases: str) -> None:
         try:
             context = await anyio.to_thread.run_sync(_packed, build)
         except (ContextProblem, OSError) as error:
-            raise ImageBuildFailed(f"the image of task {task.id} cannot be built: {error}") from error
-        bases = await self._bases(engine, build)
+            raise _unreadable(task, error) from error
         run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
         try:
             with anyio.fail_after(build.timeout_s):
@@ -147,16 +157,6 @@ class TaskImages:
             raise run.failed(f"it took longer than {build.timeout_s:g} s (build_timeout_sec)") from None
         finally:
             run.gone = True
-        if not bases.strip(","):  # the engine has fetched them
-            await self._relabel(engine, task, name, build)
-
-    async def _relabel(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> None:
-        """Once more, from the engine's cache, with the ids that are known now."""
-        bases = await self._bases(engine, build)
-        if bases.strip(","):
-            context = await anyio.to_thread.run_sync(_packed, build)
-            run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
-            await engine.call(lambda api: run.run(api, context), "label an image", timeout_s=build.timeout_s)
 
 
 class _Build:
@@ -204,6 +204,10 @@ class _Build:
         return ImageBuildFailed(
             f"the image of task {self._task.id} cannot be built: {self._build.dockerfile}: {why.strip()}{said}"
         )
+
+
+def _unreadable(task: Task, error: Exception) -> ImageBuildFailed:
+    return ImageBuildFailed(f"the image of task {task.id} cannot be built: {error}")
 
 
 def _packed(build: ImageBuild) -> io.BytesIO:
