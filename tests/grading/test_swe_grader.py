@@ -165,6 +165,13 @@ async def test_what_ends_the_untouched_task_is_not_the_works_doing(
 
 
 @IN_ONE_KIND
+async def test_work_whose_log_the_package_fails_on_scores_0(provider: Watched, starts: Path) -> None:
+    odd = await graded(provider, python(starts), the_task(), work(f"print('UNREADABLE')\n{FIX}"))
+    assert odd.reward == 0.0
+    assert "IndexError" in odd.detail["swe"]["note"]
+
+
+@IN_ONE_KIND
 async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -> None:
     hung = await graded(provider, python(starts), the_task(timeout_s=2), work("while True:\n    pass\n"))
     assert (hung.reward, hung.detail["swe"]["note"]) == (0.0, "the tests ran longer than 2 s")

@@ -176,6 +176,8 @@ async def test_inspect_tasks_are_listed_and_scored_by_inspect(sources: Path, gra
     done = await grader.grade(files, Work(archive=packed(in_txt="hello\n", out_txt="hello\n")))
     assert (done.reward, done.components) == (1.0, {"file_says": 1.0})
     assert (await grader.grade(files, Work(archive=packed(in_txt="hello\n")))).reward == 0.0
+    no_text = pack(None, TaskSettings(), extra={"in.txt": b"hello\n", "out.txt": b"\xff\xfe"})
+    assert (await grader.grade(files, Work(archive=no_text))).reward == 0.0
 
 
 @needs_packages

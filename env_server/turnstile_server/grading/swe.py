@@ -75,7 +75,12 @@ class _SweJudge:
         detail: dict[str, Any] = {"trust": "in_process", "exit_code": result.exit_code, "output": _tail(result)}
         if result.timed_out:
             return self._none(diff, detail, f"the tests ran longer than {self._swe.timeout_s:g} s")
-        report = await self._report(result)
+        try:
+            report = await self._report(result)
+        except (
+            TaskFailed
+        ) as error:  # a parser that fails on the work's log: whose fault that is, the control tells
+            report = {"graded": False, "infra_failure": one_line(error.message)}
         if not report["graded"]:
             return self._none(diff, detail, await self._ungraded(script, report, result))
         failed = [

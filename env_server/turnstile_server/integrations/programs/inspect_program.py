@@ -32,7 +32,7 @@ from inspect_ai.util._sandbox.context import (
     sandbox_default_context_var,
     sandbox_environments_context_var,
 )
-from wire import Line, Overran, list_tasks, load_module, serve
+from wire import Asked, Line, Overran, list_tasks, load_module, serve
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MODEL = "turnstile/agent"
@@ -77,7 +77,10 @@ class ServerSandbox(SandboxEnvironment):
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         said = self._line.ask("read", path=os.path.join(self._workdir, file))
         data = base64.b64decode(said["data"])
-        return data.decode() if text else data
+        try:
+            return data.decode() if text else data
+        except UnicodeDecodeError as error:
+            raise error from Asked(f"{file} is no text in UTF-8")
 
     @classmethod
     async def sample_cleanup(cls, *given: Any, **named: Any) -> None:
