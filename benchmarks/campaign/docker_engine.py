@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 OWNER_LABEL = "turnstile.owner"
+SOURCE_LABEL = "turnstile.source"
 
 
 class DockerEngine:
@@ -30,10 +31,11 @@ class DockerEngine:
         found = await self._get("/containers/json", {"all": str(not running).lower(), "filters": filters})
         return [each["Id"] for each in found]
 
-    async def volumes(self) -> list[str]:
+    async def volumes(self) -> dict[str, str]:
+        """By their names the server's folders that they are copies of."""
         filters = json.dumps({"label": [f"{OWNER_LABEL}={self.owner()}"]})
         found = await self._get("/volumes", {"filters": filters})
-        return [each["Name"] for each in found["Volumes"] or ()]
+        return {each["Name"]: each["Labels"][SOURCE_LABEL] for each in found["Volumes"] or ()}
 
     async def pids(self, container: str) -> list[tuple[int, str]]:
         """(pid, command) of its processes, as this machine counts them."""

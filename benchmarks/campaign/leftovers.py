@@ -17,8 +17,6 @@ SPARE_DESCRIPTORS = {"local": 16, "docker": 48}
 """The Docker SDK keeps its connections to the engine, as many as were used at once."""
 CGROUPS = Path("/sys/fs/cgroup")
 PLACES = ("turnstile_episodes", "turnstile_calls_in_flight", "turnstile_journal_queued_bytes")
-KEPT_VOLUMES = 2
-"""The helper's and the agent's stay when the server ends, because filling them costs seconds."""
 SANDBOXES = "sb-" + "?" * 12
 """Folders of sandboxes in ``run_dir``; there is one more, which all share."""
 
@@ -50,9 +48,18 @@ async def after_the_end(arena: Arena) -> list[str]:
         found += [f"in run_dir: {name}" for name in os.listdir(arena.settings.run_dir)]
     if arena.docker is not None:
         found += [f"container {name[:12]}" for name in await arena.docker.containers(running=False)]
-        volumes = await arena.docker.volumes()
-        found += [f"{len(volumes)} volumes: {volumes}"] if len(volumes) > KEPT_VOLUMES else []
+        found += _stale_volumes(await arena.docker.volumes())
     return found
+
+
+def _stale_volumes(sources: dict[str, str]) -> list[str]:
+    """All but one of each folder that is there: that stays when the server ends, because filling it costs time."""
+    folders = list(sources.values())
+    return [
+        f"volume {name} of {folder}"
+        for name, folder in sources.items()
+        if not Path(folder).is_dir() or folders.count(folder) > 1
+    ]
 
 
 async def _sandboxes(arena: Arena) -> list[str]:
