@@ -86,12 +86,13 @@ class Progress:
     """How far a call is: for what must happen when some more of its tokens are there, however slow the engine."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
+        """Of tokens that have come."""
         self._ended = False
         self._changed = asyncio.Event()
 
     def add(self, count: int) -> None:
-        self._count += count
+        self.count += count
         self._tell()
 
     def end(self) -> None:
@@ -100,8 +101,8 @@ class Progress:
 
     async def more(self, count: int) -> None:
         """Returns when ``count`` more tokens have come or the call has ended, also by an error."""
-        until = self._count + count
-        while self._count < until and not self._ended:
+        until = self.count + count
+        while self.count < until and not self._ended:
             await self._changed.wait()
 
     def _tell(self) -> None:

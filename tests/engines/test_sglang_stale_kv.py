@@ -100,16 +100,21 @@ async def test_a_call_sent_before_and_started_after_is_marked_where_it_found_an_
 async def test_an_update_that_retracts_ends_the_mark(
     engine: SGLangEngine, tiny_model: Path, other_tiny_model: Path
 ) -> None:
-    prompt, progress = prompt_of(45, 50), Progress()
     sampling = EngineSampling(max_new_tokens=2500, temperature=0.0)
-    call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
-    await progress.more(1)
-    await engine.update_weights(str(other_tiny_model), "placed-4", "in_place")
-    await progress.more(AWHILE)
+    for attempt in range(ATTEMPTS):  # on an old cache even a greedy call may happen to sample its end token
+        prompt, progress = prompt_of(450 + attempt, 50), Progress()
+        before, placed = f"before-4-{attempt}", f"placed-4-{attempt}"
+        await engine.update_weights(str(tiny_model), before)
+        call = asyncio.create_task(collect(engine, prompt, sampling, rid=new_id("rid"), progress=progress))
+        await progress.more(1)
+        await engine.update_weights(str(other_tiny_model), placed, "in_place")
+        await progress.more(AWHILE)
+        if not call.done():
+            break
     await engine.update_weights(str(tiny_model), "retracted-1", "retract")
-    folders = {"default": tiny_model, "placed-4": other_tiny_model, "retracted-1": tiny_model}
+    folders = {before: tiny_model, placed: other_tiny_model, "retracted-1": tiny_model}
     marks = assert_marks_are_exact(prompt, await call, folders)
-    assert marks == [("default", False), ("placed-4", True), ("retracted-1", False)]
+    assert marks == [(before, False), (placed, True), ("retracted-1", False)]
 
 
 async def test_a_call_aborted_across_an_update_in_place_keeps_its_marks(
@@ -145,12 +150,13 @@ async def test_a_retracting_pause_after_an_update_in_place_empties_the_old_cache
         await progress.more(1)
         await engine.update_weights(str(other_tiny_model), f"placed-6-{attempt}", "in_place")
         await engine.pause("retract")
+        enough = progress.count + AWHILE
         await engine.resume()
         result = await call
-        if result.finish.reason != "stop":
+        if len(result.ids) >= enough:
             break
-    assert result.finish.reason == "length"
+    assert len(result.ids) >= enough, "each call sampled its end token soon after the pause"
     ids = np.concatenate([prompt, result.ids])
     fresh = reference_logprobs(other_tiny_model, ids, len(prompt), 0.0)
-    tail = slice(len(result.ids) - 100, len(result.ids))
+    tail = slice(len(result.ids) - AWHILE // 2, len(result.ids))  # what was under way at the pause is before it
     np.testing.assert_allclose(result.logprobs[tail], fresh[tail], atol=TOLERANCE, rtol=0)
