@@ -11,18 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import ipaddress
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from engine_gateway import FileServer
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENENV = Path(sys.executable).parent / "openenv"
@@ -51,17 +49,6 @@ def run(*command: str | Path, timeout_s: float = 60, ok: bool = True) -> str:
     if ok:
         assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout[-8000:]}"
     return done.stdout.strip()
-
-
-def engine_gateway() -> str:
-    """This machine's address in the network of the engine's containers.
-
-    An engine that had to make its bridge at this start does not name it (Docker 20.10): then it is the
-    first address of the bridge's subnet.
-    """
-    (network,) = json.loads(run("docker", "network", "inspect", "bridge"))
-    (addresses,) = network["IPAM"]["Config"]
-    return addresses.get("Gateway") or str(next(ipaddress.ip_network(addresses["Subnet"]).hosts()))
 
 
 @functools.cache
@@ -108,22 +95,11 @@ def torch_index() -> Iterator[tuple[str, ...]]:
     if wheel is None or "TORCH_INDEX" in os.environ:
         yield (f"TORCH_INDEX={os.environ.get('TORCH_INDEX', '')}",)
         return
-    gateway = engine_gateway()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "torch").mkdir()
         Path(folder, "torch", wheel.name).symlink_to(wheel)
-        serve = functools.partial(_Quiet, directory=folder)
-        with ThreadingHTTPServer((gateway, 0), serve) as server:
-            threading.Thread(target=server.serve_forever, name="torch index").start()
-            try:
-                yield (f"TORCH_INDEX=http://{gateway}:{server.server_port}/", f"PIP_TRUSTED_HOST={gateway}")
-            finally:
-                server.shutdown()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing is printed."""
+        with FileServer(Path(folder)).serving() as server:
+            yield (f"TORCH_INDEX={server.origin}/", f"PIP_TRUSTED_HOST={server.host}")
 
 
 def _torch_wheel() -> Path | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from container_support import STOP_S, Container, started
-from image_builds import base_image, engine_gateway, run
+from image_builds import base_image, run
 from play import NPM_AGENT, OWN_AGENT, SHIPPED_TASK, play, play_all
 
 from engine_forwarder import EngineForwarder
+from engine_gateway import engine_gateway
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 
 pytestmark = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
@@ -149,7 +149,10 @@ class JudgedCopies:
             raise SandboxUnavailable(
                 "This task is graded by tests, and this server has no sandboxes to run them in."
             )
-        sandbox = await self._provider.create(self._spec_of(task))
+        spec = self._spec_of(task)
+        if task.script is not None and task.script.image is not None:
+            spec = replace(spec, image=task.script.image)
+        sandbox = await self._provider.create(spec)
         try:
             yield sandbox
         finally:

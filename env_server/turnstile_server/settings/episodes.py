@@ -149,6 +149,11 @@ class TaskSettings(Section):
     prefer_builds: bool = Field(
         False, description="Harbor: build the Dockerfile also where `docker_image` names an image."
     )
+    rehearse_tests: bool = Field(
+        False,
+        description="Harbor: tests that fetch something run once, with a network, while an image for them "
+        "is built, and judge in that image without one. False: such tasks are refused.",
+    )
     max_context_bytes: int = Field(
         512 << 20, ge=1024, description="Size of the folder that an image is built of, at most."
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _FROM = re.compile(r"FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+AS\s+(?P<name>\S+))?", re.IGNORECASE)
+_ARGUMENT = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _WORKDIR = re.compile(r"WORKDIR\s+(?P<path>.+)", re.IGNORECASE)
 
 
@@ -15,14 +17,17 @@ class DockerfileFacts:
     """Of the stage that becomes the image."""
 
     bases: tuple[str, ...]
-    """Images that it starts from, of all stages. Names that hold variables are left out."""
+    """Images that it starts from, of all stages. Names that hold variables are left out, unless an argument of the
+    build is the whole of them."""
     workdir: str | None
     """None: the base image's, or one that a variable names."""
     stages: int
 
 
-def read_dockerfile(text: str, target: str | None = None) -> DockerfileFacts:
-    """``target``: the stage that is built; None: the last."""
+def read_dockerfile(
+    text: str, target: str | None = None, args: Mapping[str, str] | None = None
+) -> DockerfileFacts:
+    """``target``: the stage that is built; None: the last. ``args``: arguments of the build."""
     bases: list[str] = []
     workdirs: dict[str, str | None] = {}
     workdir: str | None = None
@@ -33,7 +38,7 @@ def read_dockerfile(text: str, target: str | None = None) -> DockerfileFacts:
             if target is not None and current == target.lower():
                 break
             stages += 1
-            image = start["image"]
+            image = _filled(start["image"], args or {})
             workdir = workdirs.get(image.lower())
             if image.lower() not in workdirs and image.lower() != "scratch" and "$" not in image:
                 bases.append(image)
@@ -43,6 +48,11 @@ def read_dockerfile(text: str, target: str | None = None) -> DockerfileFacts:
             workdir = None if "$" in path else posixpath.normpath(posixpath.join(workdir or "/", path))
         workdirs[current] = workdir
     return DockerfileFacts(tuple(dict.fromkeys(bases)), workdir, stages)
+
+
+def _filled(image: str, args: Mapping[str, str]) -> str:
+    name = _ARGUMENT.fullmatch(image)
+    return image if name is None else args.get(name[1] or name[2], image)
 
 
 def _instructions(text: str) -> list[str]:

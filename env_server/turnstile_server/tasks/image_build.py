@@ -8,8 +8,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from docker.utils.build import exclude_paths
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 
 REPOSITORY = "turnstile-task"
 _PART = 1 << 20
@@ -75,6 +77,22 @@ class ImageBuild:
                 raise ContextProblem(f"{self.context / name} is no file, folder or link")
         return found
 
+
+def _only_from_a_folder(value: object) -> object:
+    """Text from outside names no folder of this machine."""
+    if value is not None and not isinstance(value, ImageBuild):
+        raise ValueError("images are built of Harbor's task folders only; name an `image`")
+    return value
+
+
+def _shown(build: ImageBuild | None) -> str | None:
+    return None if build is None else str(build.dockerfile)
+
+
+FolderBuild = Annotated[
+    InstanceOf[ImageBuild] | None, BeforeValidator(_only_from_a_folder), PlainSerializer(_shown)
+]
+"""As a field of a task."""
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 

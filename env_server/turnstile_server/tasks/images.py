@@ -80,33 +80,41 @@ class TaskImages:
         self._builds: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
-        """The task's image; None where it names none, or ``backend``, the kind of the sandboxes, is not Docker.
-        ``again``: build also what is there. Raises ImageUnusable, ImageBuildFailed, SandboxUnavailable."""
+        """The task's image, once that in which its script judges is there, too; None where it names none, or
+        ``backend``, the kind of the sandboxes, is not Docker. ``again``: build also what is there. Raises
+        ImageUnusable, ImageBuildFailed, SandboxUnavailable."""
         if task.image is None or backend != DOCKER:
             return None
         engine = await self._connected()
-        built = False
-        if task.build is not None:
-            async with self._builds[task.image]:
-                if again or not await self._is_fresh(engine, task, task.image, task.build):
-                    await self._build(engine, task, task.image, task.build)
-                    built = True
-        image = await engine.image(task.image)
-        if image is None:
-            raise ImageUnusable(
-                f"Docker has no image {task.image}, which task {task.id} names: docker pull {task.image}"
-            )
-        if image.architecture != self._architecture:
-            raise ImageUnusable(
-                f"the image {task.image} of task {task.id} is for {image.architecture}; this engine runs "
-                f"{self._architecture}"
-            )
-        return ReadyImage(task.image, image.image_id, image.size, built)
+        ready = await self._ready(engine, task, task.image, task.build, again=again)
+        script = task.script
+        if script is not None and script.image is not None:  # which may start from the task's
+            await self._ready(engine, task, script.image, script.build, again=again)
+        return ready
 
     async def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    async def _ready(
+        self, engine: DockerEngine, task: Task, name: str, build: ImageBuild | None, *, again: bool
+    ) -> ReadyImage:
+        built = False
+        if build is not None:
+            async with self._builds[name]:
+                if again or not await self._is_fresh(engine, task, name, build):
+                    await self._build(engine, task, name, build)
+                    built = True
+        image = await engine.image(name)
+        if image is None:
+            raise ImageUnusable(f"Docker has no image {name}, which task {task.id} names: docker pull {name}")
+        if image.architecture != self._architecture:
+            raise ImageUnusable(
+                f"the image {name} of task {task.id} is for {image.architecture}; this engine runs "
+                f"{self._architecture}"
+            )
+        return ReadyImage(name, image.image_id, image.size, built)
 
     async def _connected(self) -> DockerEngine:
         async with self._opening:
@@ -127,7 +135,7 @@ class TaskImages:
             text = await anyio.to_thread.run_sync(build.dockerfile.read_text)
         except (OSError, UnicodeDecodeError) as error:
             raise _unreadable(task, error) from error
-        found = [await engine.image(name) for name in read_dockerfile(text, build.target).bases]
+        found = [await engine.image(name) for name in read_dockerfile(text, build.target, dict(build.args)).bases]
         return ",".join("" if image is None else image.image_id for image in found)
 
     async def _build(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> None:

@@ -26,7 +26,7 @@ from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
-from turnstile_server.tasks.image_build import ImageBuild
+from turnstile_server.tasks.image_build import FolderBuild
 from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
@@ -207,13 +207,6 @@ def _only_from_a_source(value: object) -> object:
     return value
 
 
-def _only_from_a_folder(value: object) -> object:
-    """Text from outside names no folder of this machine."""
-    if value is not None and not isinstance(value, ImageBuild):
-        raise ValueError("images are built of Harbor's task folders only; name an `image`")
-    return value
-
-
 def _own_graders(
     answer: Answer | None,
     script: ScriptTests | None,
@@ -238,9 +231,7 @@ class Task(TaskPart):
     id: ClientId
     instruction: str = Field(min_length=1, description="The instruction to the agent.")
     image: str | None = Field(None, description="Docker image; None takes the server's (sandboxes.docker_image).")
-    build: Annotated[InstanceOf[ImageBuild] | None, BeforeValidator(_only_from_a_folder)] = Field(
-        None, description="How the image is made. Not in files and requests."
-    )
+    build: FolderBuild = Field(None, description="How the image is made. Not in files and requests.")
     workdir: str = Field(
         WORKDIR,
         pattern=rf"^(/|{IMAGE_WORKDIR}$)",
@@ -342,10 +333,6 @@ class Task(TaskPart):
         if world is None:
             return None
         return {"class": world.name, "parameters": dict(world.parameters), "seed": world.seed}
-
-    @field_serializer("build")
-    def _shown_build(self, build: ImageBuild | None) -> str | None:
-        return None if build is None else str(build.dockerfile)
 
     @property
     def all_files(self) -> tuple[Files | None, ...]:

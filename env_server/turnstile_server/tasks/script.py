@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.image_build import FolderBuild
 from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.part import TaskPart
 
@@ -22,6 +23,8 @@ class ScriptTests(TaskPart):
     program: InnerPath = Field("test.sh", description="The one of them that is run, in the work folder.")
     env: dict[EnvName, str] = Field(default_factory=dict, description="Its variables, over those of the task.")
     timeout_s: float = Field(600.0, gt=0, description="Time for it; then there is no reward.")
+    image: str | None = Field(None, description="Docker image in which it judges; None: the task's.")
+    build: FolderBuild = Field(None, description="How that image is made. Not in files and requests.")
     reward_key: str = Field("reward", min_length=1, description="Key of `reward.json` that is the reward.")
 
 

@@ -27,9 +27,11 @@ from turnstile_server.tasks.harbor.network import network_of
 from turnstile_server.tasks.harbor.refusals import refuse_unsupported
 from turnstile_server.tasks.harbor.test_text import needs_more
 from turnstile_server.tasks.harbor.toml_lines import key_lines
+from turnstile_server.tasks.image_build import ContextProblem
 from turnstile_server.tasks.model import Gold, SandboxWish, Task
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.parse import Loc
+from turnstile_server.tasks.rehearsal import rehearsed
 from turnstile_server.tasks.script import GoldScript, ScriptTests
 from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_files
 
@@ -75,7 +77,7 @@ class TaskFolder:
         image = find_image(self._path, config, self._settings, self.found)
         refuse_unsupported(config, image.workdir, self.found)
         self._network = network_of(config, self._settings, self.found)
-        tests = self._tests(config, instruction, image.workdir)
+        tests = self._tests(config, instruction, image)
         gold = self._gold(config)
         environment = {**image.environment, **self._filled(config.environment.env, ("environment", "env"))}
         if self.found.problems or self.found.unsupported or instruction is None or tests is None:
@@ -164,7 +166,7 @@ class TaskFolder:
             return None
         return text
 
-    def _tests(self, config: HarborConfig, instruction: str | None, workdir: str | None) -> ScriptTests | None:
+    def _tests(self, config: HarborConfig, instruction: str | None, image: HarborImage) -> ScriptTests | None:
         if config.steps:
             return None
         folder = self._path / "tests"
@@ -174,15 +176,30 @@ class TaskFolder:
         files = self._files(folder)
         if files is None:
             return None
-        if self._settings.inspect_scripts:
-            texts = {
-                name: data.decode(errors="replace") for name, data in read_files(files, self._settings).items()
-            }
-            online = bool(self._network.tests)
-            for each in needs_more(texts, instruction or "", workdir, online=online):
-                self.found.refuse(each.why, file=folder / each.file, line=each.line)
         env = self._filled(config.verifier.env, ("verifier", "env"))
-        return ScriptTests(files=files, env=env, timeout_s=config.verifier.timeout_sec)
+        script = ScriptTests(files=files, env=env, timeout_s=config.verifier.timeout_sec)
+        if not self._settings.inspect_scripts:
+            return script
+        texts = {name: data.decode(errors="replace") for name, data in read_files(files, self._settings).items()}
+        online = bool(self._network.tests)
+        needed = needs_more(texts, instruction or "", image.workdir, online=online)
+        rehearse = self._settings.rehearse_tests and any(each.fetches for each in needed)
+        for each in needed:
+            if not (rehearse and each.fetches):
+                self.found.refuse(each.why, file=folder / each.file, line=each.line)
+        return self._rehearsed(script, folder, config, image) if rehearse else script
+
+    def _rehearsed(
+        self, script: ScriptTests, folder: Path, config: HarborConfig, image: HarborImage
+    ) -> ScriptTests | None:
+        if image.name is None:  # which is told
+            return None
+        build_s, most = config.environment.build_timeout_sec, self._settings.max_context_bytes
+        try:
+            return rehearsed(script, folder, image.name, image.place, build_s, most)
+        except ContextProblem as error:
+            self.found.wrong(str(error), file=folder)
+            return None
 
     def _gold(self, config: HarborConfig) -> Gold | None:
         env = self._filled(config.solution.env, ("solution", "env"))

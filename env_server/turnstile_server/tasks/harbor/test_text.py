@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_ADVICE = "put it into the image"
+_ADVICE = "put it into the image, or let the tests be rehearsed (tasks.rehearse_tests)"
 _FETCHES = (
     re.compile(r"\b(?:apt-get|apt|apk|yum|dnf)\b[^#|;&]*\b(?:update|install|add|upgrade)\b"),
     re.compile(r"\bpip3?\s+(?:\S+\s+)*?install\b(?!.*--no-index)"),
@@ -41,6 +41,8 @@ class TextFinding:
     file: str
     line: int
     why: str
+    fetches: bool = False
+    """It is a network that is needed."""
 
 
 def needs_more(
@@ -56,9 +58,8 @@ def needs_more(
     for name, text in scripts.items():
         for number, line in _lines(text):
             if name.endswith((".sh", ".bash")) and not offline and (fetch := _fetch(line)) is not None:
-                found.append(
-                    TextFinding(name, number, f"`{fetch}` needs a network, and tests have none; {_ADVICE}")
-                )
+                why = f"`{fetch}` needs a network, and tests have none; {_ADVICE}"
+                found.append(TextFinding(name, number, why, fetches=True))
             if not starts and (service := _SERVICE.search(line)) is not None:
                 why = f"`{service[0]}` asks a service that the agent left running, and none runs where tests do"
                 found.append(TextFinding(name, number, why))
