@@ -47,7 +47,8 @@ def containers() -> list[str]:
 
 @asynccontextmanager
 async def gvisor_server(model: Path, folder: Path, image: str) -> AsyncIterator[Stage]:
-    sandboxes = {"kind": "docker", "docker_image": image, "docker_runtime": RUNSC, "memory_mb": 256}
+    own = {"docker_runtime": RUNSC, "docker_python": "carried"}
+    sandboxes = {"kind": "docker", "docker_image": image, "memory_mb": 256, **own}
     async with server(model, folder, sandboxes=sandboxes) as stage:
         yield stage
     assert containers() == []
