@@ -140,6 +140,17 @@ async def test_a_reward_outside_its_bounds_is_an_error_and_not_cut(played: Any, 
     assert (await grader(None).grade(wide, Work())).reward == value
 
 
+@pytest.mark.parametrize("parts", [(1e200, 1e200, 0.0), (1e200, 1e200)])
+async def test_a_gate_is_not_decided_by_a_product_that_is_not_finite(
+    played: Any, parts: tuple[float, ...]
+) -> None:
+    named = {f"part{index}": part for index, part in enumerate(parts)}
+    played(Component(math.prod(parts), parts=named))
+    rules = {"gates": [{"component": "played", "at_least": 0.5}], "combine": "mean", "bounds": [0, 1e300]}
+    with pytest.raises(GraderFailed, match="no gate can be decided"):
+        await grader(None).grade(the_task(rules, played={}), Work())
+
+
 async def test_components_whose_sum_overflows_are_no_reward(played: Any) -> None:
     played(Component(0.0, parts={"a": 1e308, "b": 1e308}))
     for combine in ("sum", "mean"):

@@ -48,7 +48,8 @@ class Composition:
         return {**self._detail, **({"summary": list(self._summary)} if self._summary else {})}
 
     def add(self, grader: str, component: Component) -> None:
-        """Raises TaskFailed where two graders give one component, GraderFailed for one that is not finite."""
+        """Raises TaskFailed where two graders give one component, GraderFailed for one that is not finite, and for
+        a product of finite ones that is not where a gate asks for it."""
         given = {grader: component.value} if component.parts is None else dict(component.parts)
         others = {*self._values, *self._task.graders} - {grader}
         for name, value in {**given, **component.extra}.items():
@@ -71,9 +72,15 @@ class Composition:
     def _look_at_gates(self, grader: str, component: Component, given: dict[str, float]) -> None:
         known = {**given, **component.extra, grader: component.value}
         for gate in self._rules.gates:
-            if self._closed is None and gate.component in known and known[gate.component] < gate.at_least:
+            value = known.get(gate.component)
+            if self._closed is not None or value is None:
+                continue
+            if not math.isfinite(value):  # NaN is below no threshold, and would leave the gate open
+                raise GraderFailed(
+                    f"the components of {grader!r} make a product of {value}, by which no gate can be decided"
+                )
+            if value < gate.at_least:
                 self._closed = gate
-                value = known[gate.component]
                 shown = {"component": gate.component, "value": value, "at_least": gate.at_least}
                 self._detail["gate"] = {**shown, "reward": gate.otherwise}
                 self._summary.append(
