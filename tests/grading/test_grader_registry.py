@@ -14,6 +14,7 @@ from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.registry import GRADERS
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.swe import END_MARKER, START_MARKER
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +68,35 @@ def test_a_server_refuses_tasks_whose_grader_is_not_registered(tmp_path: Path) -
     inline = TaskRef.model_validate({"instruction": "x", "grading": {"brief": {}}})
     with pytest.raises(Unprocessable, match=r"task\.grading: there is no grader 'brief'"):
         backends.task_of(inline)
+
+
+LONG = {
+    "tests": {"files": {"inline": {}}, "runner": "command", "command": ["sh"], "timeout_s": 601},
+    "script": {"files": {"inline": {"test.sh": ""}}, "timeout_s": 601},
+    "swe": {
+        "instance_id": "i",
+        "eval_script": f"{START_MARKER}\n{END_MARKER}\n",
+        "log_parser": "parse_log_pytest",
+        "fail_to_pass": ["a"],
+        "timeout_s": 601,
+    },
+}
+
+
+@pytest.mark.parametrize("field", LONG)
+def test_a_server_refuses_tasks_whose_tests_may_take_longer_than_a_grading(tmp_path: Path, field: str) -> None:
+    file = tmp_path / "t.jsonl"
+    task = Task.model_validate({"id": "t", "instruction": "x", field: LONG[field]})
+    file.write_text(task.model_dump_json(exclude_defaults=True) + "\n")
+    given = {"data_dir": tmp_path / "data", "tasks": {"sources": [file]}}
+    said = rf"{field}\.timeout_s: 601 s are more than a whole grading has \(600 s, grading\.timeout_s"
+    with pytest.raises(StartupError, match=rf"task t cannot be used: {said}"):
+        build_backends(Settings.model_validate(given))
+    backends = build_backends(Settings.model_validate({**given, "grading": {"timeout_s": 601}}))
+    assert backends.task_of(TaskRef(id="t")).id == "t"
+    backends = build_backends(Settings(data_dir=tmp_path / "data"))
+    with pytest.raises(Unprocessable, match=said):
+        backends.task_of(TaskRef.model_validate({"instruction": "x", field: LONG[field]}))
 
 
 def test_answer_and_tests_are_not_named_twice() -> None:

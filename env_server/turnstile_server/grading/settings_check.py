@@ -1,4 +1,5 @@
-"""Whether a server can grade a task: its graders are registered, and what they need is in the settings."""
+"""Whether a server can grade a task: its graders are registered, what they need is in the settings, and the time
+that they may take fits into that of a grading."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ def grading_problem(task: Task, settings: GradingSettings) -> str | None:
     """A sentence about what is missing, with the field; None: nothing is."""
     if (problem := unknown_graders(task)) is not None:
         return problem
+    if (problem := _time_problem(task, settings.timeout_s)) is not None:
+        return problem
     for name, entry in task.grading.items():
         if isinstance(entry, CodeOptions) and entry.host_code is None and entry.target not in settings.functions:
             have = ", ".join(settings.functions) or "none"
@@ -22,6 +25,17 @@ def grading_problem(task: Task, settings: GradingSettings) -> str | None:
             )
         if isinstance(entry, JudgeOptions) and (problem := _judge_problem(entry, settings)) is not None:
             return f"grading.{name}.{problem}"
+    return None
+
+
+def _time_problem(task: Task, most_s: float) -> str | None:
+    """Told before an agent plays: a grading that is out of time scores 0, whatever the tests would have said."""
+    for field, part in (("tests", task.tests), ("swe", task.swe), ("script", task.script)):
+        if part is not None and part.timeout_s > most_s:
+            return (
+                f"{field}.timeout_s: {part.timeout_s:g} s are more than a whole grading has ({most_s:g} s, "
+                "grading.timeout_s in the settings)"
+            )
     return None
 
 
