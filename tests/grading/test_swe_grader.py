@@ -9,6 +9,8 @@ import json
 import os
 import shlex
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
-from turnstile_server.integrations.package_process import PACKAGES
+from turnstile_server.integrations.package_process import PACKAGES, PackageBroken, PackagePython, listed
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -253,6 +255,61 @@ async def test_a_process_that_does_not_answer_is_ended(starts: Path) -> None:
         await ask(worker)
     with pytest.raises(ProcessLookupError):
         os.kill(pids(starts)[0], 0)
+
+
+async def test_close_ends_the_requests_that_are_answered_wait_or_come_later(starts: Path) -> None:
+    worker = packages(python(starts, "hangs"), package_timeout_s=60)
+    told: list[str] = []
+
+    async def refused() -> None:
+        with pytest.raises(GraderUnavailable, match="was closed: the server stops") as error:
+            await ask(worker)
+        told.append(error.value.message)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused)
+            group.start_soon(refused)
+            while not await anyio.Path(starts).exists():  # noqa: ASYNC110 - the process tells nobody else
+                await anyio.sleep(0.02)
+            await worker.close()
+        await refused()
+    assert len(told) == 3
+    for pid in pids(starts):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert len(pids(starts)) <= 1
+
+
+async def test_a_machine_without_room_for_temporary_files_is_told(
+    starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(starts / "no-such-folder"))
+    with pytest.raises(GraderUnavailable, match=r"no place for its temporary files: .*no-such-folder"):
+        await ask(packages(python(starts)))
+    there = PackagePython("inspect", Path(sys.executable))
+    with pytest.raises(PackageBroken, match="no place for its temporary files"):
+        listed(there, "x.py:y", {}, None, timeout_s=5)
+
+
+async def test_a_request_is_written_out_where_it_holds_up_no_other_episode(starts: Path) -> None:
+    threads: set[int] = set()
+
+    class Watched(dict[str, Any]):
+        def items(self) -> Any:
+            threads.add(threading.get_ident())
+            return super().items()
+
+    worker = packages(python(starts))
+    try:
+        assert await worker.ask("swebench", {**SCRIPT_REQUEST, "row": Watched(ROW["row"])}) == (
+            {"script": "x"},
+            "0",
+        )
+    finally:
+        await worker.close()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_process_that_does_not_start_in_time_is_ended(starts: Path) -> None:

@@ -50,5 +50,5 @@ class PackageProcesses:
         return self._open[kind]
 
     async def close(self) -> None:
-        for process in self._open.values():
+        for process in list(self._open.values()):
             await process.close()

@@ -1,8 +1,9 @@
 """A program of ours that runs in another package's Python, and scores works there.
 
 What must hold: one request at a time; a request that takes too long, is cancelled, or breaks the protocol ends the
-process with its whole process group, and the next request starts a new one; the process ends when the server does
-(it reads the end of its standard input); its environment is built from nothing but what the settings name.
+process with its whole process group, and the next request starts a new one; after ``close`` none is started; the
+process ends when the server does (it reads the end of its standard input); its environment is built from nothing
+but what the settings name.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class PackagePython:
             hint = f". {self.python} lacks a package: {self.install}"
         return f"the program for {self.kind} {how}{hint}{': ' + tail if tail else ''}"
 
+    def no_place(self, error: OSError) -> PackageBroken:
+        return PackageBroken(f"the program for {self.kind} has no place for its temporary files: {error}")
+
 
 def python_of(kind: str, pythons: Mapping[Any, Path], environment: Sequence[str]) -> PackagePython:
     """The Python of the settings, else the server's own."""
@@ -103,6 +107,9 @@ class PackageProcess:
         self._python = python
         self._start_timeout_s = start_timeout_s
         self._turn = anyio.Lock()
+        self._flight = anyio.CancelScope()
+        """Of the request whose turn it is; ``close`` cancels it."""
+        self._closed = False
         self._process: Process | None = None
         self._lines: BufferedByteReceiveStream | None = None
         self._said: IO[bytes] | None = None
@@ -118,32 +125,47 @@ class PackageProcess:
         Raises PackageBroken, PackageError.
         """
         async with self._turn:
-            await self._start()
-            try:
-                with anyio.fail_after(timeout_s):
-                    return await self._exchange(fields, answer)
-            except TimeoutError:
-                await self._end()
-                raise PackageBroken(
-                    f"the program for {self._python.kind} took longer than {timeout_s:g} s "
-                    "(grading.package_timeout_s)"
-                ) from None
-            except PackageError:
-                raise
-            except BaseException:
-                await self._end()
-                raise
+            if not self._closed:
+                with anyio.CancelScope() as self._flight:
+                    await self._start()
+                    return await self._result(fields, answer, timeout_s)
+            raise PackageBroken(f"the program for {self._python.kind} was closed: the server stops")
+
+    async def _result(self, fields: Mapping[str, Any], answer: Answer, timeout_s: float) -> dict[str, Any]:
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._exchange(fields, answer)
+        except TimeoutError:
+            await self._end()
+            raise PackageBroken(
+                f"the program for {self._python.kind} took longer than {timeout_s:g} s (grading.package_timeout_s)"
+            ) from None
+        except PackageError:
+            raise
+        except BaseException:
+            await self._end()
+            raise
 
     async def close(self) -> None:
+        """Requests that are being answered, wait or come later raise PackageBroken."""
+        self._closed = True
+        self._flight.cancel()
         with anyio.CancelScope(shield=True):
-            await self._end()
+            async with self._turn:  # a request ends its process by itself
+                await self._end()
 
     async def _start(self) -> None:
         if self._process is not None and self._process.returncode is None:
             return
         await self._end()
-        self._said = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `_end` closes it
-        self._folder = tempfile.TemporaryDirectory(prefix=f"turnstile-{self._python.kind}-")
+        try:
+            self._said = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `_end` closes it
+            self._folder = tempfile.TemporaryDirectory(
+                prefix=f"turnstile-{self._python.kind}-", ignore_cleanup_errors=True
+            )
+        except OSError as error:
+            await self._end()
+            raise self._python.no_place(error) from error
         try:
             self._process = process = await start_process(
                 self._python.command("serve"),
@@ -197,8 +219,9 @@ class PackageProcess:
         process = self._process
         assert process is not None
         assert process.stdin is not None
+        line = await anyio.to_thread.run_sync(_line_of, value)
         try:
-            await process.stdin.send(json.dumps(value).encode() + b"\n")
+            await process.stdin.send(line)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise await self._ended() from None
 
@@ -213,6 +236,8 @@ class PackageProcess:
                 f"the program for {self._python.kind} sent a line of more than {MAX_LINE_BYTES} bytes"
             ) from None
         try:
+            # Not in a thread: CPython's reader keeps the interpreter for the whole line, so the loop would stand
+            # as long (0.1 s for one text of 60 MiB, 0.4 s for 40 MiB of small objects).
             said = json.loads(line)
         except ValueError:
             said = None
@@ -229,10 +254,7 @@ class PackageProcess:
         return PackageBroken(self._python.failure(how, self._last_words()))
 
     def _last_words(self) -> bytes:
-        if self._said is None:
-            return b""
-        size = os.fstat(self._said.fileno()).st_size
-        return os.pread(self._said.fileno(), _TAIL, max(0, size - _TAIL))
+        return b"" if self._said is None else _last_of(self._said)
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -250,6 +272,16 @@ class PackageProcess:
                 await anyio.to_thread.run_sync(folder.cleanup)
 
 
+def _last_of(said: IO[bytes]) -> bytes:
+    size = os.fstat(said.fileno()).st_size
+    return os.pread(said.fileno(), _TAIL, max(0, size - _TAIL))
+
+
+def _line_of(value: Mapping[str, Any]) -> bytes:
+    """For a thread: in pieces, because ``dumps`` keeps the interpreter, and with it the event loop, to its end."""
+    return "".join((*json.JSONEncoder().iterencode(value), "\n")).encode()
+
+
 def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any, *, timeout_s: float) -> None:
     """Writes the program's list of tasks into the file ``out``. For the start of a server, before its loop.
 
@@ -257,16 +289,30 @@ def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any
     """
     command = python.command("list", name, json.dumps(config))
     try:
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - what follows closes it
+    except OSError as error:
+        raise python.no_place(error) from error
+    with said:
+        code = _list_into(out, said, python, command, name, timeout_s)
+        if code != 0:
+            raise PackageBroken(python.failure(f"ended with {code}", _last_of(said)))
+
+
+def _list_into(
+    out: Any, said: IO[bytes], python: PackagePython, command: Sequence[str], name: str, timeout_s: float
+) -> int:
+    """The exit status. ``said``: a file for what it says beside its list, which may be any amount."""
+    try:
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=subprocess.PIPE,
+            stderr=said,
             env=dict(python.env),
             start_new_session=True,
         ) as process:
             try:
-                _, stderr = process.communicate(timeout=timeout_s)
+                return process.wait(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 raise PackageBroken(
                     f"{name}: its tasks were not listed within {timeout_s:g} s (tasks.package_list_timeout_s)"
@@ -278,5 +324,3 @@ def listed(python: PackagePython, name: str, config: Mapping[str, Any], out: Any
         raise PackageBroken(
             f"{python.python} cannot be started: {error.strerror}. Else {python.install}"
         ) from error
-    if process.returncode != 0:
-        raise PackageBroken(python.failure(f"ended with {process.returncode}", stderr))
