@@ -4,6 +4,8 @@ process."""
 from __future__ import annotations
 
 import os
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from turnstile.models import Fault, TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TurnstileError, Unprocessable
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
+from turnstile_server.grading.host_code.process import run_code
 from turnstile_server.grading.protocol import Work
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
@@ -71,6 +74,26 @@ FAILS: dict[str, tuple[str, type[TurnstileError], str]] = {
     "no such module": ("no_such_module:f", GraderFailed, "No module named"),
     "a service that is down": ("refused", GraderUnavailable, "nobody there"),
 }
+
+
+async def test_a_request_is_written_out_where_it_holds_up_no_other_episode() -> None:
+    threads: set[int] = set()
+
+    class Watched(dict[str, Any]):
+        def items(self) -> Any:
+            threads.add(threading.get_ident())
+            return super().items()
+
+    request = {"kind": "schema", "schema": Watched({"type": "string"}), "text": '"x"', "most": 1}
+    assert await run_code("the grader", request, 60) == {"value": 1.0}
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_machine_without_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no-such-folder")
+    with pytest.raises(GraderUnavailable, match=r"cannot be started: .*no-such-folder"):
+        await run_code("the grader", {"kind": "schema"}, 60)
 
 
 async def test_code_that_fails_is_no_reward_and_not_0() -> None:

@@ -7,7 +7,6 @@ takes too long to check, is the agent's doing, and 0.
 
 from __future__ import annotations
 
-import base64
 import math
 from typing import Any
 
@@ -36,10 +35,7 @@ class CodeGrader:
         found = await WorkReader(self._tools).read(task, work, options.files, self._name)
         if found.spoiled is not None:
             return found.spoiled
-        files = {
-            path: None if file.data is None else base64.b64encode(file.data).decode()
-            for path, file in found.work.items()
-        }
+        files = {path: file.data for path, file in found.work.items()}
         request = {
             "kind": self._kind,
             "target": self._target,

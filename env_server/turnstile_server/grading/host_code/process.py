@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
 import anyio.to_thread
@@ -28,17 +29,17 @@ class RanTooLong(Exception):
 
 
 async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """The answer of ``runner``. ``what``: names the grader in errors.
+    """The answer of ``runner``. ``what``: names the grader in errors. ``request``: JSON, and bytes, which it gets
+    in base64.
 
     Raises RanTooLong, GraderFailed (it raised, or ended without an answer) and GraderUnavailable.
     """
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        data = json.dumps({**request, "path": sys.path}).encode()
-        await anyio.to_thread.run_sync(stdin.write, data)
-        stdin.seek(0)
+    with contextlib.ExitStack() as files:
         code = None
         command, env = [sys.executable, "-P", str(RUNNER)], dict(os.environ)
         try:
+            stdin, stdout, stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            await anyio.to_thread.run_sync(_write, stdin, {**request, "path": sys.path})
             process = await start_process(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise GraderUnavailable(f"{what} cannot be started: {error}") from error
@@ -55,6 +56,17 @@ async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> d
         stdout.seek(0)
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TAIL))
         return _answer(what, code, stdout.read(MAX_ANSWER_BYTES + 1), stderr.read())
+
+
+def _write(file: IO[bytes], request: Mapping[str, Any]) -> None:
+    """For a thread, and in pieces: ``dumps`` keeps the interpreter, and with it the event loop, to its end."""
+    for piece in json.JSONEncoder(default=_in_base64).iterencode(request):
+        file.write(piece.encode())
+    file.seek(0)
+
+
+def _in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _answer(what: str, code: int, data: bytes, said: bytes) -> dict[str, Any]:
