@@ -15,11 +15,14 @@ from grading_support import spec_of
 from judge_server import RIGHT, WRONG, JudgeServer, Says
 from pydantic import ValidationError
 
+from real_disk import tmpfs
 from turnstile.models import Fault, TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, Unprocessable
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.judge.cache import VerdictCache
+from turnstile_server.grading.judge.client import JudgeReply
 from turnstile_server.grading.judge.prompt import build_prompt
 from turnstile_server.grading.protocol import Work
 from turnstile_server.settings import GradingSettings, JudgeSettings, Settings, TaskSettings
@@ -249,6 +252,17 @@ async def test_what_is_no_verdict_is_not_kept_and_damage_costs_a_call(judge: Jud
         before = len(judge.bodies)
         assert (await grader(judge, tmp_path).grade(the_task(), WORK)).reward == 1.0
         assert len(judge.bodies) == before + 1
+
+
+async def test_a_verdict_that_could_not_be_written_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "size=64k") as disk:
+        (disk / "aa").mkdir()
+        (disk / "aa" / "of-a-kill.new").write_bytes(b"x" * 20_000)
+        cache = VerdictCache(disk, max_bytes=1 << 20)
+        await cache.put("bb1", JudgeReply("x" * 100_000, 0, "m"))
+        assert not [path for path in disk.rglob("*") if path.is_file()]
+        await cache.put("bb2", JudgeReply("x" * 50_000, 0, "m"))
+        assert await cache.get("bb2") is not None
 
 
 async def test_verdicts_on_disk_are_bounded(judge: JudgeServer, tmp_path: Path) -> None:

@@ -47,9 +47,16 @@ class VerdictCache:
 
     def _write(self, folder: Path, path: Path, data: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._bytes is None:
+            for left in folder.rglob("*.new"):  # of a server that was killed while it wrote
+                left.unlink(missing_ok=True)
         partial = path.with_suffix(".new")
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         self._bytes = len(data) + (_size(folder) - len(data) if self._bytes is None else self._bytes)
         if self._bytes > self._max_bytes:
             self._bytes = _shrink(folder, self._max_bytes * 3 // 4)
