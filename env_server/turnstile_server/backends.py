@@ -129,7 +129,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         agents=load_registry(settings.agents.specs),
         installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
-        grader_digest=GraderDigests(archive_of).of,
+        grader_digest=GraderDigests(archive_of, settings.grading).of,
         own_tools=own_tools,
         worlds=Worlds(settings),
         images=TaskImages(settings.sandboxes, may_build=settings.tasks.build_images),
