@@ -47,6 +47,30 @@ async def test_work_that_breaks_the_import_is_no_fault_of_the_task(provider: Wat
     assert "SyntaxError" in grade.detail["tests"]["failed"][0]["message"]
 
 
+@pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module")
+async def test_the_time_of_each_command_is_that_of_the_settings(
+    provider: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float | None] = []
+    make = provider.create
+
+    async def create(spec: SandboxSpec) -> Sandbox:
+        sandbox = await make(spec)
+        run = sandbox.exec
+
+        async def noted(command: Command) -> ExecResult:
+            times.append(command.timeout_s)
+            return await run(command)
+
+        monkeypatch.setattr(sandbox, "exec", noted)
+        return sandbox
+
+    monkeypatch.setattr(provider, "create", create)
+    judge = grader(provider, probe_timeout_s=51, runner_grace_s=52, diff_timeout_s=53)
+    assert (await judge.grade(the_task(tests={"timeout_s": 48}), FIXED)).reward == 1.0
+    assert times == [51, 53, 100]
+
+
 async def test_the_set_up_is_there_and_the_hidden_tests_are_not_while_the_diff_is_made(provider: Watched) -> None:
     check = (
         'test -e done && test -f made && test "$(cat made)" = "by set-up" '

@@ -7,6 +7,7 @@ from turnstile_server.grading.verdict import printable
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 
 _TIMEOUT_S = 60.0
+"""No setting: only `turnstile tasks validate` applies one, and git takes seconds for the largest."""
 _NEITHER = 93
 # Where git does not trust the owner of the folder it works as outside of a repository, which applies as well.
 _SCRIPT = f"""

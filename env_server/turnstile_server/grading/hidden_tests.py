@@ -60,9 +60,6 @@ parts = (sys.executable, sys.prefix, sys.base_prefix, os.__file__)
 sys.exit({_NOT_THERE} if any(os.path.realpath(part).startswith(os.getcwd() + "/") for part in parts) else 0)
 """
 """Whether the Python that judges has none of its parts in the work folder."""
-RUNNER_GRACE_S = 30.0
-"""The runner ends its tests in time by itself; it gets this much more to start and to report."""
-PROBE_S = 30.0
 NO_LAUNCHER = (
     "the image cannot run Turnstile's helper (it needs a Python), so the work cannot run apart from its judge: "
     "use another image, or mark the task's tests `trust: in_process`"
@@ -137,7 +134,7 @@ class _HiddenTestsJudge:
 
     async def _check_apart(self, sandbox: Sandbox) -> None:
         """The image's Python, where it runs what judges, is no part of the work."""
-        probe = Command((*IMAGE_TESTS, "-c", _IS_APART), user=User.TESTS, timeout_s=PROBE_S)
+        probe = Command((*IMAGE_TESTS, "-c", _IS_APART), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
         if (await sandbox.exec(probe)).exit_code in (*CANNOT_RUN, _NOT_THERE):
             raise TaskFailed(
                 f"The image of task {self._task.id} has no python3 outside of the work folder, which grading by "
@@ -146,7 +143,9 @@ class _HiddenTestsJudge:
 
     async def _check_python(self, sandbox: Sandbox) -> None:
         """Tests in Python run on the image's. Where our own programs do too, a failure of those tells."""
-        result = await sandbox.exec(Command((*IMAGE_TESTS, "-c", _CAN_TEST), user=User.TESTS, timeout_s=PROBE_S))
+        result = await sandbox.exec(
+            Command((*IMAGE_TESTS, "-c", _CAN_TEST), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+        )
         if result.exit_code != 0:
             said = result.stdout.decode(errors="replace").strip()
             found = "none" if result.exit_code in CANNOT_RUN else said or "a broken one"
@@ -200,7 +199,7 @@ class _HiddenTestsJudge:
                 user=User.TESTS,
                 launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
-                timeout_s=tests.timeout_s + RUNNER_GRACE_S,
+                timeout_s=tests.timeout_s + self._settings.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )
@@ -257,5 +256,9 @@ class _HiddenTestsJudge:
         reward for an exit status of its choice."""
         if "/" in program and not program.startswith("/"):
             return True
-        probe = Command((*python_of(sandbox), "-c", _IS_THERE, program), user=User.TESTS, timeout_s=PROBE_S)
+        probe = Command(
+            (*python_of(sandbox), "-c", _IS_THERE, program),
+            user=User.TESTS,
+            timeout_s=self._settings.probe_timeout_s,
+        )
         return (await sandbox.exec(probe)).exit_code != _NOT_THERE

@@ -30,7 +30,6 @@ LEAST_LINES = 2
 """A text with fewer such lines is not looked for: its one line may stand in some library."""
 MOST_LINES = 400
 _PROGRAM = (INSIDE / "find_leaks.py").read_text()
-_GRACE_S = 10.0
 _RESULT_BYTES = 1 << 20
 
 
@@ -124,7 +123,7 @@ async def find_leaks(
             argv=(*python_of(sandbox), "-c", _PROGRAM),
             cwd="/",
             stdin=json.dumps(config).encode(),
-            timeout_s=settings.leak_search_s + _GRACE_S,
+            timeout_s=settings.leak_search_s + settings.runner_grace_s,
             max_output_bytes=_RESULT_BYTES,
         )
     )

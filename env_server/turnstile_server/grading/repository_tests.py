@@ -28,9 +28,6 @@ from turnstile_server.tasks.model import HiddenTests, Task
 from turnstile_server.tasks.repository_run import file_of, owned_by_tests, protected_globs
 from turnstile_server.tasks.tarball import read_files
 
-RUNNER_GRACE_S = 30.0
-"""The runner ends the suite in time by itself; it gets this much more to start and to report."""
-PROBE_S = 60.0
 _NEEDS = (3, 9)
 _PROBE = """
 import json, os, sys
@@ -54,7 +51,7 @@ class RepositoryJudge:
         self._tests = tests
         self._run = tests.repository
         self._copies = copies
-        self._max_shown = tools.settings.max_shown
+        self._settings = tools.settings
         self._tools = tools
         named = (file_of(test) for test in (*tests.expected, *self._run.keep))
         self._owned = owned_by_tests([*named, *hidden])
@@ -73,7 +70,9 @@ class RepositoryJudge:
         if self._task.git_history == "one_commit":  # else the work could read the solution while it is judged
             await keep_one_commit(sandbox, self._task, self._tools.tasks.git_history_timeout_s)
         argv = (self._run.python, "-I", "-B", "-c", _PROBE)
-        result = await sandbox.exec(Command(argv, cwd="/", user=User.TESTS, timeout_s=PROBE_S))
+        result = await sandbox.exec(
+            Command(argv, cwd="/", user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+        )
         if result.exit_code in CANNOT_RUN:
             raise self._fault(
                 f"there is no interpreter {self._run.python!r} in the image (tests.repository.python)"
@@ -115,14 +114,14 @@ class RepositoryJudge:
             "options": self._run.options,
             "env": self._run.env,
             "timeout_s": tests.timeout_s,
-            "max_shown": self._max_shown,
+            "max_shown": self._settings.max_shown,
         }
         result = await sandbox.exec(
             Command(
                 argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "repository"),
                 user=User.TESTS,
                 stdin=json.dumps(config).encode(),
-                timeout_s=tests.timeout_s + RUNNER_GRACE_S,
+                timeout_s=tests.timeout_s + self._settings.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )

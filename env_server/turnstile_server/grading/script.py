@@ -36,7 +36,6 @@ class ScriptFailed(GraderFailed):
 TESTS = "/tests"
 REWARDS = "/logs/verifier"
 _READER = f"{PROGRAMS}/inside/read_reward.py"
-_READ_S = 30.0
 
 
 class ScriptGrader:
@@ -71,7 +70,9 @@ class _ScriptJudge:
         self._settings = settings
 
     async def prepare(self, sandbox: Sandbox) -> None:
-        probe = await sandbox.exec(Command(("bash", "-c", "exit 0"), user=User.TESTS, timeout_s=_READ_S))
+        probe = await sandbox.exec(
+            Command(("bash", "-c", "exit 0"), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+        )
         if probe.exit_code in CANNOT_RUN:
             raise TaskFailed(f"The image of task {self._task.id} has no bash, by which its script is run.")
 
@@ -115,7 +116,7 @@ class _ScriptJudge:
             cwd="/",
             user=User.TESTS,
             stdin=json.dumps(config).encode(),
-            timeout_s=_READ_S,
+            timeout_s=self._settings.probe_timeout_s,
             max_output_bytes=2 * room,
         )
         return _read(await sandbox.exec(command))

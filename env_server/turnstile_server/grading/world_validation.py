@@ -20,6 +20,7 @@ from turnstile_server.tasks.world_source import task_of_episode
 from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 
 DELETE_TIMEOUT_S = 30.0
+"""No setting: only `turnstile tasks validate` deletes, and only what a solution names."""
 SOLUTION = "/solution"
 """Where a solution's script lies."""
 _TAIL = 2000

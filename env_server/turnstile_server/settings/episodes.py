@@ -235,6 +235,18 @@ class GradingSettings(Section):
         1.0, ge=0, description="Pause before a grader is asked again; doubled each time. A judge may ask for more."
     )
     max_retry_pause_s: float = Field(30.0, gt=0, description="The longest such pause.")
+    probe_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time for each short command of a grader in its sandbox: to ask for an interpreter or a "
+        "program, and to read a reward file.",
+    )
+    runner_grace_s: float = Field(
+        30.0,
+        gt=0,
+        description="Time that the runner of tests, and the search for leaks, get beyond that of what they run: "
+        "to start and to report.",
+    )
     diff_timeout_s: float = Field(
         60.0, gt=0, description="Time to find and apply the work's changes; then the work scores 0."
     )
