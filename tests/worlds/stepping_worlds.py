@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 from typing import Any
 
 from turnstile_server.worlds import World, tool
@@ -46,4 +48,19 @@ class Stepping(World):
         return "odd"
 
     def grade(self) -> float:
+        return 1.0
+
+
+class Slow(Stepping):
+    """Go on, and be graded later."""
+
+    @tool
+    def wait_for(self, path: str) -> str:
+        """Says when it is graded: when there is such a file."""
+        self.path = Path(path)
+        return "waits"
+
+    def grade(self) -> float:
+        while not self.path.exists():
+            time.sleep(0.02)
         return 1.0

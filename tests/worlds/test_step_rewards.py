@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+from gate_support import Stage, staged
 
 from turnstile.models import Episode, EpisodeCreated, EpisodeRequest, TaskRef
-from turnstile_server.testing.world_play import WorldServer, play_agent, world_server
+from turnstile_server.testing.world_play import WorldAgent, WorldServer, play_agent, world_server
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +65,39 @@ async def test_each_turn_has_what_its_own_calls_were_given(server: WorldServer) 
         if reward is not None
     }
     assert given == episode.turn_rewards
+
+
+async def until(stage: Stage, episode: dict[str, Any], status: str) -> None:
+    with anyio.fail_after(60):
+        while (await stage.get(episode))["status"] != status:  # noqa: ASYNC110 - the server is asked
+            await anyio.sleep(0.02)
+
+
+async def test_rewards_of_turns_outlive_a_server_that_dies_while_it_grades(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    sources = (str(Path(__file__).with_name("stepping_worlds.py")),)
+    killed = tmp_path / "killed"
+
+    async def agent(agent: WorldAgent) -> None:
+        await agent.call("go", reward=0.25)
+        await agent.call("wait_for", path=str(killed))
+
+    async with staged(tiny_model, tmp_path / "data", tasks={"sources": sources}) as stage:
+        created = await stage.episode(task={"id": "slow"})
+        await until(stage, created, "running")
+        async with stage.agent(created) as model:
+            await model.chat.completions.create(model="m", messages=[{"role": "user", "content": "Go."}])
+        await play_agent(agent, "", created["tool_url"], created["episode_key"])
+        [turn] = (await stage.get(created, "/turns"))["turns"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(stage.post, created, "finish")
+            await until(stage, created, "grading")
+            shutil.copytree(tmp_path / "data", tmp_path / "copy")
+            (tmp_path / "copy").rename(killed)  # what a kill would leave; and the world goes on
+    async with staged(tiny_model, killed) as stage:
+        found = await stage.get(created)
+        assert (found["status"], found["turn_rewards"]) == ("failed", {turn["turn_id"]: 0.25})
 
 
 async def test_a_step_reward_that_is_no_number_is_no_way_to_have_no_reward(server: WorldServer) -> None:

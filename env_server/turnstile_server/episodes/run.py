@@ -209,6 +209,8 @@ class EpisodeRun:
             self._life.settle(replace(stop, grade=unearned(self._plan.task, f"agent: {stop.error.message}")))
         if not self._life.needs_grade:
             return
+        if self._world is not None and self._world.turn_rewards:
+            await self._records.keep()
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:

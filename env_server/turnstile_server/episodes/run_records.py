@@ -65,6 +65,15 @@ class RunRecords:
                 self._life.reward(found)
             return self._complete(self._life.episode).episode
 
+    async def keep(self) -> None:
+        """Stores the running record as it is now: what only the memory has else, as rewards that a world gave to
+        turns, then outlives a crash. Never raises: the run goes on without."""
+        try:
+            async with self._storing:
+                await self._journal.append(self._complete(self._life.episode).record())
+        except TurnstileError as error:
+            _LOG.error("the record of episode %s could not be stored: %s", self._life.episode.episode_id, error)
+
     def close(self, error: Exception) -> None:
         """There is no further attempt. ``error``: for those who wait for an end that was not stored."""
         if not self._life.episode.status.ended:
