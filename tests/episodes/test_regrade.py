@@ -144,13 +144,24 @@ async def test_a_cancelled_episode_keeps_no_work(server: EpisodeServer, tmp_path
     assert (await regrade(server, created)).status_code == 410
 
 
+@pytest.mark.parametrize("where", ["the file", "its folder"])
 async def test_a_disk_that_takes_no_work_costs_no_reward(
-    server: EpisodeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: EpisodeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    sync = os.fsync
+
+    def damaged(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "data" / "work"):
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
+
+    if where == "the file":
+        monkeypatch.setattr(Path, "replace", full)
+    else:
+        monkeypatch.setattr(os, "fsync", damaged)
     episode = await played(server)
     assert (episode["reward"], episode["work"]) == (1.0, None)
     assert work_files(tmp_path) == []
@@ -330,6 +341,18 @@ async def test_a_task_that_cannot_be_graded_fails_the_regrade_and_nothing_else(s
     failed = await regrade(server, episode, apply=True)
     assert (failed.status_code, failed.json()["error"]["type"]) == (422, "task_failed")
     assert await server.stage.get(episode) == episode
+
+
+async def test_a_regrade_that_fails_for_whatever_reason_is_counted(
+    server: EpisodeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    episode = await played(server)
+    for number, error in enumerate((TaskFailed("the tests cannot run"), PermissionError(13, "denied")), start=1):
+        gives(server, error)
+        assert (await regrade(server, episode, apply=True)).status_code >= 400
+        told = (await server.stage.control.get("/metrics")).text
+        assert f'turnstile_regrades_total{{outcome="failed"}} {number}.0' in told
+    assert "PermissionError(13, 'denied')" in caplog.text
 
 
 async def test_a_caller_that_goes_away_ends_its_regrade(server: EpisodeServer) -> None:

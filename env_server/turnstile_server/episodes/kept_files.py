@@ -34,12 +34,20 @@ def write_durably(path: Path, data: bytes) -> KeptFile:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        _make_durable(path.parent)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return KeptFile(len(data), time.time())
+
+
+def _make_durable(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def free_bytes(folder: Path) -> int:

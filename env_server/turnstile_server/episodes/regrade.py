@@ -92,9 +92,10 @@ class Regrader:
                 grade = await self._parts.backends.grader.grade(judged_by, ended.work)
                 grade = grade.awaited() if judged_by.reward.pending else grade
                 digest = await anyio.to_thread.run_sync(self._parts.backends.grader_digest, judged_by)
-        except TurnstileError as error:
+        except Exception as error:  # whatever it was, it is counted, and raised as it is
             self._parts.metrics.regraded("failed")
-            _LOG.warning("the regrade of episode %s failed: %s", episode.episode_id, error.message)
+            why = error.message if isinstance(error, TurnstileError) else repr(error)
+            _LOG.warning("the regrade of episode %s failed: %s", episode.episode_id, why)
             raise
         return Regrade(
             regrade_id=request.regrade_id,
