@@ -9,6 +9,7 @@ import os
 import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -142,6 +143,21 @@ async def test_a_build_that_fails_is_told_with_its_file_and_its_last_lines(
     assert f"{tmp_path}/environment/Dockerfile" in told.value.message
     if "echo" in more:
         assert "\n  before" in told.value.message
+
+
+async def test_a_folder_that_has_changed_since_the_start_is_not_built_under_the_old_name(
+    tmp_path: Path, base: str, images: TaskImages, engine: docker.DockerClient
+) -> None:
+    task = a_task(tmp_path, f"FROM {base}\nCOPY . /app/\n")
+    assert task.image is not None
+    assert task.build is not None
+    (task.build.context / "later").write_text("x" * 2000)
+    with pytest.raises(ImageBuildFailed, match="has changed since its task was loaded"):
+        await images.ensure(task, DOCKER)
+    narrow = task.model_copy(update={"build": replace(task.build, max_bytes=1500)})
+    with pytest.raises(ImageBuildFailed, match=r"larger than 1500 bytes \(tasks\.max_context_bytes\)"):
+        await images.ensure(narrow, DOCKER)
+    assert not engine.images.list(task.image)
 
 
 async def test_an_image_that_is_missing_or_foreign_is_told(

@@ -33,9 +33,11 @@ class ImageBuild:
     target: str | None = None
     """The stage that is built; None: the last."""
     timeout_s: float = 600.0
+    max_bytes: int = 512 << 20
+    """Of the files of the context."""
 
-    def tag(self, max_bytes: int) -> str:
-        """The image's name. Raises ContextProblem."""
+    def tag(self) -> str:
+        """The image's name, of the content that the folder has now. Raises ContextProblem, OSError."""
         digest = hashlib.sha256()
         for name, value in (*self.args, ("target", self.target or "")):
             digest.update(f"{name}={value}\0".encode())
@@ -48,10 +50,7 @@ class ImageBuild:
                 digest.update(os.fsencode(path.readlink()) + b"\0")
             elif stat.S_ISREG(status.st_mode):
                 total += status.st_size
-                if total > max_bytes:
-                    raise ContextProblem(
-                        f"{self.context} is larger than {max_bytes} bytes (tasks.max_context_bytes)"
-                    )
+                self.check_size(total)
                 digest.update(f"{status.st_size}\0".encode())
                 for part in _parts(path):
                     digest.update(part)
@@ -59,6 +58,11 @@ class ImageBuild:
             f"dockerfile\0{self.dockerfile.read_text(errors='surrogateescape')}".encode("utf-8", "replace")
         )
         return f"{REPOSITORY}:{digest.hexdigest()[:_DIGITS]}"
+
+    def check_size(self, total: int) -> None:
+        """``total``: bytes of its files so far. Raises ContextProblem."""
+        if total > self.max_bytes:
+            raise ContextProblem(f"{self.context} is larger than {self.max_bytes} bytes (tasks.max_context_bytes)")
 
     def files(self) -> list[str]:
         """What goes to the engine: paths below the context, sorted, without those that its ``.dockerignore``

@@ -2,19 +2,21 @@
 
 A build is a step of its own, trusted and with a network: of the operator's command, of a task's proof, and, with
 ``tasks.build_images``, before the first episode that needs it; never of a grading. What must hold: the same
-content is built once, however many ask for it at once; an image is built again when one that it starts from is
-another than it was; only Docker is asked, and only where sandboxes are Docker's.
+content is built once, however many ask for it at once; an image has the name of the content that it was built of,
+also where its folder has changed since the tasks were loaded; an image is built again when one that it starts from
+is another than it was; only Docker is asked, and only where sandboxes are Docker's.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import tarfile
+import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import anyio
 import docker
@@ -152,7 +154,7 @@ class TaskImages:
 
     async def _run(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild, bases: str) -> None:
         try:
-            context = await anyio.to_thread.run_sync(_packed, build)
+            context = await anyio.to_thread.run_sync(_packed, build, name)
         except (ContextProblem, OSError) as error:
             raise _unreadable(task, error) from error
         run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
@@ -175,22 +177,23 @@ class _Build:
         self._lines: deque[str] = deque(maxlen=_TAIL)
         self.gone = False
 
-    def run(self, api: docker.APIClient, context: io.BytesIO) -> None:
-        """Raises ImageBuildFailed."""
+    def run(self, api: docker.APIClient, context: IO[bytes]) -> None:
+        """Closes ``context``. Raises ImageBuildFailed."""
         try:
-            events = api.build(
-                fileobj=context,
-                custom_context=True,
-                dockerfile=_DOCKERFILE,
-                tag=self._name,
-                buildargs=dict(self._build.args),
-                target=self._build.target or "",
-                labels=self._labels,
-                rm=True,
-                forcerm=True,
-                decode=True,
-                timeout=max(1, round(self._build.timeout_s)),
-            )
+            with context:
+                events = api.build(
+                    fileobj=context,
+                    custom_context=True,
+                    dockerfile=_DOCKERFILE,
+                    tag=self._name,
+                    buildargs=dict(self._build.args),
+                    target=self._build.target or "",
+                    labels=self._labels,
+                    rm=True,
+                    forcerm=True,
+                    decode=True,
+                    timeout=max(1, round(self._build.timeout_s)),
+                )
             for event in events:
                 if self.gone:
                     events.close()
@@ -218,12 +221,32 @@ def _unreadable(task: Task, error: Exception) -> ImageBuildFailed:
     return ImageBuildFailed(f"the image of task {task.id} cannot be built: {error}")
 
 
-def _packed(build: ImageBuild) -> io.BytesIO:
-    """The folder as a tar: sorted, without owners and times, so that the engine's cache knows it again."""
-    out = io.BytesIO()
+def _packed(build: ImageBuild, image: str) -> IO[bytes]:
+    """The folder as a tar, in a file without a name. Raises ContextProblem, OSError; also where the folder has not
+    the content any more that ``image`` is named after."""
+    out = tempfile.TemporaryFile()  # noqa: SIM115 - who sends it closes it
+    try:
+        _pack(build, out)
+        if build.tag() != image:
+            raise ContextProblem(
+                f"{build.context} has changed since its task was loaded, and {image} is the name of what it had: "
+                "start the server again"
+            )
+    except BaseException:
+        out.close()
+        raise
+    out.seek(0)
+    return out
+
+
+def _pack(build: ImageBuild, out: IO[bytes]) -> None:
+    """Sorted, without owners and times, so that the engine's cache knows it again."""
+    total = 0
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in _members(build):
             info = archive.gettarinfo(path, name)
+            total += info.size
+            build.check_size(total)
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             info.mtime = 0
@@ -233,8 +256,6 @@ def _packed(build: ImageBuild) -> io.BytesIO:
                     archive.addfile(info, file)
             else:
                 archive.addfile(info)
-    out.seek(0)
-    return out
 
 
 def _members(build: ImageBuild) -> Iterator[tuple[str, Path]]:

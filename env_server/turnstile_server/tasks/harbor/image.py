@@ -60,12 +60,13 @@ def find_image(folder: Path, config: HarborConfig, settings: TaskSettings, found
         tuple(sorted(service.args.items())),
         service.target,
         config.environment.build_timeout_sec,
+        settings.max_context_bytes,
     )
     try:
         facts = read_dockerfile(dockerfile.read_text(encoding="utf-8"), service.target)
         if facts.stages == 0:
             found.wrong("it has no FROM", file=dockerfile, line=1)
-        name = build.tag(settings.max_context_bytes)
+        name = build.tag()
     except (ContextProblem, OSError, UnicodeDecodeError) as error:
         found.wrong(str(error), file=dockerfile)
         return HarborImage(place=workdir, workdir=workdir)
