@@ -378,6 +378,17 @@ async def test_connections_beyond_the_budget_are_429(rig: ProxyRig) -> None:
     assert b"egress.max_connections" in said[2]
 
 
+@pytest.mark.parametrize("rig", [{"max_open": 1, "max_connections": 3}], indirect=True)
+async def test_connections_that_are_one_too_many_at_once_count_in_the_budget(rig: ProxyRig) -> None:
+    async with await rig.connect():
+        while rig.proxy.stats.open < 1:  # noqa: ASYNC110 - the proxy tells nobody
+            await anyio.sleep(0.005)
+        for bound in (b"egress.max_open)", b"egress.max_open)", b"egress.max_connections)"):
+            said = await rig.get("http://mirror.test/")
+            assert said.startswith(b"HTTP/1.1 429 ")
+            assert bound in said
+
+
 @pytest.mark.parametrize(
     ("rig", "bound"),
     [({"max_open": 2}, b"(egress.max_open)"), ({"max_open_total": 2}, b"(egress.max_open_total)")],

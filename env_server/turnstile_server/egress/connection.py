@@ -82,7 +82,11 @@ class ProxyConnection:
             self._access.log.end(entry)
 
     async def refuse(self, refusal: NetworkRefused) -> None:
-        """Answers without a look at the request."""
+        """Answers without a look at the request. The connection counts like one that is served."""
+        try:
+            self._access.budget.take_connection()
+        except NetworkRefused as spent:
+            refusal = spent
         self._entry.fail(refusal.outcome, refusal.detail)
         self._stats.outcomes[refusal.outcome] += 1
         self._access.log.end(self._entry)
