@@ -51,7 +51,7 @@ class Hosts:
     everything comes back as it is."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
+        self.context = context
         self.http = self.https = 0
         self.requests: list[bytes] = []
         self.tls_bytes = 0
@@ -109,7 +109,7 @@ class Hosts:
 
     async def _echo(self, plain: SocketStream) -> None:
         try:
-            stream = await TLSStream.wrap(plain, server_side=True, ssl_context=self._context)
+            stream = await TLSStream.wrap(plain, server_side=True, ssl_context=self.context)
             async with stream:
                 async for data in stream:
                     self.tls_bytes += len(data)

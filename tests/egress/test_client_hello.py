@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTls, parse_hello
+from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTls, asks_again, parse_hello
 
 MOST = 16 << 10
 RECORD_HEAD = 5
@@ -138,3 +139,46 @@ def test_a_greeting_is_held_up_to_its_bound_only() -> None:
     assert read(record(whole), 600) == ClientHello(None)
     with pytest.raises(NotTls, match="larger than 600 bytes"):
         read(one_by_one, 600)
+
+
+def test_a_second_greeting_may_follow_records_that_a_server_passes_over() -> None:
+    before = b"\x14\x03\x03\0\1\1" + b"\x17\x03\x03\0\5early"
+    wire = before + greeting("pypi.org") + b"rest"
+    again = HelloReader(MOST, again=True)
+    assert again.feed(wire[:8]) is None
+    assert again.feed(wire[8:]) == ClientHello("pypi.org")
+    assert again.rest == 4
+    for refused in (HelloReader(MOST), HelloReader(10, again=True)):
+        with pytest.raises(NotTls):
+            refused.feed(wire)
+    with pytest.raises(NotTls, match="does not begin with TLS"):  # not between two records of it
+        HelloReader(MOST, again=True).feed(record(greeting("pypi.org")[RECORD_HEAD:][:9]) + before)
+
+
+@pytest.mark.parametrize("curve", ["secp384r1", "prime256v1", None])
+def test_a_server_s_first_bytes_tell_whether_it_asks_for_a_second_greeting(
+    curve: str | None, certificate: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    if curve is not None:
+        context.set_ecdh_curve(curve)
+    incoming, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(incoming, said, server_side=True)
+    incoming.write(greeting("pypi.org"))
+    with pytest.raises(ssl.SSLWantReadError):
+        server.do_handshake()
+    data = said.read()
+    assert asks_again(data) is (curve is not None)
+    told = [asks_again(data[:size]) for size in range(len(data))]
+    assert set(told[:43]) == {None}
+    assert set(told[43:]) == {curve is not None}
+
+
+def test_what_is_no_first_message_of_a_server_asks_for_nothing() -> None:
+    assert asks_again(b"") is None
+    assert asks_again(b"\x15\x03\x03\0\2\2\x28") is False
+    assert asks_again(b"SSH-2.0-x\r\n") is False
+    assert asks_again(record(b"\x0e\0\0\0")) is False
+    in_pieces = b"".join(record(bytes([byte])) for byte in b"\2\0\0\x56\3\3" + bytes(40))
+    assert asks_again(in_pieces) is True

@@ -298,6 +298,46 @@ async def test_a_tunnel_whose_tls_asks_for_another_name_is_cut(
     assert decision.detail == f"the tunnel is to secure.test, but its TLS greeting asks for '{name}'"
 
 
+async def test_a_host_may_ask_for_a_second_greeting(rig: ProxyRig, certificate: Path) -> None:
+    rig.hosts.context.set_ecdh_curve("secp384r1")  # no client offers a key for it before it is asked to
+    stream, _ = await rig.tunnel(f"secure.test:{rig.hosts.https}")
+    async with await tls(stream, certificate, "secure.test") as secure:
+        await secure.send(b"hello")
+        assert await secure.receive() == b"hello"
+    assert (await rig.last()).outcome is NetworkOutcome.OK
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_second_greeting_that_asks_for_another_name_is_cut(
+    rig: ProxyRig, certificate: Path, waits: bool
+) -> None:
+    """Also where it comes before the host has asked for it."""
+    rig.hosts.context.set_ecdh_curve("secp384r1")
+    incoming, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=str(certificate))
+    client = context.wrap_bio(incoming, sent, server_hostname="secure.test")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    first = sent.read()
+    stream, _ = await rig.tunnel(f"secure.test:{rig.hosts.https}")
+    await stream.send(first)
+    incoming.write(await stream.receive())
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    second = sent.read()
+    assert b"secure.test" in second
+    second = second.replace(b"secure.test", b"hidden.test")
+    if not waits:
+        await anyio.aclose_forcefully(stream)
+        stream, _ = await rig.tunnel(f"secure.test:{rig.hosts.https}")
+        await stream.send(first)
+    await stream.send(second)
+    assert (await read_all(stream)).endswith(b"\x15\x03\x03\0\2\2\x31")
+    decision = await rig.last()
+    assert (decision.outcome, decision.bytes_up) == (NetworkOutcome.NAME, len(first))
+    assert decision.detail == "the tunnel is to secure.test, but its TLS greeting asks for 'hidden.test'"
+
+
 @pytest.mark.parametrize(
     ("sent", "said"),
     [

@@ -1,4 +1,5 @@
-"""The name that a TLS client asks for, read from the first bytes that it sends (RFC 8446, sections 4.1.2 and 5.1).
+"""The name that a TLS client asks for, read from the first bytes that it sends (RFC 8446, sections 4.1.2 and 5.1),
+and whether the server asks it to greet again (4.1.4), by which it could ask for another.
 
 Nothing is decrypted. The greeting may come in any pieces, of bytes and of records; it is read strictly, and to its
 last byte, so that no server can read another name in it.
@@ -9,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _HANDSHAKE = 22
+_CHANGE_CIPHER_SPEC = 20
+_EARLY_DATA = 23
 _CLIENT_HELLO = 1
+_SERVER_HELLO = 2
+_RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
+"""The random of a ServerHello that is a HelloRetryRequest."""
+_UP_TO_RANDOM = 5 + 4 + 2
 _SERVER_NAME = 0
 _HIDDEN_NAMES = {0xFE0D: "encrypted_client_hello", 0xFFCE: "encrypted_server_name"}
 _MAX_RECORD = 1 << 14
@@ -29,10 +36,12 @@ class ClientHello:
 
 
 class HelloReader:
-    """Takes bytes until the greeting is whole. At most ``max_bytes`` of it, its records' heads included."""
+    """Takes bytes until the greeting is whole. At most ``max_bytes`` of it, its records' heads included.
+    ``again``: a second one, before which TLS has records that a server passes over."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, again: bool = False) -> None:
         self._max = max_bytes
+        self._first = (_HANDSHAKE, _CHANGE_CIPHER_SPEC, _EARLY_DATA) if again else (_HANDSHAKE,)
         self._buffer = bytearray()
         self._message = bytearray()
         self._taken = 0
@@ -53,10 +62,16 @@ class HelloReader:
             if not self._next_record():
                 return None
 
+    @property
+    def rest(self) -> int:
+        """How many of the bytes that it took came after the greeting."""
+        return len(self._buffer)
+
     def _next_record(self) -> bool:
         """Moves one record into the message; False: it is not whole yet."""
         head = self._buffer[:5]
-        if head[:2] != bytes((_HANDSHAKE, 3))[: len(head)]:
+        kinds = (_HANDSHAKE,) if self._message else self._first
+        if (head and head[0] not in kinds) or head[1:2] not in (b"", b"\x03"):
             raise NotTls("it does not begin with TLS")
         if len(head) < 5:
             return False
@@ -66,7 +81,8 @@ class HelloReader:
         self._bound(self._taken + 5 + size)
         if len(self._buffer) < 5 + size:
             return False
-        self._message += self._buffer[5 : 5 + size]
+        if head[0] == _HANDSHAKE:
+            self._message += self._buffer[5 : 5 + size]
         self._taken += 5 + size
         del self._buffer[: 5 + size]
         return True
@@ -74,6 +90,18 @@ class HelloReader:
     def _bound(self, size: int) -> None:
         if size > self._max:
             raise NotTls(f"its ClientHello is larger than {self._max} bytes (egress.max_client_hello_bytes)")
+
+
+def asks_again(data: bytes) -> bool | None:
+    """Whether a server that says this first asks for a second greeting. None: it is too little to tell."""
+    if data and data[0] != _HANDSHAKE:
+        return False
+    if len(data) >= 6 and data[5] != _SERVER_HELLO:
+        return False
+    if len(data) < _UP_TO_RANDOM + len(_RETRY):
+        return None
+    whole = int.from_bytes(data[3:5], "big") >= _UP_TO_RANDOM + len(_RETRY) - 5
+    return not whole or data[_UP_TO_RANDOM:].startswith(_RETRY)  # one in pieces hides it: taken for one that asks
 
 
 def parse_hello(body: bytes) -> ClientHello:

@@ -1,7 +1,7 @@
 """One connection of a sandbox to the proxy, from its request to its end.
 
 What must hold: one request for each connection, so nothing that follows it can go to another host; no byte passes
-before host, port, address and, in a tunnel, the name in the TLS greeting have been checked; a slow side stops the
+before host, port, address and, in a tunnel, the name in each TLS greeting have been checked; a slow side stops the
 other; whatever ends the connection, both sides are closed and its decision is in the log.
 """
 
@@ -16,7 +16,7 @@ from anyio.abc import ByteStream, TaskGroup
 
 from turnstile.models.network import NetworkOutcome
 from turnstile_server.egress.budget import EgressStats, NetworkBudget
-from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTls
+from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTls, asks_again
 from turnstile_server.egress.dialer import Dialer
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import HostRule, NetworkPhase
@@ -165,12 +165,7 @@ class ProxyConnection:
         await self._http.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
         first = self._http.trailing
         if target.port not in self._settings.opaque_ports:
-            try:
-                first = await self._greeting(target, first)
-            except NetworkRefused:
-                with anyio.move_on_after(self._settings.request_timeout_s):
-                    await self._client.send(_ACCESS_DENIED)
-                raise
+            first = await self._greet(target, upstream, first)
         self._entry.allowed = True
         if first:
             await upstream.send(first)
@@ -179,9 +174,31 @@ class ProxyConnection:
             await self._guarded(both, self._download, upstream)
             both.cancel_scope.cancel()
 
-    async def _greeting(self, target: ProxyTarget, data: bytes) -> bytes:
-        """What the client sent up to the end of its TLS greeting, or a little more. Raises NetworkRefused."""
-        reader, seen = HelloReader(self._settings.max_client_hello_bytes), bytearray()
+    async def _greet(self, target: ProxyTarget, upstream: MeteredStream, data: bytes) -> bytes:
+        """Passes on the client's TLS greeting, and the second one where the host asks for it; nothing else of the
+        client's before it is known whether it does. Gives what the client sent after them. Raises
+        NetworkRefused."""
+        try:
+            greeting, data = await self._greeting(target, data)
+            self._entry.allowed = True
+            await upstream.send(greeting)
+            said = b""
+            while (again := asks_again(said)) is None:
+                said += (part := await upstream.receive())
+                await self._client.send(part)
+            if again:
+                greeting, data = await self._greeting(target, data, again=True)
+                await upstream.send(greeting)
+        except NetworkRefused as refusal:
+            if refusal.outcome is NetworkOutcome.NAME:
+                with anyio.move_on_after(self._settings.request_timeout_s):
+                    await self._client.send(_ACCESS_DENIED)
+            raise
+        return data
+
+    async def _greeting(self, target: ProxyTarget, data: bytes, *, again: bool = False) -> tuple[bytes, bytes]:
+        """What the client sent up to the end of its TLS greeting, and after it. Raises NetworkRefused."""
+        reader, seen = HelloReader(self._settings.max_client_hello_bytes, again=again), bytearray()
         most = self._settings.request_timeout_s
         try:
             with anyio.fail_after(most):
@@ -190,7 +207,8 @@ class ProxyConnection:
                     hello = reader.feed(data)
                     if hello is not None:
                         _check_name(hello, target)
-                        return bytes(seen)
+                        end = len(seen) - reader.rest
+                        return bytes(seen[:end]), bytes(seen[end:])
                     data = await self._client.receive(READ_BYTES)
         except NotTls as error:
             raise NetworkRefused(NetworkOutcome.NAME, f"the tunnel to {target.host} is not TLS: {error}") from None
