@@ -115,7 +115,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     )
 
     def spec_of(task: Task) -> SandboxSpec:
-        return sandbox_spec(task, settings.sandboxes, egress=settings.egress)
+        return sandbox_spec(task, settings.sandboxes, egress=settings.egress, grades=True)
 
     installer = Installer(settings.agents, LAUNCH_CLIENT)
     if (problem := installer.place_problem()) is not None:

@@ -198,14 +198,12 @@ def test_kinds_that_cannot_be_judged_are_refused_by_name(tmp_path: Path) -> None
     said = refused(
         tmp_path,
         {"org": "a", "repo": "b", "number": 1, "fix_patch": "", "test_patch": ""},
-        {"docker_image": "x", "execution_result_content": "{}", "expected_output_json": "{}"},
         {"test_script": "", "regression_script": "", "instance": {}},
         {"question": "1+1?"},
         classic(),
     )
     names = (
         "multi-swe-bench",
-        "r2e-gym",
         "nemotron-scripts",
         "no kind that is known",
         "rows of swe-bench do not say",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -137,16 +138,16 @@ async def _prove_all(
         except FilesProblem as error:
             raise TaskFailed(str(error)) from error
 
-    def spec_of(task: Task) -> SandboxSpec:
+    def spec_of(task: Task, *, grades: bool = False) -> SandboxSpec:
         try:
-            return sandbox_spec(task, settings.sandboxes, egress=settings.egress)
+            return sandbox_spec(task, settings.sandboxes, egress=settings.egress, grades=grades)
         except Unprocessable as error:
             raise TaskFailed(error.message) from error
 
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
     async with started_sandboxes(settings) as provider:
-        grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
+        grader = TaskGrader(provider, partial(spec_of, grades=True), settings.grading, settings.tasks)
         largest = settings.sandboxes.max_archive_bytes
         parts = ProofParts(
             provider, spec_of, archive_of, largest, Worlds(settings), settings.tasks, settings.grading

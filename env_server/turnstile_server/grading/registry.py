@@ -1,7 +1,7 @@
 """The graders, by name. A new one is one module with a ``ComponentGrader`` and one line here.
 
-``GRADERS`` are asked for by the name of their component: ``answer``, ``script``, ``swe``, ``tests`` and ``world``
-by fields of the task, the others in its field ``grading``, where they check their options themselves.
+``GRADERS`` are asked for by the name of their component: ``answer``, ``r2e``, ``script``, ``swe``, ``tests`` and
+``world`` by fields of the task, the others in its field ``grading``, where they check their options themselves.
 ``ENTRY_GRADERS`` are asked for in ``grading`` under any name, as often as a task likes; what they take is a model
 in ``tasks/grader_options.py``, which is checked when a task is loaded.
 """
@@ -18,6 +18,7 @@ from turnstile_server.grading.host_code.graders import CodeGrader, SchemaGrader
 from turnstile_server.grading.judge.grader import JudgeGrader
 from turnstile_server.grading.package_grader import PackageGrader
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
+from turnstile_server.grading.r2e import R2eGrader
 from turnstile_server.grading.resource_server import ResourceServerGrader
 from turnstile_server.grading.script import ScriptGrader
 from turnstile_server.grading.swe import SweGrader
@@ -28,6 +29,7 @@ from turnstile_server.tasks.model import Task
 GRADERS: dict[str, Callable[[GradingTools], ComponentGrader]] = {
     "answer": AnswerGrader,
     "swe": SweGrader,
+    "r2e": R2eGrader,
     "script": ScriptGrader,
     "tests": HiddenTestsGrader,
     "world": WorldGrader,

@@ -31,7 +31,7 @@ from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import prepare_for_agent
 
 GOLD, NOTHING = "gold", "nothing"
-TESTS = ("tests", "swe")
+TESTS = ("tests", "swe", "r2e")
 """Graders that say which tests failed."""
 
 

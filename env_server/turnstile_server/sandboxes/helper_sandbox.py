@@ -8,7 +8,7 @@ however often and by whom it is called, and whether or not the caller waits.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class Layout:
     """The sandbox has a process name space of its own, so everything in it may be killed."""
     own_tree: bool = False
     """Give the work folder's contents to the agent (files of an image are root's). Needs CAP_CHOWN."""
+    passable: Sequence[str] = ()
+    """Folders of root's that every user may pass through. One that is not there is left out."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of every command but the harness's."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
@@ -128,6 +130,7 @@ class HelperSandbox:
                     "compartments": layout.compartments,
                     "own_processes": layout.own_processes,
                     "own_tree": layout.own_tree,
+                    "passable": list(layout.passable),
                     "disk": layout.disk,
                     "rlimits": {**layout.rlimits, "NOFILE": self._settings.open_files},
                     "terminals": self._settings.terminals,

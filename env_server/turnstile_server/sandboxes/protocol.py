@@ -89,6 +89,8 @@ class SandboxSpec:
     workdir: str = WORKDIR
     image_files: bool = False
     """True: the work folder is the image's own (so the root cannot be read-only)."""
+    passable: tuple[str, ...] = ()
+    """With ``image_files``: folders of the image that every user may pass through, whatever the image says."""
     mounts: tuple[Mount, ...] = ()
     network: NetworkPolicy | None = None
     """What it may reach through the server's proxy, by phase; None: nothing."""

@@ -277,7 +277,7 @@ class GradingSettings(Section):
     max_log_bytes: int = Field(
         16 << 20,
         ge=1 << 16,
-        description="Output of the tests of a SWE-bench row; of more, the first and the last half are kept.",
+        description="Output of the tests of rows of SWE-bench and R2E-Gym; of more, first and last half are kept.",
     )
     max_reward_bytes: int = Field(
         64 << 10, ge=64, description="Largest reward file that a script may leave; a larger one is none."

@@ -30,6 +30,7 @@ from turnstile_server.tasks.image_build import FolderBuild
 from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.r2e import R2eTests
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
@@ -41,6 +42,8 @@ PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
 
 
 INTERPRETERS = re.compile(r"(python|perl|ruby|node|php|lua)[\d.]*|sh|bash|dash|zsh|busybox")
+OWN_GRADERS = frozenset(("answer", "r2e", "script", "swe", "tests", "world"))
+"""Graders that fields of a task ask for."""
 BUILDERS = frozenset(("make", "npm", "npx", "pytest", "tox", "cargo", "go", "mvn", "gradle"))
 
 
@@ -209,6 +212,7 @@ def _only_from_a_source(value: object) -> object:
 
 def _own_graders(
     answer: Answer | None,
+    r2e: R2eTests | None,
     script: ScriptTests | None,
     swe: SweTests | None,
     tests: HiddenTests | None,
@@ -217,6 +221,7 @@ def _own_graders(
     """The graders that fields of a task ask for."""
     asked = (
         ("answer", answer is not None),
+        ("r2e", r2e is not None),
         ("script", script is not None),
         ("swe", swe is not None),
         ("tests", tests is not None),
@@ -250,6 +255,7 @@ class Task(TaskPart):
     tests: HiddenTests | None = None
     script: ScriptTests | None = None
     swe: SweTests | None = None
+    r2e: R2eTests | None = None
     answer: Answer | None = None
     grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
         default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
@@ -283,7 +289,7 @@ class Task(TaskPart):
     @field_validator("grading")
     @classmethod
     def _names_no_field(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
-        for name in ("answer", "script", "swe", "tests", "world"):
+        for name in OWN_GRADERS:
             if name in grading:
                 raise ValueError(f"`{name}` is a field of the task, not of `grading`")
         return grading
@@ -292,10 +298,10 @@ class Task(TaskPart):
     @classmethod
     def _fits_its_graders(cls, reward: RewardRules, info: ValidationInfo) -> RewardRules:
         grading = info.data.get("grading")
-        if grading is None or not {"answer", "script", "swe", "tests", "world"} <= info.data.keys():
+        if grading is None or not info.data.keys() >= OWN_GRADERS:
             return reward  # a field that is wrong itself
         world = info.data["world"]
-        own = _own_graders(info.data["answer"], info.data["script"], info.data["swe"], info.data["tests"], world)
+        own = _own_graders(**{name: info.data[name] for name in OWN_GRADERS})
         unit = [
             *(name for name in own if name != "script"),
             *(name for name, entry in grading.items() if unit_kind(entry)),
@@ -307,14 +313,14 @@ class Task(TaskPart):
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        own = _own_graders(self.answer, self.script, self.swe, self.tests, self.world)
+        own = _own_graders(self.answer, self.r2e, self.script, self.swe, self.tests, self.world)
         return (*own, *self.grading)
 
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
         """How far what judges trusts the work; None where nothing of it is run. What a script runs cannot be seen,
-        and the work writes the log of SWE-bench tests, so both count as in process."""
-        if self.script is not None or self.swe is not None:
+        and the work writes the log of tests of SWE-bench and R2E-Gym, so all count as in process."""
+        if self.script is not None or self.swe is not None or self.r2e is not None:
             return "in_process"
         return None if self.tests is None else self.tests.trust
 
@@ -345,7 +351,7 @@ class Task(TaskPart):
     @property
     def grades_tests(self) -> bool:
         """Whether tests of any kind run on the work."""
-        return self.tests is not None or self.script is not None or self.swe is not None
+        return any(judge is not None for judge in (self.tests, self.script, self.swe, self.r2e))
 
     @property
     def grades_files(self) -> bool:

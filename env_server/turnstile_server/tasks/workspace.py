@@ -20,6 +20,7 @@ from turnstile_server.sandboxes.protocol import (
     User,
 )
 from turnstile_server.settings import EgressSettings, SandboxSettings, TaskSettings
+from turnstile_server.tasks import r2e
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import SandboxWish, Task
@@ -41,8 +42,10 @@ def sandbox_spec(
     agent: AgentResources = AgentResources(),  # noqa: B008 - frozen
     *,
     egress: EgressSettings = EgressSettings(),  # noqa: B008 - frozen
+    grades: bool = False,
 ) -> SandboxSpec:
-    """The sandbox for a task: for its agent, and for its grading.
+    """The sandbox for a task: for its agent, or for its grading (``grades``), which sees what the image has of the
+    hidden tests.
 
     A task may ask for less than the ceilings of the settings; more raises Unprocessable, as does a network where
     ``egress`` is left out. The agent spec's minimum
@@ -63,9 +66,15 @@ def sandbox_spec(
         image=task.image,
         workdir=task.workdir,
         image_files=task.image_files,
+        # Where uv puts the interpreters that `.venv` leads to.
+        passable=() if task.r2e is None else ("/root",),
         mounts=mounts,
         network=network_policy(task.network, egress),
-        folders=() if task.script is None else SCRIPT_FOLDERS,
+        folders=(
+            *(() if task.script is None else SCRIPT_FOLDERS),
+            # An empty folder of memory hides the image's own.
+            *(() if task.r2e is None or grades else (r2e.HIDDEN_TESTS,)),
+        ),
         env=tuple(sorted(task.env.items())),
     )
 
@@ -98,8 +107,19 @@ async def prepare_for_agent(
     """``prepare_workspace`` for a sandbox in which an agent will work: what the task hides from agents is removed.
     Raises as that does, and FileProblem."""
     await prepare_workspace(sandbox, task, archive_of, log)
+    await remove_tests(sandbox, task)
     if task.git_history == "one_commit":
         await keep_one_commit(sandbox, task, settings.git_history_timeout_s)
+
+
+async def remove_tests(sandbox: Sandbox, task: Task) -> None:
+    """Removes what the image has of the hidden tests in the work folder. Raises TaskFailed, SandboxFailed."""
+    if task.r2e is None:
+        return
+    result = await sandbox.exec(Command(("rm", "-rf", "--", *r2e.OF_THE_IMAGE), timeout_s=task.setup_timeout_s))
+    if result.exit_code != 0:
+        said = result.stderr[-_TAIL:].decode(errors="replace").strip()
+        raise TaskFailed(f"the hidden tests of task {task.id} cannot be removed from its work folder: {said}")
 
 
 async def prepare_workspace(

@@ -61,6 +61,7 @@ def layout(spec: SandboxSpec, image: Image, uids: Uids, python: str, *, own_kern
         path=image.path,
         uids=uids,
         own_tree=spec.image_files,
+        passable=spec.passable if spec.image_files else (),
         filtered=image.architecture in call_filter.ARCHITECTURES,
         rlimits={"NPROC": spec.limits.pids} if own_kernel else {},
         environment={**(_variables(image) if spec.image_files else {}), **dict(spec.env)},

@@ -58,6 +58,11 @@ class ExecSandbox:
             code, said = await self._engine.exec_short(self._container, argv)
             if code != 0:
                 raise TaskFailed(f"the image's {self._layout.workdir} cannot be given to the agent: {said}")
+        for folder in self._layout.passable:
+            argv = ["/bin/sh", "-c", '[ ! -d "$0" ] || chmod go+x "$0"', folder]
+            code, said = await self._engine.exec_short(self._container, argv)
+            if code != 0:
+                raise TaskFailed(f"the image's {folder} cannot be opened to the users of the sandbox: {said}")
 
     @property
     def sandbox_id(self) -> str:

@@ -18,16 +18,22 @@ from pydantic import ValidationError
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.rows.files import Row
-from turnstile_server.tasks.rows.kinds import BY_NAME, HIDDEN_COLUMNS, KINDS, SHOWN_COLUMNS, RowKind, kind_of
+from turnstile_server.tasks.rows.kinds import (
+    BY_NAME,
+    HIDDEN_COLUMNS,
+    INSTRUCTION,
+    KINDS,
+    SHOWN_COLUMNS,
+    RowKind,
+    kind_of,
+)
 from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
+from turnstile_server.tasks.rows.r2e import KIND as R2E
+from turnstile_server.tasks.rows.r2e import r2e_fields
 from turnstile_server.tasks.rows.scripts import files_of_tests, script_of
-from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, task_id
+from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, names_in, task_id
 from turnstile_server.tasks.rows.verified import verified_fields
 
-INSTRUCTION = (
-    "Resolve the issue below in the repository in the current folder. Hidden tests check the result; do not edit "
-    "tests.\n\n{problem_statement}"
-)
 SHELL_BYTES = 100_000
 """One argument of a program has 128 KiB."""
 _HOW = "write `test_cmd` and `log_parser` into the source (`?test_cmd=…&log_parser=…`) or its mapping"
@@ -45,7 +51,7 @@ class RowConverter:
         self._kind = BY_NAME.get(mapping.kind or "")
         if mapping.kind is not None and self._kind is None:
             raise ValueError(f"kind: there is no {mapping.kind!r}; there are {', '.join(BY_NAME)}")
-        for name in (*mapping.metadata, *_names(mapping.instruction or "")):
+        for name in (*mapping.metadata, *names_in(mapping.instruction or "")):
             if name.lower() in HIDDEN_COLUMNS:
                 raise ValueError(f"the column {name!r} holds the answer or the tests, so nobody is shown it")
 
@@ -68,6 +74,9 @@ class RowConverter:
         row = self._renamed(row)
         if kind.name == "task":
             return _plain_task(row, number)
+        if kind.name == R2E:
+            fields = r2e_fields(row, self._mapping)
+            return fields if isinstance(fields, list) else _validated(fields, {})
         return _SweRow(kind, self._mapping, row).task()
 
     def _renamed(self, row: Row) -> Row:
@@ -312,7 +321,3 @@ def _assets(value: Any) -> bool:
         except (ValueError, RecursionError):
             return True
     return isinstance(value, dict) and bool(value.get("test_patch"))
-
-
-def _names(template: str) -> list[str]:
-    return [part.partition("}")[0].partition(":")[0] for part in template.split("{")[1:]]

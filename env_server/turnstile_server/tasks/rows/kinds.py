@@ -12,6 +12,11 @@ from typing import Any, Final
 
 PYTEST = "pytest --no-header -rA --tb=no -p no:cacheprovider {files}"
 
+INSTRUCTION = (
+    "Resolve the issue below in the repository in the current folder. Hidden tests check the result; do not edit "
+    "tests.\n\n{problem_statement}"
+)
+
 HIDDEN_COLUMNS: Final = frozenset(
     (
         *("patch", "test_patch", "golden_patch", "gold_patch", "fix_patch", "model_patch", "instance_dict"),
@@ -70,8 +75,7 @@ KINDS: Final[tuple[RowKind, ...]] = (
     ),
     RowKind(
         "r2e-gym",
-        frozenset({"docker_image", "execution_result_content"}),
-        refused="it has no FAIL_TO_PASS: its own program compares all outcomes with `expected_output_json`",
+        frozenset({"docker_image", "expected_output_json"}),
     ),
     RowKind("swe-bench-5", frozenset({"instance_id", "eval_script", "log_parser"})),
     RowKind(

@@ -53,6 +53,11 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
     return _PLACE.sub(value, template)
 
 
+def names_in(template: str) -> list[str]:
+    """The columns that a template takes."""
+    return [part.partition("}")[0].partition(":")[0] for part in template.split("{")[1:]]
+
+
 def task_id(instance_id: str) -> str:
     """The instance's id where a task can have it; else what is left of it and a digest of the whole."""
     if re.fullmatch(CLIENT_ID_PATTERN, instance_id):

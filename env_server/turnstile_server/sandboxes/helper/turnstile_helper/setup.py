@@ -3,13 +3,14 @@
 The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used where the helper may change its uid);
 ``homes`` (user name to folder); ``env`` (of every command); ``task_env`` (of every command but the harness's);
 ``own_processes`` (the sandbox has a process name space of its own); ``compartments`` (keep users of one uid
-apart); ``own_tree`` (the work folder's contents become the agent's); ``disk`` (null where the backend has mounted
-what can be written, else ``size``, ``files`` and ``folders``: path and mode of each); ``terminals`` (of a
-sandbox, or of each compartment, where the helper mounts them); ``inotify`` (instances and watches, where the
-sandbox has a user name space); ``rlimits`` (name to bound); ``grace_s``; ``filter`` (the system call filter in
-base64; null where nothing is isolated); ``forward`` (null, or ``port``, ``socket``, ``connections``: the bound at
-once, and ``carried``: True makes the socket and carries its connections over the helper's own, False forwards to
-the server's socket, which is mounted there). The answer: ``own_uids``, ``compartments``, ``filtered``, ``port``.
+apart); ``own_tree`` (the work folder's contents become the agent's); ``passable`` (folders of root's that every
+user may pass through, where they are there); ``disk`` (null where the backend has mounted what can be written,
+else ``size``, ``files`` and ``folders``: path and mode of each); ``terminals`` (of a sandbox, or of each
+compartment, where the helper mounts them); ``inotify`` (instances and watches, where the sandbox has a user name
+space); ``rlimits`` (name to bound); ``grace_s``; ``filter`` (the system call filter in base64; null where nothing
+is isolated); ``forward`` (null, or ``port``, ``socket``, ``connections``: the bound at once, and ``carried``: True
+makes the socket and carries its connections over the helper's own, False forwards to the server's socket, which is
+mounted there). The answer: ``own_uids``, ``compartments``, ``filtered``, ``port``.
 """
 
 from __future__ import annotations
@@ -128,6 +129,9 @@ def make_folders(config: Mapping[str, Any], uids: Mapping[str, int]) -> None:
         if config["own_tree"]:
             _give_tree(workdir, agent)
         _give(workdir, agent)
+    for folder in config["passable"]:
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode) | 0o011)
     os.makedirs(config["env"]["TMPDIR"], exist_ok=True)
     for user, home in config["homes"].items():
         os.makedirs(home, mode=0o755, exist_ok=True)

@@ -1,0 +1,36 @@
+"""The tests of an R2E-Gym task: a script and hidden tests that its image holds, and the outcomes that must be had.
+
+The layout of the images is that of R2E-Gym's runtime (github.com/R2E-Gym/R2E-Gym, ``agenthub/runtime/docker.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from turnstile_server.tasks.part import TaskPart
+
+HIDDEN_TESTS = "/r2e_tests"
+"""Where the image has the hidden tests, which nothing of an agent's sandbox shows."""
+LINK = "r2e_tests"
+"""Where the script looks for them, below the work folder."""
+SCRIPT = "run_tests.sh"
+OF_THE_IMAGE = (
+    *(SCRIPT, LINK, ".pytest_cache", "expected_test_output.json", "execution_result.json"),
+    *("syn_issue.json", "parsed_commit.json", "modified_files.json", "modified_entities.json"),
+)
+"""What images have in the work folder that tells the tests or the answer. Removed before an agent is there."""
+
+Outcome = Literal["PASSED", "FAILED", "ERROR"]
+
+
+class R2eTests(TaskPart):
+    """Tests by the rules of R2E-Gym. Reward component ``r2e``: 1 when the tests that ran are exactly the expected
+    ones, each with its expected outcome, else 0. The work runs in the process that reports, so it is judged
+    ``in_process``."""
+
+    expected: dict[str, Outcome] = Field(
+        min_length=1, description="Outcome by test, as `Class.test`: `PASSED`, `FAILED` or `ERROR`."
+    )
+    timeout_s: float = Field(300.0, gt=0, description="Time for the script; then the work scores 0.")
