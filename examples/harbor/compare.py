@@ -25,8 +25,9 @@ from turnstile_server.backends import started_sandboxes
 from turnstile_server.errors import TurnstileError
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
-from turnstile_server.grading.world_validation import put_gold
-from turnstile_server.sandboxes.protocol import Command, SandboxProvider, SandboxSpec
+from turnstile_server.grading.steps_validation import played_steps
+from turnstile_server.grading.world_validation import ProofParts, put_gold
+from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxSpec
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.images import DOCKER, TaskImages
@@ -34,6 +35,7 @@ from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace, sandbox_spec
+from turnstile_server.worlds.episode_world import Worlds
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "rewards.json"
@@ -89,15 +91,19 @@ async def rewards_of_turnstile(folder: Path, settings: Settings) -> dict[str, Re
             def spec_of(task: Task) -> SandboxSpec:
                 return sandbox_spec(task, settings.sandboxes)
 
+            def archive_of(files: Files) -> bytes:
+                return pack(files, settings.tasks)
+
             grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
+            most, worlds = settings.sandboxes.max_archive_bytes, Worlds(settings)
+            parts = ProofParts(provider, spec_of, archive_of, most, worlds, settings.tasks, settings.grading)
 
             async def judge(task: Task) -> None:
                 async with places:
                     await images.ensure(task, DOCKER)
-                    for work, archive in (await _works(task, provider, spec_of(task), settings)).items():
+                    for work, script in (await _works(task)).items():
                         try:
-                            grade = await grader.grade(task, Work(archive=archive))
-                            found[task.id][work] = grade.reward
+                            found[task.id][work] = await _reward(task, work, script, parts, grader)
                         except TurnstileError as error:
                             print(f"{task.id}, {work}: {error.message}", file=sys.stderr)
                             found[task.id][work] = None
@@ -110,35 +116,36 @@ async def rewards_of_turnstile(folder: Path, settings: Settings) -> dict[str, Re
     return found
 
 
-async def _works(
-    task: Task, provider: SandboxProvider, spec: SandboxSpec, settings: Settings
-) -> Mapping[str, bytes]:
-    """The archives of an agent that does nothing, of one that solves the task, and of the attempt."""
+async def _works(task: Task) -> Mapping[str, bytes | None]:
+    """By work, the script that an agent runs instead of doing nothing, or the solution."""
     attempt = ATTEMPTS / f"{task.id}.sh"
-    works = {
-        "nop": None,
-        "oracle": None,
-        **({"attempt": await anyio.Path(attempt).read_bytes()} if attempt.is_file() else {}),
-    }
-    found: dict[str, bytes] = {}
-    most = settings.sandboxes.max_archive_bytes
+    tried = {"attempt": await anyio.Path(attempt).read_bytes()} if attempt.is_file() else {}
+    return {"nop": None, "oracle": None, **tried}
 
-    def archive_of(files: Files) -> bytes:
-        return pack(files, settings.tasks)
 
-    for work, script in works.items():
-        sandbox = await provider.create(spec)
-        try:
-            await prepare_workspace(sandbox, task, archive_of)
-            if work == "oracle":
-                await put_gold(sandbox, task.gold or Gold(), archive_of)
-            elif script is not None:
-                await sandbox.exec(Command(("bash", "-s"), stdin=script, timeout_s=ATTEMPT_S))
-            await sandbox.stop_all()
-            found[work] = await sandbox.download(sandbox.workdir, most)
-        finally:
-            await sandbox.destroy()
-    return found
+async def _reward(
+    task: Task, work: str, script: bytes | None, parts: ProofParts, grader: TaskGrader
+) -> float | None:
+    """Of one work; where the task has steps, of the same work in each of them."""
+
+    async def play(sandbox: Sandbox, index: int) -> None:
+        gold = task.at_step(index).gold if task.steps else task.gold
+        if work == "oracle":
+            await put_gold(sandbox, gold or Gold(), parts.archive_of)
+        elif script is not None:
+            await sandbox.exec(Command(("bash", "-s"), stdin=script, timeout_s=ATTEMPT_S))
+
+    if task.steps:
+        return (await played_steps(task, parts, grader, play)).reward
+    sandbox = await parts.provider.create(parts.spec_of(task))
+    try:
+        await prepare_workspace(sandbox, task, parts.archive_of)
+        await play(sandbox, 0)
+        await sandbox.stop_all()
+        archive = await sandbox.download(sandbox.workdir, parts.max_work_bytes)
+    finally:
+        await sandbox.destroy()
+    return (await grader.grade(task, Work(archive=archive))).reward
 
 
 def table(harbor: Mapping[str, Rewards], turnstile: Mapping[str, Rewards]) -> tuple[str, bool]:

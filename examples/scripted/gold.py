@@ -26,12 +26,13 @@ __all__ = ["SUBMIT_COMMAND", "gold_script"]
 
 
 def gold_script(tasks: Iterable[Task]) -> Script:
-    """Plays for every task. A task that wants an answer has no play for agents without ``submit``.
+    """Plays for every task, and for each step of one that has steps. A task that wants an answer has no play for
+    agents without ``submit``.
 
     Raises ScriptError for a task without a known solution.
     """
     plays: list[Play] = []
-    for task in tasks:
+    for task in (step for one in tasks for step in _asked(one)):
         try:
             files = solution_files(task, TaskSettings())
             program = script_commands(task, TaskSettings())
@@ -42,6 +43,11 @@ def gold_script(tasks: Iterable[Task]) -> Script:
         if task.answer is None:
             plays.append(Play(instruction=instruction, steps=tuple(_shell(task, files, program))))
     return Script(tuple(plays))
+
+
+def _asked(task: Task) -> Iterable[Task]:
+    """What an agent is asked one after the other."""
+    return map(task.at_step, range(len(task.steps))) if task.steps else (task,)
 
 
 def _tool_loop(task: Task, files: dict[str, bytes], program: Sequence[str]) -> Iterator[Step]:

@@ -85,7 +85,7 @@ async def test_with_the_engines_socket_it_plays_groups_that_are_graded_and_audit
         beside.container.install_agents(OWN_AGENT, NPM_AGENT)
         await play_all(beside.container)
         assert "transport stream (the engine does not see this server's" in beside.container.log
-        assert "on a carried Python 3.11" in beside.container.log  # made at the first start, of the container's own
+        assert "on a carried Python 3.11" in beside.container.log  # made at the first start
         assert beside.sandboxes == []
 
 

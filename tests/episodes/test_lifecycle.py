@@ -177,3 +177,13 @@ def test_an_episode_that_stops_already_is_not_overdue() -> None:
     life = lifecycle(wall_s=1.0, idle_s=1.0)
     life.request_stop(OUTCOMES[S.COMPLETED])
     assert life.overdue(10_000.0, calls_in_flight=False, last_activity=0.0) is None
+
+
+def test_time_in_which_an_episode_stands_still_counts_to_no_limit() -> None:
+    life = lifecycle(wall_s=5.0, idle_s=3.0)
+    life.stand_still(102.0)
+    assert life.overdue(10_000.0, calls_in_flight=False, last_activity=0.0) is None
+    life.go_on(10_000.0)
+    assert life.overdue(10_002.9, calls_in_flight=False, last_activity=0.0) is None
+    assert "limits.wall_s" in str(life.overdue(10_003.1, calls_in_flight=True, last_activity=0.0))
+    assert "limits.idle_s" in str(lifecycle(idle_s=3.0).overdue(103.1, calls_in_flight=False, last_activity=0.0))

@@ -1,4 +1,4 @@
-"""The ten Harbor folders: Turnstile's rewards are those of `harbor run`, and agents earn them in episodes."""
+"""The eleven Harbor folders: Turnstile's rewards are those of `harbor run`, and agents earn them in episodes."""
 
 from __future__ import annotations
 
@@ -114,4 +114,5 @@ async def test_an_agent_that_solves_them_earns_1_and_a_lazy_one_0(
         **dict.fromkeys(left, (0.0, None)),
     }
     for one in ended.values():
-        assert one.grading["script"]["trust"] == "in_process"
+        judged = one.grading.get("steps", {"": one.grading})
+        assert {each["script"]["trust"] for each in judged.values()} == {"in_process"}

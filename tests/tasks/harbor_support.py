@@ -57,3 +57,30 @@ def loaded(source: Path, settings: TaskSettings | None = None) -> tuple[list[Tas
 def told(source: Path, settings: TaskSettings | None = None) -> list[str]:
     """The problems, as lines, without the folder."""
     return [str(each).replace(f"{source}/", "") for each in loaded(source, settings)[1]]
+
+
+STEP_TESTS = (
+    '#!/bin/bash\n[ "$(cat "$(cat /tests/step).txt")" = done ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
+)
+
+
+def steps_config(changes: Mapping[str, str] | None = None) -> str:
+    """``changes``: further keys by the name of a step; `strategy`."""
+    said = {"one": "min_reward = 0.5", "strategy": "mean", **(changes or {})}
+    tables = "".join(f'[[steps]]\nname = "{name}"\n{said.get(name, "")}\n' for name in ("one", "two", "three"))
+    return f'multi_step_reward_strategy = "{said["strategy"]}"\n{CONFIG}{tables}'
+
+
+def steps_folder(folder: Path, changes: Mapping[str, str] | None = None) -> Path:
+    """A task of three steps: each wants `NAME.txt` to say `done`; the second has a set-up. ``changes`` as in
+    ``steps_config``."""
+    steps: dict[str, str | None] = {"task.toml": steps_config(changes), "tests/test.sh": STEP_TESTS}
+    for name in ("one", "two", "three"):
+        steps |= {
+            f"steps/{name}/instruction.md": f"Do step {name}.\n",
+            f"steps/{name}/tests/step": f"{name}\n",
+            f"steps/{name}/solution/solve.sh": f"#!/bin/bash\necho done > {name}.txt\n",
+        }
+    steps["steps/two/workdir/more.txt"] = "more\n"
+    steps["steps/two/workdir/setup.sh"] = "set -e\nmv more.txt two-has-begun.txt\n"
+    return harbor_folder(folder, {**steps, "instruction.md": None, "solution/solve.sh": None})

@@ -6,12 +6,14 @@ import logging
 from pathlib import Path
 
 import pytest
-from harbor_support import CONFIG, harbor_folder, loaded, told
+from harbor_support import CONFIG, harbor_folder, loaded, steps_folder, told
 
 from local import ROOT
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.harbor.toml_lines import key_lines
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.tarball import read_files
 
 NO_KEY = "Harbor has no such key, so it would do nothing; mend the name, or put it under [metadata]"
 EXAMPLES = ROOT / "examples" / "harbor" / "tasks"
@@ -35,11 +37,11 @@ def test_a_folder_becomes_a_task(tmp_path: Path) -> None:
     assert task.graders == ("script",)
 
 
-def test_the_ten_examples_load_in_the_order_of_their_names() -> None:
+def test_the_eleven_examples_load_in_the_order_of_their_names() -> None:
     tasks, problems = loaded(EXAMPLES)
     assert problems == []
     names = [task.id for task in tasks]
-    assert len(names) == 10
+    assert len(names) == 11
     assert names == sorted(names)
 
 
@@ -141,14 +143,12 @@ def test_a_malformed_folder_is_told(tmp_path: Path, changes: dict[str, str | Non
     assert said in found[0]
 
 
-STEPS = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
 COMPOSE = "services:\n  main:\n    build: .\n"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task.toml": CONFIG + STEPS}, "task.toml:11: steps: a task of 2 steps"),
         (
             {"task.toml": CONFIG + 'network_mode = "allowlist"\nallowed_hosts = ["10.0.0.0/8"]\n'},
             "environment.allowed_hosts: allowed_hosts: '10.0.0.0/8' is no host",
@@ -359,3 +359,157 @@ def test_lines_of_keys_are_found_through_tables_lists_and_long_texts() -> None:
     assert lines[("l", 1, "n")] == 10
     assert lines[("l", 1, "sub", "m")] == 12
     assert ("b", "c") not in lines
+
+
+# Steps
+
+
+def test_a_folder_with_steps_becomes_one_task_whose_steps_share_what_harbor_shares(tmp_path: Path) -> None:
+    changes = {"two": "agent = {timeout_sec = 60}\n[steps.verifier]\ntimeout_sec = 9\nenv = {KEY = 'own'}"}
+    folder = steps_folder(tmp_path / "three", changes)
+    config = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(
+        config.replace("[environment]", '[verifier.env]\nKEY = "k"\nB = "b"\n[environment]')
+    )
+    (folder / "steps" / "three" / "workdir").mkdir()
+    (folder / "steps" / "three" / "workdir" / "last.txt").write_text("")
+    (task,), problems = loaded(folder)
+    assert problems == []
+    assert (task.instruction, task.step_reward, task.graders) == ("Do step one.\n", "mean", ("script",))
+    assert task.limits.wall_s == 120 + 60 + 120
+    assert [(step.name, step.timeout_s, step.min_reward, step.setup) for step in task.steps] == [
+        ("one", 120.0, 0.5, ()),
+        ("two", 60.0, None, ("bash setup.sh",)),
+        ("three", 120.0, None, ()),
+    ]
+    assert [(step.script.timeout_s, step.script.env) for step in task.steps] == [
+        (600.0, {"KEY": "k", "B": "b"}),  # as in Harbor: the task's own time is not that of its steps
+        (9.0, {"KEY": "own", "B": "b"}),
+        (600.0, {"KEY": "k", "B": "b"}),
+    ]
+    tests = [read_files(step.script.files, TaskSettings()) for step in task.steps]
+    assert [(sorted(files), files["step"]) for files in tests] == [
+        (["step", "test.sh"], f"{name}\n".encode()) for name in ("one", "two", "three")
+    ]
+    starts = [step.start for step in task.steps]
+    assert [None if one is None else sorted(read_files(one, TaskSettings())) for one in starts] == [
+        None,
+        ["more.txt", "setup.sh"],
+        ["last.txt", "more.txt", "setup.sh"],
+    ]
+    assert task.gold is not None
+    assert task.at_step(1).gold is not None
+    assert (task.at_step(1).instruction, task.at_step(1).steps) == ("Do step two.\n", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "files", "said"),
+    [
+        ({"one": "min_rewards = 1"}, {}, f"task.toml:14: steps.0.min_rewards: {NO_KEY}"),
+        ({"one": 'min_reward = "1"'}, {}, "task.toml:14: steps.0.min_reward"),
+        ({"two": "agent = {timeout_sec = -1}"}, {}, "task.toml:17: steps.1.agent.timeout_sec"),
+        ({"strategy": "best"}, {}, "task.toml:1: multi_step_reward_strategy"),
+        ({}, {"steps/two/instruction.md": None}, "steps/two/instruction.md: No such file"),
+        ({}, {"steps/two/instruction.md": "\n"}, "steps/two/instruction.md: the instruction is empty"),
+        ({}, {"tests/test.sh": None}, "steps/one/tests/test.sh: there is no such script"),
+        (
+            {},
+            {"steps/two/solution/solve.sh": None, "steps/two/solution/x": ""},
+            "steps/two/solution: the folder has",
+        ),
+        ({"three": "[[steps]]\nname = 'ONE'"}, {}, "two steps are called 'one'"),
+        ({"three": "[[steps]]\nname = 'a/b'"}, {}, "steps.3.name: 'a/b' is no name of a folder"),
+        ({"three": "[[steps]]\nname = '..'"}, {}, "steps.3.name: '..' is no name of a folder"),
+        (
+            {"three": "[[steps]]\nname = 'four'"},
+            {},
+            "task.toml:21: steps.3.name: the folder steps/four is missing",
+        ),
+    ],
+)
+def test_a_step_that_is_malformed_is_told(
+    tmp_path: Path, changes: dict[str, str], files: dict[str, str | None], said: str
+) -> None:
+    found = told(spoilt(tmp_path, changes, files))
+    assert said in found[0], found
+
+
+@pytest.mark.parametrize(
+    ("changes", "files", "said"),
+    [
+        (
+            {"two": '[steps.healthcheck]\ncommand = "true"'},
+            {},
+            "task.toml:17: steps.1.healthcheck: a health check",
+        ),
+        ({"two": '[[steps.verifier.collect]]\ncommand = "x"'}, {}, "steps.1.verifier.collect: commands that"),
+        (
+            {"two": '[steps.verifier.environment]\ndocker_image = "x"'},
+            {},
+            "steps.1.verifier.environment: tests in",
+        ),
+        (
+            {"two": 'verifier = {environment_mode = "separate"}'},
+            {},
+            "task.toml:17: steps.1.verifier.environment_mode",
+        ),
+        ({"two": 'agent = {network_mode = "allowlist", allowed_hosts = ["a.b"]}'}, {}, "have one network"),
+        ({}, {"steps/two/trajectory.json": "[]"}, "steps/two/trajectory.json: a conversation"),
+        ({}, {"steps/two/tests/test.sh": "apt-get update\n"}, "steps/two/tests/test.sh:1: `apt-get update` needs"),
+        ({}, {"tests/more.sh": "apt-get update\n"}, "tests/more.sh:1: `apt-get update` needs a network"),
+        (
+            {},
+            {"steps/two/workdir/setup.sh": "touch /opt/state\n", "steps/two/tests/test.sh": "cat /opt/state\n"},
+            "steps/two/tests/test.sh:1: /opt/state lies outside the work folder /app",
+        ),
+    ],
+)
+def test_what_cannot_be_played_of_a_step_is_refused_by_its_name(
+    tmp_path: Path, changes: dict[str, str], files: dict[str, str | None], said: str
+) -> None:
+    folder = spoilt(tmp_path, changes, files)
+    found = told(folder)
+    assert said in found[0], found
+    assert loaded(folder, TaskSettings(skip_unsupported=True)) == ([], [])
+
+
+def spoilt(folder: Path, changes: dict[str, str], files: dict[str, str | None]) -> Path:
+    made = steps_folder(folder, changes)
+    for path, text in files.items():
+        if text is None:
+            (made / path).unlink()
+        else:
+            (made / path).write_text(text)
+    return made
+
+
+def test_a_step_judged_apart_with_the_work_folder_as_its_artifact_is_what_is_done_anyway(tmp_path: Path) -> None:
+    separate = 'artifacts = ["/app"]\nverifier = {environment_mode = "separate"}'
+    assert told(steps_folder(tmp_path, {"two": separate})) == []
+
+
+@pytest.mark.parametrize("part", ["", "/instruction.md", "/tests", "/solution", "/workdir"])
+def test_a_part_of_a_step_that_is_a_link_is_refused(tmp_path: Path, part: str) -> None:
+    folder = steps_folder(tmp_path / "a")
+    (folder / f"steps/two{part}").rename(tmp_path / "elsewhere")
+    (folder / f"steps/two{part}").symlink_to(tmp_path / "elsewhere")
+    assert told(folder) == [f"steps/two{part}: it is a link; put what it leads to into the folder"]
+
+
+def test_steps_without_a_solution_have_the_tasks(tmp_path: Path) -> None:
+    folder = steps_folder(tmp_path / "a")
+    (folder / "steps/two/solution/solve.sh").unlink()
+    (folder / "steps/two/solution").rmdir()
+    assert loaded(folder)[0][0].gold is None, "one of its steps has none"
+    (folder / "solution").mkdir()
+    (folder / "solution" / "solve.sh").write_text("true\n")
+    gold = loaded(folder)[0][0].at_step(1).gold
+    assert gold is not None
+    assert gold.script is not None
+    assert gold.script.files.folder == folder / "solution"
+
+
+def test_text_from_outside_has_no_steps() -> None:
+    for steps in ([{"name": "a"}], 5):
+        with pytest.raises(ValueError, match="only Harbor's task folders have steps"):
+            Task.model_validate({"id": "a", "instruction": "x", "steps": steps})

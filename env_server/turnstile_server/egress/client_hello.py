@@ -71,7 +71,7 @@ class HelloReader:
         """Moves one record into the message; False: it is not whole yet."""
         head = self._buffer[:5]
         kinds = (_HANDSHAKE,) if self._message else self._first
-        if (head and head[0] not in kinds) or head[1:2] not in (b"", b"\x03"):
+        if (head and head[0] not in kinds) or bytes(head[1:2]) not in (b"", b"\x03"):
             raise NotTls("it does not begin with TLS")
         if len(head) < 5:
             return False

@@ -45,10 +45,13 @@ class EpisodeGrading:
         self._backends = backends
         self._works = works
 
-    async def graded(self, outcome: Outcome, task: Task, answer: str | None) -> Outcome:
+    async def graded(
+        self, outcome: Outcome, task: Task, answer: str | None, *, keep: bool = True, more: bool = False
+    ) -> Outcome:
         """``outcome`` with its grade; failed, where the task or the machine kept the work from being judged.
 
-        Destroys the sandbox, to make room for the one in which the work is graded. Raises nothing.
+        Destroys the sandbox, to make room for the one in which the work is graded, unless there is ``more`` to be
+        done in it. ``keep``: the work is kept, to be judged again. Raises nothing.
         """
         try:
             work = await self._work(answer)
@@ -60,12 +63,13 @@ class EpisodeGrading:
             return self._failed(outcome, error)
         kept: KeptWork | None = None
         try:
-            if self._sandbox is not None:
+            if self._sandbox is not None and not more:
                 await self._sandbox.give_up()
-            info = outcome.error_info()
-            kept = await self._works.keep(
-                EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
-            )
+            if keep:
+                info = outcome.error_info()
+                kept = await self._works.keep(
+                    EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
+                )
             grade = await self._backends.grader.grade(task, work)
             named = await self._named(kept, task, grade)
             return replace(outcome, grade=grade.awaited() if task.reward.pending else grade, work=named)
@@ -73,6 +77,10 @@ class EpisodeGrading:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent, work=kept)
         except Exception as error:  # noqa: BLE001 - the boundary to the grader: there is no reward
             return replace(self._failed(outcome, error), work=kept)
+
+    def unearned(self, task: Task, why: str) -> Grade:
+        """The grade of an agent that failed."""
+        return unearned(task, why)
 
     async def _named(self, kept: KeptWork | None, task: Task, grade: Grade) -> KeptWork | None:
         """What the record names of the kept work, with the digest of what judged it."""

@@ -52,6 +52,7 @@ class Lifecycle:
         """The server stops: no stop request counts any more, and no grading is to begin."""
         self._to_grade = graded
         self._created = self._started = self._moved = now
+        self._still_since: float | None = None
 
     def move(self, status: EpisodeStatus, now: float) -> None:
         """A step before the end, with its time in ``timings``. Raises ValueError outside ``TRANSITIONS``."""
@@ -70,6 +71,16 @@ class Lifecycle:
         """Takes over the rewards of a record that was stored; nothing else of it, which may be old by now."""
         fields = {"turn_rewards": rewarded.turn_rewards, "late_rewards": rewarded.late_rewards}
         self.episode = self.episode.model_copy(update=fields)
+
+    def stand_still(self, now: float) -> None:
+        """From now on no time counts: what goes on is not the agent's doing."""
+        self._still_since = now
+
+    def go_on(self, now: float) -> None:
+        """The end of ``stand_still``: the time since then counts to no limit."""
+        if self._still_since is not None:
+            self._started += now - self._still_since
+            self._moved, self._still_since = now, None
 
     def request_stop(self, outcome: Outcome) -> bool:
         """Decides whether ``outcome`` is how the episode ends. False: an earlier request stands, or the server
@@ -120,7 +131,7 @@ class Lifecycle:
     def overdue(self, now: float, *, calls_in_flight: bool, last_activity: float) -> EpisodeOverdue | None:
         """Why the episode's time is over, None while it is not. ``last_activity``: of its model calls."""
         limits, status = self.episode.limits, self.episode.status
-        if self.stop is not None:
+        if self.stop is not None or self._still_since is not None:
             return None
         if status in _WALL_LIMITED and limits.wall_s is not None and now - self._started > limits.wall_s:
             return EpisodeOverdue(f"the episode ran longer than limits.wall_s = {limits.wall_s:g} s")

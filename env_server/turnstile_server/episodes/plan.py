@@ -69,6 +69,11 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings
         task = backends.task_of(request.task)
     except NotFound as error:
         raise Unprocessable(f"task.id: {error.message}") from error
+    if task.steps and agent is None:
+        raise Unprocessable(
+            f"agent: task {task.id} has {len(task.steps)} steps, each with an agent process of its own, which "
+            "this server launches; an external agent cannot play it"
+        )
     spec = None
     if agent is not None or task.needs_sandbox or backends.own_tools.needs_sandbox(task.id):
         missing = backends.sandboxes.missing
@@ -87,6 +92,10 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
     """The plan of an episode that begins at ``point``. Raises Unprocessable, Conflict."""
     if plan.task.world is not None:
         raise Unprocessable(f"task {plan.task.id} has a world: what is in it cannot be taken into a fork")
+    if plan.task.steps:
+        raise Unprocessable(
+            f"task {plan.task.id} has several steps: where it is in them cannot be taken into a fork"
+        )
     if plan.sandbox is not None and point.files is None:
         origin = point.origin
         raise Conflict(

@@ -84,7 +84,8 @@ class Regrader:
 
     async def _judge(self, episode: Episode, request: RegradeRequest) -> Regrade:
         """Raises what the task, the store or the grading raises; nothing is recorded then."""
-        kept, task = self._kept(episode), self._task(episode, request)
+        task = self._task(episode, request)
+        kept = self._kept(episode)
         try:
             async with self._places:
                 ended = await self._parts.works.load(episode.episode_id, kept.digest)
@@ -136,6 +137,10 @@ class Regrader:
             raise Unprocessable(
                 f"task.id: {error.message}; name one to judge by in `task`, or start the server with its source"
             ) from error
+        if task.steps:
+            raise Unprocessable(
+                f"task {task.id} has several steps: each is judged while the episode runs, and its work not kept"
+            )
         if not task.graded:
             raise Unprocessable(f"task {task.id} has nothing to grade by: no tests, no answer, no grader")
         return task

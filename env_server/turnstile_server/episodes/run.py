@@ -35,13 +35,14 @@ from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue, unearned
+from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
+from turnstile_server.episodes.steps import EpisodeSteps
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
@@ -103,6 +104,9 @@ class EpisodeRun:
             plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
         )
         self._grader = EpisodeGrading(self.episode_id, self._sandbox, self._world, parts.backends, parts.works)
+        shared = (self._grader, self._life, self.session, parts.pipeline)
+        self._steps = EpisodeSteps.of(plan.task, self._sandbox, *shared, settings.gate, self._agent_outcome)
+        self._judge = self._steps or self._grader
         world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
         self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
         self._answer: str | None = None
@@ -161,7 +165,7 @@ class EpisodeRun:
             self._move(EpisodeStatus.PREPARING)
             await self._prepare(tasks)
             self._move(EpisodeStatus.RUNNING)
-            outcome = await self._agent_outcome()
+            outcome = await (self._agent_outcome() if self._steps is None else self._steps.play())
         except SandboxFailed as error:
             cause = self._sandbox.cause_of(error) if self._sandbox is not None else error
             outcome = Outcome(EpisodeStatus.FAILED, cause)
@@ -184,13 +188,15 @@ class EpisodeRun:
 
     async def _agent_outcome(self) -> Outcome:
         agent, session, sandbox = self._plan.agent, self.session, self._sandbox
+        before = len(session.tree)
         if sandbox is None:  # an external agent's; a stop that is requested elsewhere cancels this wait
             await anyio.sleep_forever()
         assert sandbox is not None
         if agent is None:
             raise await sandbox.death()
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
-        return outcome_of_exit(end, agent, turns=len(session.tree), last_refusal=session.last_refusal)
+        turns = len(session.tree) - before
+        return outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
@@ -206,7 +212,8 @@ class EpisodeRun:
         if stop is None or self._life.shutting_down:
             return
         if stop.by_agent and stop.error is not None and self.graded:
-            self._life.settle(replace(stop, grade=unearned(self._plan.task, f"agent: {stop.error.message}")))
+            grade = self._judge.unearned(self._plan.task, f"agent: {stop.error.message}")
+            self._life.settle(replace(stop, grade=grade))
         if not self._life.needs_grade:
             return
         if self._world is not None and self._world.turn_rewards:
@@ -214,7 +221,7 @@ class EpisodeRun:
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            graded = await self._grader.graded(stop, self._plan.task, self._answer)
+            graded = await self._judge.graded(stop, self._plan.task, self._answer)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
 
@@ -319,7 +326,10 @@ class EpisodeRun:
         except TurnstileError as error:
             self.request_stop(Outcome(EpisodeStatus.FAILED, error))
             raise
-        if said is None and self._plan.agent is not None and self._plan.agent.ends_on_submit:
+        ends = said is None and self._plan.agent is not None and self._plan.agent.ends_on_submit
+        if self._steps is not None:
+            self._steps.submit(answer, ends=ends)
+        elif ends:
             self.request_stop(Outcome(EpisodeStatus.COMPLETED))
         return said
 

@@ -25,7 +25,7 @@ from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, Sand
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.workspace import prepare_for_agent
+from turnstile_server.tasks.workspace import prepare_for_agent, prepare_step
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,6 +114,16 @@ class EpisodeSandbox:
         sandbox.enter_phase(NetworkPhase.AGENT, self.network)
         self._usable = self._prepared = True
         self._acted = agent is None  # an external one may act as soon as its tools do
+
+    async def begin_step(self, task: Task, index: int) -> None:
+        """Prepares the task's step ``index`` and opens the sandbox to its agent. Raises as ``prepare_step``."""
+        sandbox = self._sandbox
+        assert sandbox is not None
+        sandbox.enter_phase(None)
+        await prepare_step(sandbox, task, index, self._backends.archive_of)
+        self._task = task.at_step(index)
+        sandbox.enter_phase(NetworkPhase.AGENT, self.network)
+        self._usable = True
 
     async def run_agent(self, episode_key: str, max_turns: int, env: Mapping[str, str]) -> AgentEnd:
         """Runs the agent to its end; cancelling kills it. Raises SandboxFailed, TaskFailed."""

@@ -217,6 +217,10 @@ class EpisodeSession:
                 )
             )
 
+    def forget_refusals(self) -> None:
+        """Another agent begins: what was refused to the one before is not why this one ends."""
+        self._last_refusal, self._refusals = None, 0
+
     # What a call is compared with
 
     def parse_cache(self, dialect: str) -> ParseCache:

@@ -22,6 +22,7 @@ from turnstile_server.errors import FileProblem, TurnstileError
 from turnstile_server.grading.leaks import LeakReport, find_leaks, patch_texts, secret_texts
 from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.protocol import Grade, Grader, Work
+from turnstile_server.grading.steps_validation import played_steps
 from turnstile_server.grading.world_validation import ProofParts, played, put_gold
 from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
 from turnstile_server.tasks.files import Files
@@ -119,6 +120,8 @@ class Validator:
         if task.gold is None:
             found.problems.append("it has no gold solution, so nothing shows that it can be solved")
             return ProofVerdict.WRONG
+        if task.steps:
+            return await self._prove_steps(task, task.gold, found)
         found.problems += await self._visible(task)
         works = await self._works(task, task.gold, found)
         for name, shown, wanted in (
@@ -155,6 +158,34 @@ class Validator:
                 begun, work = await played(task, self._parts, solve=name == GOLD)
                 grades.append(await self._grader.grade(begun, work))
                 seconds.append(time.monotonic() - began)
+            found.add(name, shown, grades, seconds, wanted)
+        return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
+
+    async def _prove_steps(self, task: Task, gold: Gold, found: _Findings) -> ProofVerdict:
+        """Each grade is of all steps, played anew. What an agent finds at a step may not hold the solution of that
+        one or of a later one."""
+        steps = [task.at_step(index) for index in range(len(task.steps))]
+
+        async def solve(sandbox: Sandbox, index: int) -> None:
+            own = steps[index].gold or Gold()
+            if (said := await put_gold(sandbox, own, self._parts.archive_of)) is not None:
+                found.said[GOLD] = f"{task.steps[index].name}: {said}"
+
+        async def look(sandbox: Sandbox, index: int) -> None:
+            if not searched:
+                for step in steps[index:]:
+                    await self._search(sandbox, step, step.gold or Gold(), found)
+
+        for name, shown, wanted, play in (
+            (GOLD, "the gold solution", _scores(gold.reward), solve),
+            (NOTHING, "the empty work", _scores_less(gold.reward), look),
+        ):
+            grades, seconds, searched = [], [], False
+            for _ in range(self._runs):
+                began = time.monotonic()
+                grades.append(await played_steps(task, self._parts, self._grader, play))
+                seconds.append(time.monotonic() - began)
+                searched = True
             found.add(name, shown, grades, seconds, wanted)
         return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
 
@@ -297,6 +328,7 @@ def _why(grade: Grade) -> str:
         reasons.append(f"its answer is wrong: {answer['note']}")
     if (script := grade.detail.get("script")) is not None:
         reasons.append(str(script.get("output") or script.get("note", "")))
-    reasons += [line for line in grade.detail.get("summary", ()) if line.startswith("world: ")]
+    kinds = ("world: ", "steps: ") if "steps" not in grade.detail else ("",)
+    reasons += [line for line in grade.detail.get("summary", ()) if line.startswith(kinds)]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)

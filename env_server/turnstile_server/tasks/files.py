@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from pydantic import Field, field_validator
@@ -28,3 +29,23 @@ class Files(TaskPart):
                 if str(parent) in inline:
                     raise ValueError(f"{str(parent)!r} is a file and, for {path!r}, a folder")
         return inline
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where its files lie, beside those written out; a later folder's go over those of the earlier ones."""
+        return () if self.folder is None else (self.folder,)
+
+
+class LayeredFiles(Files):
+    """Those of several folders. Made by task sources alone: text from outside only ever becomes ``Files``."""
+
+    layers: tuple[Path, ...] = ()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (*super().folders, *self.layers)
+
+    @staticmethod
+    def of(folders: Sequence[Path]) -> Files | None:
+        """None for no folder."""
+        return LayeredFiles(folder=folders[0], layers=tuple(folders[1:])) if folders else None

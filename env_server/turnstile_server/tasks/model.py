@@ -34,6 +34,7 @@ from turnstile_server.tasks.r2e import R2eTests
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
+from turnstile_server.tasks.steps import StepReward, TaskStep
 from turnstile_server.tasks.swe import SweTests
 from turnstile_server.worlds.definition import WorldDefinition
 
@@ -210,6 +211,13 @@ def _only_from_a_source(value: object) -> object:
     return value
 
 
+def _no_text(steps: object) -> object:
+    """Text from outside has no steps."""
+    if not isinstance(steps, tuple):
+        raise ValueError("only Harbor's task folders have steps")
+    return steps
+
+
 def _own_graders(
     answer: Answer | None,
     r2e: R2eTests | None,
@@ -254,6 +262,10 @@ class Task(TaskPart):
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     tests: HiddenTests | None = None
     script: ScriptTests | None = None
+    steps: Annotated[tuple[InstanceOf[TaskStep], ...], BeforeValidator(_no_text)] = Field(
+        (), description="Played one after another; instruction, script and gold are the first one's. Not in files."
+    )
+    step_reward: StepReward = Field("mean", description="How the steps' rewards make the task's.")
     swe: SweTests | None = None
     r2e: R2eTests | None = None
     answer: Answer | None = None
@@ -316,6 +328,13 @@ class Task(TaskPart):
         own = _own_graders(self.answer, self.r2e, self.script, self.swe, self.tests, self.world)
         return (*own, *self.grading)
 
+    def at_step(self, index: int) -> Task:
+        """The task that its step ``index`` is by itself: to be asked and graded."""
+        step = self.steps[index]
+        gold = None if step.gold is None else Gold(script=step.gold)
+        own = {"instruction": step.instruction, "script": step.script, "gold": gold, "base": step.start}
+        return self.model_copy(update={**own, "steps": ()})
+
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
         """How far what judges trusts the work; None where nothing of it is run. What a script runs cannot be seen,
@@ -346,7 +365,8 @@ class Task(TaskPart):
         judges = (judge.files for judge in (self.tests, self.script) if judge is not None)
         golds = (*(() if self.gold is None else (self.gold,)), *self.wrong)
         programs = (gold.script.files for gold in golds if gold.script is not None)
-        return (self.base, *judges, *(gold.files for gold in golds), *programs)
+        steps = (files for index in range(len(self.steps)) for files in self.at_step(index).all_files)
+        return (self.base, *judges, *(gold.files for gold in golds), *programs, *steps)
 
     @property
     def grades_tests(self) -> bool:

@@ -23,12 +23,13 @@ def rehearsed(
     script: ScriptTests, folder: Path, image: str, workdir: str | None, build_timeout_s: float, max_bytes: int
 ) -> ScriptTests:
     """``script`` with an image of its own, of ``image``, the task's. ``folder``: its files; ``workdir`` None: the
-    image's own; ``max_bytes``: of the folder. Raises ContextProblem."""
+    image's own; ``max_bytes``: of the folder. Raises ContextProblem, OSError."""
     build = ImageBuild(
         folder.absolute(),
         _DOCKERFILE,
         (("TASK_IMAGE", image), ("TASK_PROGRAM", script.program), ("TASK_WORKDIR", workdir or "")),
         timeout_s=build_timeout_s + script.timeout_s,
+        max_bytes=max_bytes,
     )
     env = {**_OFFLINE, **script.env}
-    return script.model_copy(update={"image": build.tag(max_bytes), "build": build, "env": env})
+    return script.model_copy(update={"image": build.tag(), "build": build, "env": env})

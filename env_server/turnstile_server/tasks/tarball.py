@@ -48,13 +48,13 @@ def check_folder(folder: Path, settings: TaskSettings) -> None:
 
 def _collect(files: Files, settings: TaskSettings) -> dict[str, _File]:
     found: dict[str, _File] = {}
-    if files.folder is not None:
-        for path, status in _walk(files.folder, settings):
+    for folder in files.folders:
+        for path, status in _walk(folder, settings):
             try:
                 data = path.read_bytes()
             except OSError as error:
                 raise FilesProblem(f"{path}: {error.strerror}") from None
-            found[path.relative_to(files.folder).as_posix()] = _File(data, bool(status.st_mode & stat.S_IXUSR))
+            found[path.relative_to(folder).as_posix()] = _File(data, bool(status.st_mode & stat.S_IXUSR))
     for name, text in files.inline.items():
         found[name] = _File(text.encode())
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio.to_thread
 
@@ -139,13 +139,33 @@ async def prepare_workspace(
         sandbox.enter_phase(None)
 
 
+async def prepare_step(sandbox: Sandbox, task: Task, index: int, archive_of: Callable[[Files], bytes]) -> None:
+    """Puts the files of the task's step ``index`` over those in the work folder and runs its set-up, which has no
+    network. Raises TaskFailed, and for what an agent may have done there before, too: SetUpFailed, FileProblem,
+    SandboxFailed.
+    """
+    step = task.steps[index]
+    if step.files is not None:
+        await sandbox.upload(await anyio.to_thread.run_sync(archive_of, step.files), sandbox.workdir)
+    await _run_lines(sandbox, task, step.setup, f"step {step.name!r} of task {task.id}")
+
+
 async def _set_up(sandbox: Sandbox, task: Task) -> None:
     """Raises TaskFailed, SandboxFailed."""
-    for line in (*(() if task.script is None else (_LOGS,)), *task.setup):
+    lines = (*(() if task.script is None else (_LOGS,)), *task.setup)
+    await _run_lines(sandbox, task, lines, f"task {task.id}")
+
+
+class SetUpFailed(TaskFailed):
+    """A command of a set-up did not end well."""
+
+
+async def _run_lines(sandbox: Sandbox, task: Task, lines: Sequence[str], whose: str) -> None:
+    for line in lines:
         result = await sandbox.exec(Command(argv=("/bin/sh", "-c", line), timeout_s=task.setup_timeout_s))
         if result.exit_code != 0:
             how = (
                 f"ran longer than {task.setup_timeout_s:g} s" if result.timed_out else f"ended {result.exit_code}"
             )
             output = (result.stdout + result.stderr)[-_TAIL:].decode(errors="replace").strip()
-            raise TaskFailed(f"set-up of task {task.id}: {line!r} {how}: {output}")
+            raise SetUpFailed(f"set-up of {whose}: {line!r} {how}: {output}")

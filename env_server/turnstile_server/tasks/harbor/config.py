@@ -7,6 +7,7 @@ task without a word.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,6 +16,7 @@ from turnstile_server.tasks.script import EnvName
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.IGNORECASE)
 _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+_NO_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 NetworkMode = Literal["public", "no-network", "allowlist"]
 Environment = dict[EnvName, str]
@@ -214,6 +216,13 @@ class HarborStep(HarborTable):
     healthcheck: HarborHealthcheck | None = None
     artifacts: list[str | HarborArtifact] = []
 
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder_name(cls, name: str) -> str:
+        if not name.strip() or _NO_NAME.search(name) or name.endswith((".", " ")) or len(name.encode()) > 255:
+            raise ValueError(f"{name!r} is no name of a folder that every system takes")
+        return name
+
 
 class HarborSolution(HarborTable):
     """``[solution]``."""
@@ -240,7 +249,7 @@ class HarborConfig(HarborTable):
     @field_validator("steps")
     @classmethod
     def _own_names(cls, steps: list[HarborStep]) -> list[HarborStep]:
-        names = [step.name.casefold() for step in steps]
+        names = [unicodedata.normalize("NFC", step.name).casefold() for step in steps]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two steps are called {twice[0]!r}")
@@ -252,6 +261,7 @@ class HarborConfig(HarborTable):
             raise ValueError("`multi_step_reward_strategy` needs [[steps]]")
         return self
 
-    @property
-    def artifact_sources(self) -> tuple[str, ...]:
-        return tuple(each if isinstance(each, str) else each.source for each in self.artifacts)
+    def artifact_sources(self, step: HarborStep | None) -> tuple[str, ...]:
+        """Of a step: the task's and its own."""
+        both = (*self.artifacts, *(() if step is None else step.artifacts))
+        return tuple(each if isinstance(each, str) else each.source for each in both)

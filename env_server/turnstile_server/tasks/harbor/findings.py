@@ -30,7 +30,9 @@ class FolderFindings:
 
     def refuse(self, message: str, loc: Loc = (), *, file: Path | None = None, line: int | None = None) -> None:
         """Harbor plays it, Turnstile does not."""
-        self.unsupported.append(self._found(message, loc, file, line))
+        found = self._found(message, loc, file, line)
+        if found not in self.unsupported:  # of several steps
+            self.unsupported.append(found)
 
     def _found(self, message: str, loc: Loc, file: Path | None, line: int | None) -> TaskProblem:
         if file is None and line is None:

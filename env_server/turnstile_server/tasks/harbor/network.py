@@ -27,6 +27,11 @@ def network_of(config: HarborConfig, settings: TaskSettings, found: FolderFindin
         return _hosts(table.network_mode, table, loc, settings, found)
 
     agent, tests = of(config.agent, ("agent",)), of(config.verifier, ("verifier",))
+    for index, step in enumerate(config.steps):
+        for name, table, whole_task in (("agent", step.agent, agent), ("verifier", step.verifier, tests)):
+            loc: Loc = ("steps", index, name)
+            if table.network_mode is not None and set(of(table, loc)) != set(whole_task):
+                found.refuse("all steps of a task have one network", (*loc, "network_mode"))
     return NetworkWish(setup=(), agent=agent, tests=tests)
 
 

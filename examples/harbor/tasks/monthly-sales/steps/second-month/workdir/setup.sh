@@ -1,0 +1,4 @@
+#!/bin/bash
+set -e
+cat february.csv >> sales.csv
+rm february.csv
