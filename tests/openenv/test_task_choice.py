@@ -16,6 +16,7 @@ from control_support import Door, OpenDoor
 from training_support import trainer_server
 from turnstile.gym import AgentEnv
 from turnstile.models.draw import generator_of
+from turnstile_server.tasks.catalog import TaskCatalog
 
 pytestmark = pytest.mark.anyio
 
@@ -73,6 +74,19 @@ def of_gymnasium(seed: int, resets: int) -> list[str]:
         if number:
             generator.integers(2**31)
     return found
+
+
+async def test_a_stored_task_is_read_in_a_thread_before_its_instruction_is_shown(
+    seven: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    async def prefetch(_: TaskCatalog, task_id: str | None) -> None:
+        asked.append(task_id)
+
+    monkeypatch.setattr(TaskCatalog, "prefetch", prefetch)
+    assert await of_socket(seven, {"task_id": "task-3"}) == ["task-3"]
+    assert asked == ["task-3", "task-3"]  # for the episode, and for what the observation shows
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,20 @@ async def test_one_that_takes_too_long_leaves_nothing_behind(tmp_path: Path) -> 
     with pytest.raises(RuntimeNotMade, match="install_timeout_s"):
         await RuntimeStore(InstallFolder(tmp_path), 0.001).get()
     assert names_in(tmp_path) == []
+
+
+async def test_the_machine_is_looked_at_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    check = Source.check
+
+    def noted(source: Source) -> None:
+        threads.add(threading.get_ident())
+        check(source)
+
+    monkeypatch.setattr(Source, "check", noted)
+    await RuntimeStore(InstallFolder(tmp_path), 600).name()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

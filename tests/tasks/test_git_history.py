@@ -11,14 +11,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from turnstile_server.errors import FileProblem
+from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.tasks import git_history
 from turnstile_server.tasks.git_history import program
+from turnstile_server.tasks.model import Task
 
 SECRET = "return 2 * n  # the solution, word for word"
 ENV = {
@@ -395,3 +400,22 @@ def test_what_cannot_be_cleaned_is_told_and_left_alone(
     before = holders(tmp_path, SECRET)
     assert said in scrub(root)["problem"]
     assert holders(tmp_path, SECRET) == before
+
+
+@pytest.mark.anyio
+async def test_its_program_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def noted() -> dict[str, bytes]:
+        threads.add(threading.get_ident())
+        return {}
+
+    class Full:
+        async def upload(self, archive: bytes, path: str) -> None:
+            raise FileProblem("no room")
+
+    monkeypatch.setattr(git_history, "program", noted)
+    with pytest.raises(FileProblem):
+        await git_history.keep_one_commit(cast(Sandbox, Full()), Task(id="t", instruction="x"), 1)
+    assert threads
+    assert threading.get_ident() not in threads

@@ -36,9 +36,13 @@ class RuntimeStore:
     async def name(self) -> str:
         """Of the runtime's folder. Raises RuntimeNotMade where none can be made on this machine."""
         source = self._source
-        source.check()
+
+        def checked_digest() -> str:
+            source.check()
+            return source.digest()
+
         try:
-            digest = await anyio.to_thread.run_sync(source.digest)
+            digest = await anyio.to_thread.run_sync(checked_digest)
         except (OSError, subprocess.SubprocessError) as error:
             raise RuntimeNotMade(f"{source.executable} cannot be read: {error}") from error
         return f"runtime-{source.version}-{MACHINE}-{digest}"

@@ -13,6 +13,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, User
 from turnstile_server.tasks.model import Task
@@ -31,7 +33,7 @@ _RESULT_BYTES = 1 << 20
 async def keep_one_commit(sandbox: Sandbox, task: Task, timeout_s: float) -> dict[str, Any]:
     """Replaces every repository of the work folder by one commit; what was done, as the program says it. Raises
     TaskFailed, SandboxFailed, FileProblem."""
-    await sandbox.upload(_archive(), _PLACE)
+    await sandbox.upload(await anyio.to_thread.run_sync(_archive), _PLACE)
     config = json.dumps({"root": sandbox.workdir, "program": _PLACE})
     result = await sandbox.exec(
         Command(

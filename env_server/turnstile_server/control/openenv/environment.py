@@ -116,7 +116,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             detail = {"episode_id": episode.episode_id}
             raise error_of_type(episode.error.type, episode.error.message, detail=detail)
         fields = {
-            "instruction": self._instruction(episode),
+            "instruction": await self._instruction(episode),
             "model_url": created.model_url,
             "tool_url": created.tool_url,
             "episode_key": created.episode_key,
@@ -347,11 +347,12 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             raise Conflict(f"{what}: the episode's own agent acts in it; use wait until it is done")
         return self._created.episode_key
 
-    def _instruction(self, episode: Episode) -> str | None:
+    async def _instruction(self, episode: Episode) -> str | None:
         if episode.instruction is not None:  # written by the task's world for this episode
             return episode.instruction
         if episode.task.instruction is not None or episode.task.id is None or self._parts.tasks is None:
             return episode.task.instruction
+        await self._parts.tasks.prefetch(episode.task.id)
         return self._parts.tasks.get(episode.task.id).instruction
 
     async def _observed(self, **fields: Any) -> TurnstileObservation:
