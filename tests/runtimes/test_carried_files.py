@@ -101,6 +101,36 @@ async def test_one_that_takes_too_long_leaves_nothing_behind(tmp_path: Path) -> 
     assert names_in(tmp_path) == []
 
 
+async def test_what_a_kill_left_is_removed_and_what_another_server_fills_is_not(tmp_path: Path) -> None:
+    for name in ("left", "fresh", "locked"):
+        (tmp_path / f".partial-{name}" / "bin").mkdir(parents=True)
+        (tmp_path / f".partial-{name}" / "bin" / "python3").write_text("")
+    for name in ("left", "locked"):
+        os.utime(tmp_path / f".partial-{name}", (0, 0))
+    hold = (
+        "import fcntl, os, sys\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / ".partial-locked")]
+    async with await anyio.open_process(command, stderr=None) as other:
+        assert other.stdout is not None
+        await other.stdout.receive()
+
+        async def nothing(partial: Path) -> None:
+            pass
+
+        async def fill(partial: Path) -> None:
+            os.utime(partial, (0, 0))  # as if it took long
+            await InstallFolder(tmp_path).fill_once("second", nothing)
+            assert partial.name in names_in(tmp_path)
+
+        await InstallFolder(tmp_path).fill_once("first", fill)
+        other.kill()
+    assert sorted(names_in(tmp_path)) == [".partial-fresh", ".partial-locked", "first", "second"]
+
+
 async def test_the_machine_is_looked_at_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[int] = set()
     check = Source.check

@@ -63,6 +63,8 @@ its."""
 _CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 _COMPILE = ("-I", "-S", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
 _TAIL = 2000
+_STRIP_S = 120.0
+"""No setting: it takes a second; a machine on which it hangs has no runtime, and nothing waits for it for ever."""
 
 
 async def build_runtime(source: Source, target: Path) -> None:
@@ -138,6 +140,7 @@ def _strip(files: list[Path]) -> None:
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            timeout=_STRIP_S,
         )
 
 

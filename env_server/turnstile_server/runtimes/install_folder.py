@@ -1,14 +1,18 @@
 """A folder of installed things, each in a folder of its own that appears whole or not at all.
 
-Several servers may share it: who is second takes what the first has made.
+Several servers may share it: who is second takes what the first has made. What is being filled is locked by the
+server that does it, so that the next one tells what a kill has left, and removes that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +23,10 @@ import anyio.to_thread
 from turnstile_server.errors import AgentNotInstalled
 
 _LOG = logging.getLogger(__name__)
+_PARTIAL = ".partial-"
+"""Begins the name of a folder that is not whole."""
+_FRESH_S = 60.0
+"""No setting: one that is younger is never taken for left; between its making and its lock lie microseconds."""
 
 
 def default_install_dir() -> Path:
@@ -40,16 +48,16 @@ class InstallFolder:
     async def fill_once(self, name: str, fill: Callable[[Path], Awaitable[None]]) -> None:
         """Make the folder ``name`` unless it exists: fill a temporary folder, then rename it.
 
-        Callers that ask for the same one meanwhile wait for it. Raises AgentNotInstalled, and what ``fill``
-        raises.
+        Callers that ask for the same one meanwhile wait for it. A cancellation, as at a shutdown, ends the
+        programs that ``fill`` runs, and waits for a thread of it that copies files. Raises AgentNotInstalled, and
+        what ``fill`` raises.
         """
         async with self._locks[name]:
             if self.exists(name):
                 return
             _LOG.info("installing %s", name)
             try:
-                await anyio.to_thread.run_sync(lambda: self.path.mkdir(parents=True, exist_ok=True))
-                partial = Path(await anyio.to_thread.run_sync(lambda: tempfile.mkdtemp(dir=self.path, prefix=".")))
+                partial, lock = await anyio.to_thread.run_sync(self._begin)
             except OSError as error:
                 raise AgentNotInstalled(
                     f"agents cannot be installed into {self.path} by uid {os.geteuid()}: {error.strerror}; "
@@ -61,6 +69,39 @@ class InstallFolder:
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(lambda: shutil.rmtree(partial, ignore_errors=True))
+                os.close(lock)
+
+    def _begin(self) -> tuple[Path, int]:
+        """A new folder to fill, and the descriptor that locks it until it is closed. Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(f"{_PARTIAL}*"):
+            self._sweep(left)
+        partial = Path(tempfile.mkdtemp(dir=self.path, prefix=_PARTIAL))
+        try:
+            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            partial.rmdir()
+            raise
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is ever taken for left on it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return partial, lock
+
+    def _sweep(self, folder: Path) -> None:
+        """Removes what a kill left. One that a server fills is locked."""
+        try:
+            if folder.stat().st_mtime > time.time() - _FRESH_S:
+                return
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            _LOG.info("removed %s, which an installation left that was killed", folder)
+        except OSError:
+            pass
+        finally:
+            os.close(lock)
 
     def _publish(self, name: str, partial: Path) -> None:
         partial.chmod(0o755)  # other users read it, through a read-only mount

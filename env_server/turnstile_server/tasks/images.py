@@ -170,7 +170,9 @@ class TaskImages:
 
 
 class _Build:
-    """One build, as it goes on in a thread. ``gone``: its caller is, so it stops at the next line."""
+    """One build, as it goes on in a thread. ``gone``: its caller is, so it stops at the next line, or after the
+    time of a whole build without one. A server that stops does not wait for it: the engine drops the build with
+    the connection, which ends with the process at the latest."""
 
     def __init__(self, task: Task, name: str, build: ImageBuild, labels: dict[str, str], report: Report) -> None:
         self._task, self._name, self._build, self._labels, self._report = task, name, build, labels, report
