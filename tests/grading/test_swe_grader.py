@@ -257,7 +257,7 @@ async def test_a_process_that_does_not_answer_is_ended(starts: Path) -> None:
         os.kill(pids(starts)[0], 0)
 
 
-async def test_close_ends_the_requests_that_are_answered_wait_or_come_later(starts: Path) -> None:
+async def test_close_ends_the_requests_that_are_answered_or_wait_and_refuses_later_ones(starts: Path) -> None:
     worker = packages(python(starts, "hangs"), package_timeout_s=60)
     told: list[str] = []
 
@@ -273,8 +273,9 @@ async def test_close_ends_the_requests_that_are_answered_wait_or_come_later(star
             while not await anyio.Path(starts).exists():  # noqa: ASYNC110 - the process tells nobody else
                 await anyio.sleep(0.02)
             await worker.close()
-        await refused()
-    assert len(told) == 3
+    with pytest.raises(GraderUnavailable, match="the server stops"):
+        await worker.ask("inspect", {})
+    assert len(told) == 2
     for pid in pids(starts):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -28,6 +28,7 @@ class PackageProcesses:
         self._settings = settings
         self._tasks = tasks
         self._open: dict[str, PackageProcess] = {}
+        self._closed = False
 
     async def ask(
         self, kind: str, fields: Mapping[str, Any], answer: Answer = nothing_to_ask
@@ -36,6 +37,8 @@ class PackageProcesses:
 
         Raises PackageError where the package itself fails, GraderUnavailable where it cannot be asked.
         """
+        if self._closed:
+            raise GraderUnavailable(f"{kind}: the server stops")
         process = self._of(kind)
         try:
             result = await process.request(fields, answer, timeout_s=self._settings.package_timeout_s)
@@ -50,5 +53,6 @@ class PackageProcesses:
         return self._open[kind]
 
     async def close(self) -> None:
-        for process in list(self._open.values()):
+        self._closed = True
+        for process in self._open.values():
             await process.close()
