@@ -57,6 +57,7 @@ def test_edited_code_of_the_machine_is_another_judge(tmp_path: Path, monkeypatch
     importlib.invalidate_caches()
     assert not {digests.of(task) for task in tasks} & set(before)
     file.unlink()
+    tasks += [the_task(grader="function", target=target) for target in ("a\0b.py:f", "a\0b:f", "a..b:f")]
     assert all(digests.of(task) for task in tasks)
 
 

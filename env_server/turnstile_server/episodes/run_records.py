@@ -71,8 +71,10 @@ class RunRecords:
         try:
             async with self._storing:
                 await self._journal.append(self._complete(self._life.episode).record())
-        except TurnstileError as error:
-            _LOG.error("the record of episode %s could not be stored: %s", self._life.episode.episode_id, error)
+        except Exception as error:  # noqa: BLE001 - the boundary to the journal: logged, and the end is stored anew
+            trace = not isinstance(error, TurnstileError)
+            episode_id = self._life.episode.episode_id
+            _LOG.error("the record of episode %s could not be stored: %s", episode_id, error, exc_info=trace)
 
     def close(self, error: Exception) -> None:
         """There is no further attempt. ``error``: for those who wait for an end that was not stored."""

@@ -89,10 +89,10 @@ class GraderDigests:
 
 def _contents(place: str) -> bytes:
     """The SHA-256 of a file of code, by its path or as a module, which is found without importing anything."""
-    file = Path(place) if place.endswith(".py") else _file_of(place)
     try:
+        file = Path(place) if place.endswith(".py") else _file_of(place)
         return b"?" if file is None else hashlib.sha256(file.read_bytes()).digest()
-    except OSError:
+    except (OSError, ValueError):  # a name that can be none
         return b"?"
 
 

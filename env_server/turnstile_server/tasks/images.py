@@ -247,8 +247,9 @@ def _pack(build: ImageBuild, out: IO[bytes]) -> None:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in _members(build):
             info = archive.gettarinfo(path, name)
-            total += info.size
-            build.check_size(total)
+            if name != _DOCKERFILE:
+                total += info.size
+                build.check_size(total)
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             info.mtime = 0
