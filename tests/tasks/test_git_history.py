@@ -14,15 +14,16 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from turnstile_server.errors import FileProblem
-from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox
 from turnstile_server.tasks import git_history
-from turnstile_server.tasks.git_history import program
+from turnstile_server.tasks.git_history import keep_one_commit, program
 from turnstile_server.tasks.model import Task
 
 SECRET = "return 2 * n  # the solution, word for word"
@@ -419,3 +420,26 @@ async def test_its_program_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) 
         await git_history.keep_one_commit(cast(Sandbox, Full()), Task(id="t", instruction="x"), 1)
     assert threads
     assert threading.get_ident() not in threads
+
+
+@dataclass
+class Answering:
+    """A sandbox in which the program is another one, that prints ``output``."""
+
+    output: bytes
+    python = "python3"
+    workdir = "/testbed"
+
+    async def upload(self, archive: bytes, target: str) -> None:
+        pass
+
+    async def exec(self, command: Command) -> ExecResult:
+        return ExecResult(0, self.output, b"", 0, False, 0.1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("output", [b"3", b"null", b"[]", b'"problem"', b"", b"[" * 100_000])
+async def test_a_program_that_reports_no_object_fails_the_task(output: bytes) -> None:
+    task = Task.model_validate({"id": "t", "instruction": "Mend it.", "git_history": "one_commit"})
+    with pytest.raises(TaskFailed, match="git_history of task t: `one_commit` needs a python3"):
+        await keep_one_commit(Answering(output), task, 5.0)  # type: ignore[arg-type]

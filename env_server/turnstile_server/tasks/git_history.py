@@ -49,8 +49,10 @@ async def keep_one_commit(sandbox: Sandbox, task: Task, timeout_s: float) -> dic
             "(tasks.git_history_timeout_s)"
         )
     try:
-        report: dict[str, Any] = json.loads(result.stdout)
-    except ValueError:
+        report = json.loads(result.stdout)
+        if not isinstance(report, dict):
+            raise ValueError("not an object")
+    except (ValueError, RecursionError):
         output = (result.stdout + result.stderr)[-_TAIL:].decode(errors="replace").strip()
         raise TaskFailed(
             f"git_history of task {task.id}: `one_commit` needs a python3 in the image, 3.7 or later; it ended "
