@@ -19,7 +19,7 @@ from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import StoredTask
 from turnstile_server.tasks.registry import host_paths, load_tasks
-from turnstile_server.tasks.rows.files import BATCH_ROWS
+from turnstile_server.tasks.rows.files import BATCH_ROWS, row_files
 
 ROWS = [five(number) for number in range(1, 3 * BATCH_ROWS)]
 
@@ -100,6 +100,42 @@ def test_files_that_are_none_of_rows_are_told(name: str, content: bytes, said: s
     with pytest.raises(StartupError, match="cannot be used") as failed:
         load_tasks([f"rows:{tmp_path / name}"], TaskSettings(max_row_bytes=2048))
     assert said in failed.value.message
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_row_that_is_too_large_is_told_and_the_others_are_read(kind: str, tmp_path: Path) -> None:
+    rows = [{"id": f"t-{n}", "instruction": "x" * (5000 if n == 17 else 10)} for n in range(20)]
+    table, file = pa.Table.from_pylist(rows), tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, file)
+    else:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+    with pytest.raises(StartupError) as failed:
+        load_tasks([f"rows:{file}"], TaskSettings(max_row_bytes=2048))
+    (problem,) = failed.value.detail
+    assert (problem["row"], problem["message"]) == (18, "the row has more than 2048 bytes (tasks.max_row_bytes)")
+    assert len(load_tasks([f"rows:{file}"], TaskSettings(max_row_bytes=8192)).ids) == 20
+    (made,) = row_files(file, None, 2048, 1 << 20)
+    assert made.read(16)["id"] == "t-16"
+    with pytest.raises(ValueError, match="more than 2048 bytes"):
+        made.read(17)
+
+
+def test_a_group_of_rows_that_is_too_large_is_told_and_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=4)
+    with pytest.raises(StartupError) as failed:
+        load_tasks([f"rows:{file}"], TaskSettings(max_row_group_bytes=1024))
+    assert "cannot be read: its group of rows 1 has " in failed.value.message
+    assert "tasks.max_row_group_bytes" in failed.value.message
+
+
+def test_a_number_that_is_not_finite_is_told_with_its_line_and_field(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a"}\n{"instruction": "b", "metadata": {"n": 1e999}}\n')
+    with pytest.raises(StartupError) as failed:
+        load_tasks([f"rows:{tmp_path / 'rows.jsonl'}"])
+    assert f"{tmp_path / 'rows.jsonl'}:2: metadata.n: 1e999 is no finite number" in failed.value.message
 
 
 def test_more_rows_than_a_source_may_have_are_told(tmp_path: Path) -> None:

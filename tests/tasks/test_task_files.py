@@ -130,6 +130,25 @@ def test_yaml_that_is_no_task_is_told_with_its_line(
     assert said in found[2]
 
 
+def test_a_number_that_is_not_finite_is_told_with_its_field(tmp_path: Path) -> None:
+    write(tmp_path, t_dot_yaml="id: x\ninstruction: y\nmetadata:\n  a: [1.5, 1e999]\n")
+    assert one_problem(tmp_path / "t.yaml") == (4, "metadata.a.1", "1e999 is no finite number")
+    tasks = tmp_path / "t.jsonl"
+    tasks.write_text(
+        '{"id": "x", "instruction": "y"}\n{"id": "z", "metadata": {"a": 1e3, "b": [-1e999, 1e999]}}\n'
+    )
+    assert one_problem(tasks) == (2, "metadata.b.0", "-1e999 is no finite number")
+
+
+def test_a_linked_task_file_of_a_folder_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, elsewhere__task_dot_yaml="id: x\ninstruction: y\n", folder__other="")
+    (tmp_path / "folder/task.yaml").symlink_to(tmp_path / "elsewhere/task.yaml")
+    assert one_problem(tmp_path / "folder") == (None, None, "it is a link; in a folder only files are read")
+    (tmp_path / "folder/task.yaml").unlink()
+    (tmp_path / "folder/task.yaml").symlink_to("/nowhere")
+    assert "it is a link" in one_problem(tmp_path / "folder")[2]
+
+
 def test_an_id_given_twice_names_the_first_place(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -73,3 +73,23 @@ def test_a_scheme_survives_the_settings() -> None:
         "hub://org/name",
         "/tasks",
     )
+
+
+def test_a_task_of_a_package_that_is_too_large_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    package = tmp_path / "python"  # what a setting names: here it lists three, and the second is too large
+    package.write_text(
+        """#!/bin/sh
+echo '{"problem": "the first"}'
+head -c 5000 /dev/zero | tr '\\0' x
+echo
+echo '{"problem": "the third"}'
+"""
+    )
+    package.chmod(0o755)
+    with pytest.raises(StartupError) as failed:
+        load_tasks(["verifiers:any"], TaskSettings(max_row_bytes=1024, package_pythons={"verifiers": package}))
+    assert [problem["message"] for problem in failed.value.detail] == [
+        "the first",
+        "task 2 has more than 1024 bytes (tasks.max_row_bytes)",
+        "the third",
+    ]

@@ -126,7 +126,12 @@ class TaskSettings(Section):
         32 << 20, ge=1024, description="Size of one `folder` of a task, at most, all files together."
     )
     max_row_bytes: int = Field(
-        64 << 20, ge=1024, description="Longest line of a JSONL file whose rows are tasks (`rows:`)."
+        64 << 20,
+        ge=1024,
+        description="Largest row of a data set whose rows are tasks (`rows:`), and of what a package lists.",
+    )
+    max_row_group_bytes: int = Field(
+        2 << 30, ge=1024, description="Largest group of rows of a Parquet file (`rows:`), unpacked."
     )
     max_rows: int = Field(1_000_000, ge=1, description="Rows of one source (`rows:`), at most.")
     cached_rows: int = Field(

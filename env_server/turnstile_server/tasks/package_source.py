@@ -58,7 +58,7 @@ class PackageTasks:
             spool.close()
             yield TaskProblem(source, None, None, str(error))
             return
-        yield from _found(source, options, ListedTasks(spool, options))
+        yield from _found(source, options, ListedTasks(spool, options), settings.max_row_bytes)
 
 
 class ListedTasks:
@@ -69,10 +69,18 @@ class ListedTasks:
         self._options = options
         self._sizes: dict[int, int] = {}
 
-    def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def lines(self, max_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each task, or what is wrong with it (``problem``), with its position."""
         self._file.seek(0)
-        position = 0
-        for line in self._file:
+        position = number = 0
+        while line := self._file.readline(max_bytes + 1):
+            number += 1
+            if len(line) > max_bytes:
+                yield position, {"problem": f"task {number} has more than {max_bytes} bytes (tasks.max_row_bytes)"}
+                while line and not line.endswith(b"\n"):
+                    line = self._file.readline(max_bytes)
+                position = self._file.tell()
+                continue
             self._sizes[position] = len(line)
             yield position, json.loads(line)
             position += len(line)
@@ -86,9 +94,11 @@ class ListedTasks:
             raise TaskFailed(f"A listed task of {self._options.name} cannot be read again: {error}") from None
 
 
-def _found(source: str, options: PackageSourceOptions, reader: ListedTasks) -> Iterator[StoredTask | TaskProblem]:
+def _found(
+    source: str, options: PackageSourceOptions, reader: ListedTasks, max_bytes: int
+) -> Iterator[StoredTask | TaskProblem]:
     taken = 0
-    for position, said in reader.lines():
+    for position, said in reader.lines(max_bytes):
         if options.limit is not None and taken >= options.limit:
             return
         taken += 1

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NoReturn
 
 import yaml
@@ -22,6 +23,14 @@ Loc = tuple[str | int, ...]
 
 MAX_DEPTH = 100
 """Levels of lists and mappings in a task file."""
+_NOT_FINITE = "{:.100} is no finite number"
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "bool": lambda text: text == "true",
+    "int": int,
+    "float": float,
+    "str": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +50,13 @@ class TaskEntry:
 
 
 class TaskSyntaxError(ValueError):
-    """The text itself cannot be read. ``line`` is 1-based."""
+    """The text itself cannot be read. ``line`` is 1-based; ``loc``: the path of a value that is at fault."""
 
-    def __init__(self, message: str, line: int | None) -> None:
+    def __init__(self, message: str, line: int | None, loc: Loc = ()) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
+        self.loc = loc
 
 
 _BASE = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -126,22 +136,21 @@ def _yaml_value(node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_yaml_value(item, (*loc, index), lines) for index, item in enumerate(node.value)]
+    return _yaml_scalar(node, loc)
+
+
+def _yaml_scalar(node: yaml.Node, loc: Loc) -> Any:
+    line = node.start_mark.line + 1
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in _SCALARS:
+        raise TaskSyntaxError(f"the tag {kind!r} is not supported", line)
     try:
-        match kind:
-            case "null":
-                return None
-            case "bool":
-                return node.value == "true"
-            case "int":
-                return int(node.value)
-            case "float":
-                return float(node.value)
-            case "str":
-                return node.value
+        value = _SCALARS[kind](node.value)
     except ValueError:  # named by a tag (`!!int x`), or of thousands of digits
         raise TaskSyntaxError(f"{node.value:.100} is no {kind} that can be read", line) from None
-    raise TaskSyntaxError(f"the tag {kind!r} is not supported", line)
+    if isinstance(value, float) and not isfinite(value):
+        raise TaskSyntaxError(_NOT_FINITE.format(node.value), line, loc)
+    return value
 
 
 def parse_jsonl(text: str) -> Iterator[TaskEntry | TaskSyntaxError]:
@@ -158,12 +167,35 @@ def parse_jsonl(text: str) -> Iterator[TaskEntry | TaskSyntaxError]:
 
 def parse_json(text: str, line: int | None) -> Any:
     """One value, at ``line`` of its file. Raises TaskSyntaxError."""
+    too_large: list[str] = []
+
+    def number(digits: str) -> float:
+        found = float(digits)
+        if not isfinite(found):
+            too_large.append(digits)
+        return found
+
     try:
-        return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant, parse_float=number)
     except json.JSONDecodeError as error:
         raise TaskSyntaxError(f"not JSON: {error.msg} (column {error.colno})", line) from None
     except (ValueError, RecursionError) as error:
         raise TaskSyntaxError(f"not JSON that can be read: {error}", line) from None
+    if too_large:
+        raise TaskSyntaxError(_NOT_FINITE.format(too_large[0]), line, _not_finite(value))
+    return value
+
+
+def _not_finite(value: Any) -> Loc:
+    """The path of the first number that is not finite; there is one."""
+    pending: list[tuple[Loc, Any]] = [((), value)]
+    while pending:
+        loc, found = pending.pop()
+        if isinstance(found, float) and not isfinite(found):
+            return loc
+        inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+        pending += reversed([((*loc, key), each) for key, each in inner])
+    return ()
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

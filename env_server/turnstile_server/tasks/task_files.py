@@ -49,7 +49,10 @@ class TaskFiles:
             if not files:
                 yield _problem(path, f"no tasks here: no {TASK_FILE} and no .jsonl below this folder{_hint(path)}")
             for file in files:
-                yield from _read(file, settings)
+                if file.is_symlink():
+                    yield _problem(file, "it is a link; in a folder only files are read")
+                else:
+                    yield from _read(file, settings)
         elif path.is_file():
             yield from _read(path, settings)
         else:
@@ -77,7 +80,7 @@ def _read(path: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProble
         return
     for entry in _entries(path, text):
         if isinstance(entry, TaskSyntaxError):
-            yield _problem(path, entry.message, entry.line)
+            yield _problem(path, entry.message, entry.line, entry.loc)
         else:
             yield from _checked(path, entry, settings)
 
@@ -168,9 +171,10 @@ def _problem(path: Path, message: str, line: int | None = None, loc: Loc = ()) -
 
 
 def find_files(folder: Path) -> Iterator[Path]:
-    """The task files of a folder, by the rule at the head of this module. Links are not followed."""
+    """The task files of a folder, by the rule at the head of this module. Links are not followed; a ``task.yaml``
+    may be one."""
     own = folder / TASK_FILE
-    if own.is_file():
+    if own.is_file() or own.is_symlink():
         yield own
         return
     for path in sorted(folder.iterdir()):

@@ -74,9 +74,7 @@ class JsonlRows:
         with self.path.open("rb") as file:
             file.seek(position)
             found = _object(file.readline(self.max_bytes), None)
-        if isinstance(found, TaskSyntaxError):
-            raise found
-        return found
+        return _readable(found)
 
 
 def _object(line: bytes, number: int | None) -> Row | TaskSyntaxError:
@@ -91,10 +89,13 @@ def _object(line: bytes, number: int | None) -> Row | TaskSyntaxError:
 
 @dataclass(slots=True)
 class ParquetRows:
-    """A ``RowFile``: a row is read with the few around it."""
+    """A ``RowFile``: a row is read with the few around it. ``max_group_bytes``: of a group of rows, by what the
+    file says of it."""
 
     path: Path
-    _latest: tuple[int, list[Row]] | None = None
+    max_bytes: int
+    max_group_bytes: int
+    _latest: tuple[int, list[Row | TaskSyntaxError]] | None = None
     """Number and rows of the batch that was read last."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,9 +113,9 @@ class ParquetRows:
             found = self._latest[1]
         if index >= len(found):
             raise ValueError("the file has no such row")
-        return found[index]
+        return _readable(found[index])
 
-    def _batches(self, first: int) -> Iterator[tuple[int, list[Row]]]:
+    def _batches(self, first: int) -> Iterator[tuple[int, list[Row | TaskSyntaxError]]]:
         """Batches from ``first`` on, with their numbers. Groups of rows before it are not read."""
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - the extra `parquet`
 
@@ -127,15 +128,21 @@ class ParquetRows:
                 if not groups and before + count <= start:
                     before += count
                     continue
+                size = file.metadata.row_group(group).total_byte_size
+                if size > self.max_group_bytes:
+                    raise ValueError(
+                        f"its group of rows {group + 1} has {size} bytes, more than {self.max_group_bytes} "
+                        "(tasks.max_row_group_bytes): write it with smaller ones"
+                    )
                 groups.append(group)
             if not groups:
                 return
-            pending: list[Row] = []
+            pending: list[Row | TaskSyntaxError] = []
             number, at = first, before
             for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups):
                 skipped = min(max(start - at, 0), batch.num_rows)
                 at += batch.num_rows
-                pending += batch.slice(skipped).to_pylist()
+                pending += _rows_of(batch.slice(skipped), self.max_bytes)
                 while len(pending) >= BATCH_ROWS:
                     yield number, pending[:BATCH_ROWS]
                     pending = pending[BATCH_ROWS:]
@@ -150,12 +157,13 @@ class ArrowRows:
     is read, and lets it go."""
 
     path: Path
+    max_bytes: int
 
     def rows(self) -> Iterator[ReadRow]:
         number = 0
         for batch in self._batches():
             for start in range(0, batch.num_rows, BATCH_ROWS):
-                for row in batch.slice(start, BATCH_ROWS).to_pylist():
+                for row in _rows_of(batch.slice(start, BATCH_ROWS), self.max_bytes):
                     yield ReadRow(number, row, row=number + 1)
                     number += 1
 
@@ -163,8 +171,8 @@ class ArrowRows:
         before = 0
         for batch in self._batches():
             if position < before + batch.num_rows:
-                found: Row = batch.slice(position - before, 1).to_pylist()[0]
-                return found
+                (found,) = _rows_of(batch.slice(position - before, 1), self.max_bytes)
+                return _readable(found)
             before += batch.num_rows
         raise ValueError("the file has no such row")
 
@@ -175,10 +183,32 @@ class ArrowRows:
             yield from reader
 
 
-def row_files(path: Path, split: str | None, max_bytes: int) -> list[RowFile]:
-    """The files of rows at ``path``. Raises ValueError: what is wrong with it."""
+def _rows_of(batch: Any, max_bytes: int) -> list[Row | TaskSyntaxError]:
+    """The rows of a few, without those that are too large to be made Python's."""
+    if batch.nbytes <= max_bytes:
+        rows: list[Row | TaskSyntaxError] = batch.to_pylist()
+        return rows
+    found: list[Row | TaskSyntaxError] = []
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        if row.nbytes > max_bytes:
+            found.append(TaskSyntaxError(f"the row has more than {max_bytes} bytes (tasks.max_row_bytes)", None))
+        else:
+            found += row.to_pylist()
+    return found
+
+
+def _readable(row: Row | TaskSyntaxError) -> Row:
+    if isinstance(row, TaskSyntaxError):
+        raise row
+    return row
+
+
+def row_files(path: Path, split: str | None, max_bytes: int, max_group_bytes: int) -> list[RowFile]:
+    """The files of rows at ``path``. Bounds: of a row, and of a group of rows of Parquet. Raises ValueError: what
+    is wrong with it."""
     if path.is_file():
-        made = _file(path, max_bytes)
+        made = _file(path, max_bytes, max_group_bytes)
         if made is None:
             raise ValueError("a file of rows ends in .jsonl, .parquet or .arrow")
         return [made]
@@ -195,23 +225,23 @@ def row_files(path: Path, split: str | None, max_bytes: int) -> list[RowFile]:
         named = [one for one in named if not any(part.startswith(".") for part in one.relative_to(path).parts)]
         if split is not None and path.name != split:
             named = [one for one in named if one.name.startswith(split)]
-    files = [made for one in named if (made := _file(one, max_bytes)) is not None]
+    files = [made for one in named if (made := _file(one, max_bytes, max_group_bytes)) is not None]
     if not files:
         said = f" of split {split!r}" if split is not None else ""
         raise ValueError(f"no .jsonl, .parquet or .arrow file{said} below this folder")
     return files
 
 
-def _file(path: Path, max_bytes: int) -> RowFile | None:
+def _file(path: Path, max_bytes: int, max_group_bytes: int) -> RowFile | None:
     match path.suffix:
         case ".jsonl":
             return JsonlRows(path, max_bytes)
         case ".parquet":
             _need_pyarrow()
-            return ParquetRows(path)
+            return ParquetRows(path, max_bytes, max_group_bytes)
         case ".arrow":
             _need_pyarrow()
-            return ArrowRows(path)
+            return ArrowRows(path, max_bytes)
     return None
 
 

@@ -36,7 +36,7 @@ class TaskRows:
         try:
             options = parse_options(source)
             converter = RowConverter(options.mapping, options.verifier)
-            files = row_files(path, options.split, settings.max_row_bytes)
+            files = row_files(path, options.split, settings.max_row_bytes, settings.max_row_group_bytes)
         except ValueError as error:
             yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())
             return
@@ -120,7 +120,8 @@ class _Reading:
     def _of_row(self, row: ReadRow, file: RowFile, reader: StoredRows) -> Iterator[StoredTask | TaskProblem]:
         name = str(file.path)
         if isinstance(row.value, TaskSyntaxError):
-            yield TaskProblem(name, row.line, None, row.value.message, row.row)
+            field = ".".join(map(str, row.value.loc)) or None
+            yield TaskProblem(name, row.line, field, row.value.message, row.row)
             return
         if self._options.where:
             self._columns.update(row.value)
