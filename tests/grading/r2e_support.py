@@ -73,7 +73,8 @@ _DOCKERFILE = f"""FROM {make.BASE_IMAGE}
 COPY testbed /testbed
 COPY r2e_tests /r2e_tests
 RUN mkdir -p {_PYTHON} && cp "$(readlink -f /usr/bin/python3)" {_PYTHON}/python3 && chmod 0700 /root \\
- && {_PYTHON}/python3 -m venv --system-site-packages --without-pip /testbed/.venv
+ && {_PYTHON}/python3 -m venv --system-site-packages --without-pip /testbed/.venv \\
+ && head -c 3000000 /dev/urandom > /testbed/.venv/package.bin
 WORKDIR /testbed
 """
 

@@ -24,7 +24,7 @@ from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import pack
-from turnstile_server.tasks.workspace import prepare_for_agent, sandbox_spec
+from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent, sandbox_spec
 from turnstile_server.testing.policy import Policy, PolicyInput, Step
 from turnstile_server.testing.server import PlayedEpisode, scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, solution_commands
@@ -32,6 +32,8 @@ from turnstile_server.worlds.episode_world import Worlds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(300)]
 
+MAX_WORK = 1 << 20
+"""Less than the image's ``.venv`` has."""
 RESULTS = (
     "test_1.py::TestWrap::test_short_text_stays",
     "test_1.py::TestWrap::test_long_text_is_cut",
@@ -110,7 +112,7 @@ async def graded(provider: DockerProvider, task: Task, files: Mapping[str, str])
         for path, text in files.items():
             await sandbox.write(f"{task.workdir}/{path}", text.encode())
         await sandbox.stop_all()
-        archive = await sandbox.download(sandbox.workdir, 64 << 20)
+        archive = await fetch_work(sandbox, task, MAX_WORK)
     finally:
         await sandbox.destroy()
     grader = grader_of(provider)
@@ -128,7 +130,7 @@ async def test_the_commits_patch_scores_1_doing_nothing_less_and_nothing_of_it_c
         provider,
         agent_spec,
         lambda files: pack(files, TaskSettings()),
-        64 << 20,
+        MAX_WORK,
         Worlds(settings),
         settings.tasks,
         settings.grading,
@@ -174,6 +176,7 @@ async def test_wrong_work_scores_0_with_the_tests_that_differ(
     assert (found.reward, found.components) == (0.0, {"r2e": 0.0})
     failed = {one["id"]: one["status"] for one in found.detail["r2e"]["failed"]}
     assert differ.items() <= failed.items(), found.detail
+    assert ".venv" not in str(found.detail["diff"])
 
 
 FORGERIES = {

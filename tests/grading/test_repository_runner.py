@@ -85,6 +85,7 @@ class Suite:
                 "shared": str(tmp_path / "shared"),
                 "protected": protected_globs(self.owned),
                 "git": True,
+                "not_work": [],
                 "max_changed": 100,
                 "max_shown": 100,
             },

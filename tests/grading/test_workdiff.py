@@ -53,6 +53,7 @@ def take_over(root: Path, archive: bytes, **config: Any) -> tuple[dict[str, Any]
         "shared": str(root.parent.parent / "shared"),
         "protected": [],
         "git": True,
+        "not_work": [],
         "max_changed": 100,
         "max_shown": 100,
         **config,
@@ -121,6 +122,19 @@ def test_what_acts_by_itself_stays_as_the_task_has_it(root: Path, tmp_path: Path
     assert {path for path, _ in said["left_out"]} == {
         "conftest.py", "sitecustomize.so", "sub/__pycache__", "sub/__pycache__/b.pyc"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_no_work_stays_and_nothing_is_said_of_it(root: Path, tmp_path: Path, kept: bool) -> None:
+    agent = agents_copy(root, tmp_path)
+    (agent / "a.txt").write_text("A")
+    shutil.rmtree(agent / "sub")
+    if kept:
+        (agent / "sub").write_text("the agent's")
+    said, exit_status = take_over(root, packed(agent), not_work=["sub", "more"], max_changed=1)
+    assert (exit_status, said["changed"]) == (0, ["a.txt"])
+    assert said["counts"] == {"added": 0, "changed": 1, "deleted": 0, "left_out": 0}
+    assert tree(root / "sub") == {"b.txt": "b", "deep": "/", "deep/c.txt": "c"}
 
 
 GIT = {".git/HEAD": "ref: x", ".git/config": "[core]", ".git/objects/ab/cd": "old", "sub/.git/HEAD": "ref: y"}

@@ -25,7 +25,7 @@ from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, Sand
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.workspace import prepare_for_agent, prepare_step
+from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent, prepare_step
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class EpisodeSandbox:
         await sandbox.stop_all()  # also before a world looks at the sandbox
         if not task.grades_files:
             return None
-        return await sandbox.download(sandbox.workdir, self._max_work_bytes)
+        return await fetch_work(sandbox, task, self._max_work_bytes)
 
     async def give_up(self) -> None:
         """``destroy``, for callers that go on whatever happens: one that cannot be destroyed now is removed by its

@@ -187,6 +187,7 @@ class JudgedCopies:
             "protected": judge.protected,
             # With a history that was made for the agent alone, every file of git differs.
             "git": task.git_history == "keep",
+            "not_work": task.not_work,
             "max_changed": self._settings.max_changed_files,
             "max_shown": self._settings.max_shown,
         }

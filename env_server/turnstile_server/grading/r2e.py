@@ -22,11 +22,10 @@ from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.r2e import HIDDEN_TESTS, LINK, OF_THE_IMAGE, SCRIPT, R2eTests
+from turnstile_server.tasks.r2e import ENVIRONMENT, HIDDEN_TESTS, LINK, OF_THE_IMAGE, SCRIPT, R2eTests
 from turnstile_server.tasks.repository_run import protected_globs
 from turnstile_server.tasks.workspace import remove_tests
 
-ENVIRONMENT = ".venv"
 _FRAMEWORK = tuple(f"{name}{ending}" for name in ("pytest", "_pytest", "pluggy") for ending in ("", ".*"))
 """``python -m pytest`` looks into the work folder first."""
 _TAIL = 4000
@@ -58,7 +57,7 @@ class _R2eJudge:
     """A ``CopyJudge``."""
 
     component = "r2e"
-    protected = (*protected_globs((ENVIRONMENT, *OF_THE_IMAGE)), *_FRAMEWORK, ".git", "*/.git")
+    protected = (*protected_globs(OF_THE_IMAGE), *_FRAMEWORK, ".git", "*/.git")
     elsewhere = False
 
     def __init__(self, task: Task, tests: R2eTests, copies: JudgedCopies, tools: GradingTools) -> None:

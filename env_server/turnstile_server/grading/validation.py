@@ -29,7 +29,7 @@ from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.tarball import read_files
-from turnstile_server.tasks.workspace import prepare_for_agent
+from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent
 
 GOLD, NOTHING = "gold", "nothing"
 TESTS = ("tests", "swe", "r2e")
@@ -208,10 +208,10 @@ class Validator:
             try:
                 await prepare_for_agent(sandbox, task, self._parts.archive_of, self._parts.tasks)
                 if name == GOLD:
-                    works[NOTHING] = Work(archive=await self._fetch(sandbox))
+                    works[NOTHING] = Work(archive=await self._fetch(sandbox, task))
                     await self._search(sandbox, task, gold, found)
                 found.said[name] = await put_gold(sandbox, each, self._parts.archive_of)
-                works[name] = Work(archive=await self._fetch(sandbox), answer=each.answer)
+                works[name] = Work(archive=await self._fetch(sandbox, task), answer=each.answer)
             except FileProblem as error:
                 raise FileProblem(
                     f"The files of task {task.id} cannot be put in place: {error.message}"
@@ -237,9 +237,9 @@ class Validator:
             return {}
         return await anyio.to_thread.run_sync(read_files, files, self._parts.tasks)
 
-    async def _fetch(self, sandbox: Sandbox) -> bytes:
+    async def _fetch(self, sandbox: Sandbox, task: Task) -> bytes:
         await sandbox.stop_all()
-        return await sandbox.download(sandbox.workdir, self._parts.max_work_bytes)
+        return await fetch_work(sandbox, task, self._parts.max_work_bytes)
 
 
 async def image_of(task: Task, provider: SandboxProvider) -> ImageFacts | None:

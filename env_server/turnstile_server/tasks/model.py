@@ -30,7 +30,7 @@ from turnstile_server.tasks.image_build import FolderBuild
 from turnstile_server.tasks.inner_path import InnerPath, inner_path
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
-from turnstile_server.tasks.r2e import R2eTests
+from turnstile_server.tasks.r2e import ENVIRONMENT, R2eTests
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
@@ -377,6 +377,11 @@ class Task(TaskPart):
     def grades_files(self) -> bool:
         """Whether the work folder is fetched for the graders; an answer alone needs none."""
         return self.grades_tests or any(map(reads_work, self.grading.values()))
+
+    @property
+    def not_work(self) -> tuple[str, ...]:
+        """Names in the work folder that are the image's alone: not fetched, nor taken over from a work."""
+        return () if self.r2e is None else (ENVIRONMENT,)
 
     @property
     def offers_sandbox(self) -> bool:

@@ -25,6 +25,10 @@ OF_THE_IMAGE = (
 Outcome = Literal["PASSED", "FAILED", "ERROR"]
 
 
+ENVIRONMENT = ".venv"
+"""The image's Python and its packages, in the work folder: no part of a work, and large."""
+
+
 class R2eTests(TaskPart):
     """Tests by the rules of R2E-Gym. Reward component ``r2e``: 1 when the tests that ran are exactly the expected
     ones, each with its expected outcome, else 0. The work runs in the process that reports, so it is judged

@@ -122,6 +122,17 @@ async def remove_tests(sandbox: Sandbox, task: Task) -> None:
         raise TaskFailed(f"the hidden tests of task {task.id} cannot be removed from its work folder: {said}")
 
 
+async def fetch_work(sandbox: Sandbox, task: Task, max_bytes: int) -> bytes:
+    """A tar of the work folder, for the graders, after the agent: what is no work is removed.
+
+    Raises SandboxFailed, and FileProblem above ``max_bytes``.
+    """
+    if task.not_work:
+        # What cannot be removed is fetched, and no more than that.
+        await sandbox.exec(Command(("rm", "-rf", "--", *task.not_work), timeout_s=task.setup_timeout_s))
+    return await sandbox.download(sandbox.workdir, max_bytes)
+
+
 async def prepare_workspace(
     sandbox: Sandbox, task: Task, archive_of: Callable[[Files], bytes], log: NetworkLog | None = None
 ) -> None:

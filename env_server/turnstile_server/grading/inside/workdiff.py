@@ -2,9 +2,9 @@
 
 Reads a JSON object from stdin: ``work`` (tar of the agent's work folder), ``root`` (the clean work folder),
 ``shared`` (a folder to make, open to all), ``protected`` (globs), ``git`` (whether the state of git's own folders
-is work; else they stay as they are, and nothing is said of them), ``max_changed``, ``max_shown``. Writes one JSON
-object to stdout: what was added, changed and deleted, what was left out and why; or ``refused``, a sentence, and
-exit status 3.
+is work; else they stay as they are, and nothing is said of them), ``not_work`` (names in the root of which the
+same holds), ``max_changed``, ``max_shown``. Writes one JSON object to stdout: what was added, changed and deleted,
+what was left out and why; or ``refused``, a sentence, and exit status 3.
 
 What must hold: the archive is only read, member by member; nothing of it is unpacked by its own names, followed
 as a link, or run. Only regular files, folders and links that stay in the work folder are taken over. Names that
@@ -82,6 +82,10 @@ def acts_in_git(path: str, entry: DiffEntry | None) -> bool:
 
 def without_git(entries: dict[str, DiffEntry]) -> dict[str, DiffEntry]:
     return {path: entry for path, entry in entries.items() if GIT not in path.split("/")}
+
+
+def without(entries: dict[str, DiffEntry], names: list[str]) -> dict[str, DiffEntry]:
+    return {path: entry for path, entry in entries.items() if path.split("/")[0] not in names}
 
 
 def is_protected(path: str, globs: list[str]) -> bool:
@@ -358,6 +362,7 @@ def main() -> int:
             base, work = scan(root), read_work(archive, report)
             if not config["git"]:
                 base, work = without_git(base), without_git(work)
+            base, work = without(base, config["not_work"]), without(work, config["not_work"])
             compare(base, work, archive, root, limits, report)
             apply(base, work, archive, root, report)
         open_to_tests(root)
