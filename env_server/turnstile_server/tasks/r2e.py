@@ -21,12 +21,10 @@ OF_THE_IMAGE = (
     *("syn_issue.json", "parsed_commit.json", "modified_files.json", "modified_entities.json"),
 )
 """What images have in the work folder that tells the tests or the answer. Removed before an agent is there."""
-
-Outcome = Literal["PASSED", "FAILED", "ERROR"]
-
-
 ENVIRONMENT = ".venv"
 """The image's Python and its packages, in the work folder: no part of a work, and large."""
+
+Outcome = Literal["PASSED", "FAILED", "ERROR"]
 
 
 class R2eTests(TaskPart):
