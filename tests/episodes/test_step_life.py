@@ -10,12 +10,15 @@ from typing import Any
 import anyio
 import pytest
 from conversation import END
-from fake_backends import FakeProcess, fake_backends, result
-from gate_support import says, staged
-from harbor_support import steps_folder
+from fake_backends import FAKE_AGENT, FakeProcess, fake_backends, result
+from gate_support import Prompted, Said, says, staged
+from harbor_support import loaded, steps_folder
 from test_played_life import EpisodeServer
 
-from turnstile_server.errors import SandboxUnavailable
+from turnstile.models import ForkOrigin, Limits
+from turnstile_server.episodes.fork_point import ForkPoint
+from turnstile_server.episodes.plan import Plan, forked
+from turnstile_server.errors import SandboxUnavailable, Unprocessable
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
 
@@ -169,6 +172,30 @@ async def test_a_way_to_end_in_the_second_step(
     assert len(server.provider.made[0].processes) == 2
 
 
+async def test_a_call_in_flight_at_the_end_of_a_step_is_a_turn_of_it(server: EpisodeServer) -> None:
+    began, go = anyio.Event(), anyio.Event()
+    graded_as(server, one=1.0, two=0.0, three=0.0)
+    created = await begin(server)
+    first = await agent(server, 0)
+    usual = server.stage.engine.answers[0]
+
+    async def slow(_: Prompted) -> AsyncIterator[Said | Exception]:
+        began.set()
+        await go.wait()
+        yield Said([*server.stage.encode("late"), *server.stage.encode(END)], "stop")
+
+    server.stage.engine.answers = [slow, usual]
+    async with anyio.create_task_group() as thinking:
+        thinking.start_soon(server.think, first, "the last one")
+        await began.wait()
+        first.end(result())
+        go.set()
+    for index in (1, 2):
+        (await agent(server, index)).end(result())
+    steps = (await server.ended(created))["grading"]["steps"]
+    assert [(steps[name]["first_turn"], steps[name]["turns"]) for name in steps] == [(0, 2), (2, 1), (3, 1)]
+
+
 async def test_a_shutdown_while_a_step_is_judged_leaves_the_episode_unfinished(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -216,3 +243,11 @@ async def test_an_external_agent_is_refused_before_anything_is_created(server: E
     assert refused.status_code == 422
     assert "agent: task three-steps has 3 steps" in refused.text
     assert (await server.stage.control.get("/episodes")).json()["episodes"] == []
+
+
+def test_an_episode_of_several_steps_cannot_be_forked(tmp_path: Path) -> None:
+    (task,), _ = loaded(steps_folder(tmp_path / "task"))
+    plan = Plan(task, FAKE_AGENT, None, Limits(), "image")
+    point = ForkPoint(ForkOrigin(episode_id="e", turn_id=None, snapshot_id=None), (), None)
+    with pytest.raises(Unprocessable, match="task task has several steps"):
+        forked(plan, point)

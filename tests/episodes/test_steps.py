@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import docker
 import pytest
 from conversation import END
@@ -16,6 +17,9 @@ from gate_support import says, staged
 from harbor_support import steps_folder
 from light import light_work
 from test_whole_episodes import played
+from typer.testing import CliRunner
+
+from turnstile.cli.app import app
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -71,3 +75,19 @@ async def test_steps_share_a_sandbox_and_each_has_a_conversation_and_a_grade_of_
     assert (solver["turn_rewards"], solver["work"]) == ({}, None)
     assert again.status_code == 422
     assert "task three-steps has several steps" in again.text
+
+
+@pytest.mark.slow
+async def test_validate_plays_the_solutions_of_all_steps_in_order(tmp_path: Path, base_image: None) -> None:
+    steps_folder(tmp_path / "sound")
+    wrong = steps_folder(tmp_path / "wrong")
+    (wrong / "steps/two/solution/solve.sh").write_text("echo I cannot; exit 3\n")
+    broken = steps_folder(tmp_path / "broken", {"one": ""})
+    (broken / "steps/two/workdir/setup.sh").write_text("cat one.txt && rm -r one.txt\n")
+    arguments = ["tasks", "validate", str(tmp_path), "--sandbox", "docker"]
+    done = await anyio.to_thread.run_sync(CliRunner().invoke, app, arguments)
+    assert done.exit_code == 1, done.output
+    assert "2 of 3 tasks are sound" in done.output, done.output
+    told = [line for line in done.output.splitlines() if line.startswith("wrong: ")]
+    assert told == ["wrong: the gold solution scores 0.666667, not 1"]
+    assert "two: its solve.sh ended with 3: I cannot" in done.output

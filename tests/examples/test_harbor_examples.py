@@ -30,8 +30,8 @@ TASKS = ROOT / "examples" / "harbor" / "tasks"
 BASE = "turnstile-example:base"
 AT_ONCE = 2
 ALL = tuple(sorted(folder.name for folder in TASKS.iterdir()))
-SOLVED = ("greet-by-environment", "summarise-orders")
-"""With variables; with a reward of several numbers."""
+SOLVED = ("greet-by-environment", "monthly-sales", "summarise-orders")
+"""With variables; with several steps; with a reward of several numbers."""
 LEFT = ("clean-contacts", "notes-of-a-user")
 """With a reward that is a part of 1; with an image's user."""
 

@@ -12,22 +12,28 @@ from turnstile_server.grading.step_grades import StepGrades
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.workspace import prepare_for_agent, prepare_step
+from turnstile_server.tasks.workspace import SetUpFailed, prepare_for_agent, prepare_step
 
 PlayedStep = Callable[[Sandbox, int], Awaitable[None]]
 """What is done in the sandbox at the step of that index, in place of an agent."""
 
 
 async def played_steps(task: Task, parts: ProofParts, grader: Grader, play: PlayedStep) -> Grade:
-    """The grade of the whole. Raises SandboxUnavailable, SandboxFailed, TaskFailed, FileProblem, and as
-    ``play`` and ``grader`` do."""
+    """The grade of the whole; the lowest where what was done keeps a later step from being prepared.
+
+    Raises SandboxUnavailable, SandboxFailed, TaskFailed, FileProblem, and as ``play`` and ``grader`` do."""
     grades = StepGrades(task)
     sandbox = await parts.provider.create(parts.spec_of(task))
     try:
         await prepare_for_agent(sandbox, task, parts.archive_of, parts.tasks)
         while not grades.over:
             index = len(grades)
-            await prepare_step(sandbox, task, index, parts.archive_of)
+            try:
+                await prepare_step(sandbox, task, index, parts.archive_of)
+            except (SetUpFailed, FileProblem) as error:
+                if index == 0:
+                    raise
+                return grades.unearned(error.message)
             await play(sandbox, index)
             await sandbox.stop_all()
             work = Work(archive=await sandbox.download(sandbox.workdir, parts.max_work_bytes))

@@ -328,7 +328,11 @@ def _why(grade: Grade) -> str:
         reasons.append(f"its answer is wrong: {answer['note']}")
     if (script := grade.detail.get("script")) is not None:
         reasons.append(str(script.get("output") or script.get("note", "")))
-    kinds = ("world: ", "steps: ") if "steps" not in grade.detail else ("",)
-    reasons += [line for line in grade.detail.get("summary", ()) if line.startswith(kinds)]
+    for name, step in grade.detail.get("steps", {}).items():
+        why = _why(Grade(step["reward"], {}, step)) if step["reward"] != 1.0 else ""
+        reasons.append(f"{name}: {step['reward']:g}{why}")
+    reasons += [
+        line for line in grade.detail.get("summary", ()) if line.startswith(("world: ", "set-up of ", "steps: "))
+    ]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)

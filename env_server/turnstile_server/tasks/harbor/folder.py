@@ -207,6 +207,7 @@ def _told(config: HarborConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "agent_user": config.agent.user,
         "verifier_user": config.verifier.user,
         "storage_mb": config.environment.storage_mib,
+        "steps": [step.name for step in config.steps],
         "metadata": metadata,
     }
     return {name: value for name, value in told.items() if value not in (None, {}, [])}
