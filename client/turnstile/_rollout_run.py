@@ -314,6 +314,7 @@ class RolloutRun:
             "adapter": options.adapter,
             "priority": options.priority,
             "staleness": options.staleness,
+            "snapshots": options.snapshots,
             "limits": options.limits,
             "env": options.env,
             "metadata": options.metadata,

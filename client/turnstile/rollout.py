@@ -19,6 +19,7 @@ from turnstile.models import (
     Limits,
     SampleSet,
     Sampling,
+    SnapshotMode,
     Staleness,
     StalenessBound,
     TaskInfo,
@@ -158,6 +159,8 @@ class EpisodeOptions(TypedDict, total=False):
     """How old its tokens may get; None: as the server's settings say."""
     adapter: str | None
     """A LoRA adapter that the server has loaded; None: the base model."""
+    snapshots: SnapshotMode | None
+    """``every_turn``: its sandbox is kept after each turn, for forks; None: as the server's settings say."""
 
 
 class RegradeOptions(TypedDict, total=False):
@@ -242,6 +245,7 @@ class RolloutOptions:
     priority: int = 0
     staleness: StalenessBound | Mapping[str, Any] | None = None
     adapter: str | None = None
+    snapshots: SnapshotMode | None = None
     env: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None
     on_progress: OnProgress = _ignore

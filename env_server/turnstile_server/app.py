@@ -202,6 +202,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
             renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine), stopping
         )
     )
+    toolbox = Toolbox(settings.tools, backends.own_tools.server_specs)
     auditor = Auditor(engine, settings.episodes.audit_tolerance)
     episodes = await stack.enter_async_context(
         Episodes(
@@ -216,6 +217,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
                 metrics,
                 engine,
                 engines.versions,
+                toolbox,
             )
         )
     )
@@ -230,7 +232,6 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         intake=intake,
         stopping=stopping,
     )
-    toolbox = Toolbox(settings.tools, backends.own_tools.server_specs)
     origins = OriginRules.of("gate", settings.gate, settings.gate.public_url)
     endpoint = await stack.enter_async_context(
         McpEndpoint(episodes, toolbox, settings.tools, origins, intake, stopping)
@@ -299,7 +300,7 @@ async def _control_app(
             )
         ),
         build_regrade_router(episodes.regrades),
-        build_fork_router(Forks(episodes, toolbox, settings.sandboxes.max_archive_bytes), address),
+        build_fork_router(Forks(episodes), address),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

@@ -9,24 +9,19 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from conversation import END
-from gate_support import Stage, says, staged
+from forks_support import FIRST, Episode, Messages, fork, refused, run, samples, sandbox_of, say, speak, turn_ids
+from gate_support import Stage, staged
 from light import TASK, light_work
 
 from turnstile import AsyncClient
-from turnstile.models import EpisodeStatus, SampleSet
-from turnstile.models.wire import decode_forest, decode_samples
+from turnstile.models import EpisodeStatus
 from turnstile_server.episodes.fork_point import running_processes
-from turnstile_server.errors import Conflict, SandboxFailed
-from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.errors import Conflict
+from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
 
 pytestmark = pytest.mark.anyio
-
-Episode = dict[str, Any]
-Messages = list[dict[str, str]]
-FIRST: Messages = [{"role": "system", "content": "You search."}, {"role": "user", "content": "Begin."}]
 
 
 @pytest.fixture
@@ -34,48 +29,6 @@ async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
     async with staged(tiny_model, tmp_path) as running:
         speak(running)
         yield running
-
-
-def speak(stage: Stage) -> None:
-    """Every call gets a text of its own."""
-    words = [f"reply {number}" for number in "abcdefghijkl"]
-    stage.engine.answers = [says([*stage.encode(word), *stage.encode(END)]) for word in words]
-
-
-async def say(stage: Stage, episode: Episode, messages: Messages, text: str | None = None) -> Messages:
-    """One turn: the history with ``text`` and the reply."""
-    asked = [*messages, {"role": "user", "content": text}] if text is not None else messages
-    async with stage.agent(episode) as agent:
-        reply = await agent.chat.completions.create(model="m", messages=asked)  # type: ignore[arg-type]
-    return [*asked, {"role": "assistant", "content": reply.choices[0].message.content or ""}]
-
-
-async def turn_ids(stage: Stage, episode: Episode) -> list[str]:
-    return [turn["turn_id"] for turn in (await stage.get(episode, "/turns"))["turns"]]
-
-
-async def fork(stage: Stage, episode: Episode, **fields: Any) -> list[Episode]:
-    answer = await stage.control.post(f"/episodes/{episode['episode_id']}/fork", json=fields)
-    assert answer.status_code == 201, answer.text
-    children: list[Episode] = answer.json()["episodes"]
-    return children
-
-
-async def refused(stage: Stage, episode: Episode, what: str, **fields: Any) -> tuple[int, str]:
-    answer = await stage.control.post(f"/episodes/{episode['episode_id']}/{what}", json=fields)
-    return answer.status_code, answer.json()["error"]["message"]
-
-
-async def samples(stage: Stage, episode: Episode) -> SampleSet:
-    path = f"/episodes/{episode['episode_id']}"
-    rows = decode_samples((await stage.control.get(f"{path}/samples")).content)
-    tree = decode_forest((await stage.control.get(f"{path}/tree")).content).to_samples()
-    assert tree.stats == rows.stats
-    assert (await stage.get(episode))["stats"] == rows.stats.model_dump()
-    for one, other in zip(rows.samples, tree.samples, strict=True):
-        assert np.array_equal(one.input_ids, other.input_ids)
-        assert np.array_equal(one.loss_mask, other.loss_mask)
-    return rows
 
 
 async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: Stage) -> None:
@@ -246,24 +199,6 @@ async def files(
         yield stage, wanted
 
 
-async def sandbox_of(stage: Stage, episode: Episode) -> Sandbox:
-    """The episode's sandbox, as its tools have it."""
-    with anyio.fail_after(120):
-        while (await stage.get(episode))["status"] != "running":  # noqa: ASYNC110 - polled
-            await anyio.sleep(0.02)
-    assert stage.apps.tools is not None
-    sandbox = stage.apps.tools.open_tools(episode["episode_id"], episode["episode_key"]).sandbox
-    assert sandbox is not None
-    return sandbox
-
-
-async def run(sandbox: Sandbox, script: str) -> str:
-    result = await sandbox.exec(Command(("/bin/sh", "-c", script)))
-    if result.exit_code != 0:
-        raise SandboxFailed(result.stderr.decode())
-    return result.stdout.decode()
-
-
 WRITE = """
 echo 'ANSWER = 42' > answer.py; mkdir -p sub; echo deep > sub/file; ln -s sub/file link; chmod 755 sub/file
 echo mine > ~/note; echo passing > /tmp/passing; rm -f gone.txt
@@ -285,6 +220,9 @@ async def test_a_fork_begins_with_the_files_of_its_snapshot(
     assert "no snapshot" in said
     await run(sandbox, WRITE)
     background = await sandbox.start(Command(("/bin/sh", "-c", "sleep 1000; true")))
+    with anyio.fail_after(60):
+        while not any("sleep 1000" in process for process in await running_processes(sandbox)):
+            pass
     snapshot = await stage.post(parent, "snapshot")
     assert (snapshot["turn_id"], snapshot["bytes"] > 0) == (first, True)
     assert any("sleep 1000" in process for process in snapshot["processes"])
@@ -339,6 +277,7 @@ async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path)
         [left] = (await stage.get(parent, "/snapshots"))["snapshots"]
         assert left == second, "the oldest goes first"
         assert not (data / "snapshots" / "half.partial").exists()
+        assert not (data / "snapshots" / "strange.snapshot").exists()
         assert (await refused(stage, parent, "fork", snapshot_id=first["snapshot_id"]))[0] == 410
 
 

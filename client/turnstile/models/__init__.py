@@ -46,7 +46,7 @@ from turnstile.models.episode import (
 )
 from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
-from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList
+from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList, SnapshotMode
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
@@ -136,6 +136,7 @@ __all__ = [
     "SandboxInfo",
     "SnapshotInfo",
     "SnapshotList",
+    "SnapshotMode",
     "Staleness",
     "StalenessBound",
     "StalenessPolicy",

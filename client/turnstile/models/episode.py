@@ -22,7 +22,7 @@ from turnstile.models.base import (
     Seed,
     check_json,
 )
-from turnstile.models.fork import ForkOrigin
+from turnstile.models.fork import ForkOrigin, SnapshotMode
 from turnstile.models.lease import Lease
 from turnstile.models.regrade import KeptWork, Regrade
 from turnstile.models.reward import LateRewards
@@ -94,6 +94,8 @@ class EpisodeRequest(Model):
     """Higher ones get places and the engine first: evaluation before training."""
     staleness: StalenessBound | None = None
     """How stale its tokens may get; None: as the server's settings say."""
+    snapshots: SnapshotMode | None = None
+    """When its sandbox is kept for forks (``docs/fork.md``); None: as the server's settings say."""
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the environment of a launched agent; in no record."""
@@ -184,6 +186,7 @@ class Episode(Model):
     priority: int = 0
     staleness: Staleness | None = None
     """None where it has no bound and nothing was sampled yet."""
+    snapshots: SnapshotMode = "on_request"
     limits: Limits
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from turnstile.models.base import ClientId, Model, check_json
 
 MAX_FORKS = 256
+
+SnapshotMode = Literal["on_request", "every_turn"]
+"""When snapshots of an episode are taken: by ``POST …/snapshot`` alone, or after every turn too."""
 
 
 class ForkOrigin(Model):
@@ -34,6 +37,8 @@ class SnapshotInfo(Model):
     """What it takes on the server's disk."""
     processes: tuple[str, ...] = ()
     """Command lines of the processes that ran in the sandbox. A fork does not have them."""
+    taken: SnapshotMode = "on_request"
+    """What it was taken for."""
 
 
 class SnapshotList(Model):

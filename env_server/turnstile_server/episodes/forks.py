@@ -1,13 +1,12 @@
-"""Snapshots of running episodes, and new episodes that begin at one.
+"""Snapshots by request, and new episodes that begin at one.
 
-What must hold: a snapshot is taken while no tool and no model call runs, and tool calls wait until it is whole; a
-fork's tree continues the very turns of the other episode, which are stored and trained there alone; what a fork
-cannot have is refused before anything is created.
+What must hold: a snapshot is taken while no tool and no model call runs; a fork's tree continues the very turns of
+the other episode, which are stored and trained there alone; what a fork cannot have is refused before anything is
+created.
 """
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from turnstile.models import (
@@ -18,23 +17,19 @@ from turnstile.models import (
     ForksCreated,
     SnapshotInfo,
     SnapshotList,
-    new_id,
 )
 from turnstile_server.agents.registry import EXTERNAL
-from turnstile_server.episodes.fork_point import ForkPoint, running_processes, take_files
+from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
-from turnstile_server.tools.toolbox import Toolbox
 
 
 class Forks:
-    """Implements the control API's ForkService. ``max_bytes``: of one folder's tar."""
+    """Implements the control API's ForkService."""
 
-    def __init__(self, episodes: Episodes, toolbox: Toolbox, max_bytes: int) -> None:
+    def __init__(self, episodes: Episodes) -> None:
         self._episodes = episodes
-        self._toolbox = toolbox
-        self._max_bytes = max_bytes
 
     async def snapshot(self, episode_id: str) -> SnapshotInfo:
         episode = await self._episodes.get(episode_id)
@@ -46,27 +41,18 @@ class Forks:
                 f"episode {episode_id} ({episode.status.value}) has no sandbox that tools work in now: a snapshot "
                 "is of a running episode whose task has files. Without files fork it by `turn_id`"
             )
-        store = self._episodes.snapshots
-        store.check_room(episode_id)
-        with self._toolbox.paused(episode_id):
-            if run.session.in_flight:
+        session = run.session
+
+        def latest_turn() -> str | None:
+            if session.in_flight:
                 raise Conflict(f"a model call of episode {episode_id} is in flight: ask between two turns")
-            latest = max((node.turn for node in run.session.tree), key=lambda turn: turn.seq, default=None)
-            processes = await running_processes(sandbox)
-            tars = await take_files(sandbox, self._max_bytes)
-        info = SnapshotInfo(
-            snapshot_id=new_id("snapshot"),
-            episode_id=episode_id,
-            turn_id=None if latest is None else latest.turn_id,
-            at=time.time(),
-            bytes=0,
-            processes=processes,
-        )
-        return await store.keep(info, tars)
+            return session.latest_turn_id
+
+        return await self._episodes.snapshots.take(episode_id, sandbox, latest_turn)
 
     async def snapshots(self, episode_id: str) -> SnapshotList:
         await self._episodes.get(episode_id)  # raises NotFound
-        return SnapshotList(snapshots=self._episodes.snapshots.of(episode_id))
+        return SnapshotList(snapshots=self._episodes.snapshots.store.of(episode_id))
 
     async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
         episode, forest = await self._episodes.exported(episode_id)
@@ -84,7 +70,7 @@ class Forks:
 
     def _origin(self, episode: Episode, forest: Forest, request: ForkRequest) -> ForkOrigin:
         """Raises NotFound, WorkNotKept."""
-        known = self._episodes.snapshots.of(episode.episode_id)
+        known = self._episodes.snapshots.store.of(episode.episode_id)
         if request.snapshot_id is not None:
             snapshot = next((one for one in known if one.snapshot_id == request.snapshot_id), None)
             if snapshot is None:
@@ -100,7 +86,7 @@ class Forks:
 
     def _point(self, origin: ForkOrigin, forest: Forest) -> ForkPoint:
         path = [] if origin.turn_id is None else forest.tree[origin.turn_id].path()
-        load, snapshot_id = self._episodes.snapshots.load, origin.snapshot_id
+        load, snapshot_id = self._episodes.snapshots.store.load, origin.snapshot_id
         turns = tuple(node.turn for node in path)
         return ForkPoint(origin, turns, None if snapshot_id is None else partial(load, snapshot_id))
 
@@ -137,6 +123,7 @@ def _request(episode: Episode, request: ForkRequest, number: int) -> EpisodeRequ
         adapter=episode.adapter,
         priority=episode.priority,
         staleness=None if episode.staleness is None else episode.staleness.bound,
+        snapshots=episode.snapshots,
         limits=episode.limits,
         metadata=episode.metadata if request.metadata is None else request.metadata,
         idempotency_key=None if key is None else f"{key}-{number}",

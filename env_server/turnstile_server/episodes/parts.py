@@ -13,6 +13,7 @@ from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings
+from turnstile_server.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,4 @@ class EpisodeParts:
     metrics: Metrics
     engine: Engine
     versions: WeightVersions
+    toolbox: Toolbox

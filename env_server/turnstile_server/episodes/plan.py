@@ -6,7 +6,7 @@ Pure: nothing is started here. A request that cannot work is refused before anyt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from turnstile.models import (
     EpisodeTimings,
     Limits,
     Sampling,
+    SnapshotMode,
     Staleness,
     StalenessBound,
     new_id,
@@ -53,11 +54,17 @@ class Plan:
     """Where the tools beside the built-in ones come from."""
     fork: ForkPoint | None = None
     """Where it begins, if not anew."""
+    snapshots: SnapshotMode = "on_request"
 
     @property
     def prepared(self) -> bool:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
         return self.sandbox is not None or bool(self.own_tools) or self.task.world is not None
+
+    @property
+    def keeps_turns(self) -> bool:
+        """A snapshot is taken after every turn."""
+        return self.snapshots == "every_turn" and self.sandbox is not None
 
 
 def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings) -> Plan:
@@ -85,7 +92,27 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings
         spec = sandbox_spec(task, settings.sandboxes, mounts, resources, egress=settings.egress)
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.sandboxes.docker_image
-    return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id))
+    mode = _snapshot_mode(request, task, agent, settings.episodes)
+    return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id), snapshots=mode)
+
+
+def _snapshot_mode(
+    request: EpisodeRequest, task: Task, agent: AgentSpec | None, settings: EpisodeSettings
+) -> SnapshotMode:
+    """The request's, else the server's. Where the episode cannot be forked: Raises Unprocessable for a request of
+    its own that wants a snapshot of every turn; the server's then does not count."""
+    mode = request.snapshots or settings.snapshots
+    if mode == "on_request":
+        return mode
+    if agent is not None:
+        why = f"{request.agent} is launched by this server; only episodes of an external agent can be forked"
+    elif task.world is not None:
+        why = f"task {task.id} has a world, which no snapshot has"
+    else:
+        return mode
+    if request.snapshots is not None:
+        raise Unprocessable(f"snapshots: {why}")
+    return "on_request"
 
 
 def forked(plan: Plan, point: ForkPoint) -> Plan:
@@ -170,6 +197,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         adapter=request.adapter,
         priority=request.priority,
         staleness=None if bound is None else Staleness(bound=bound),
+        snapshots=plan.snapshots,
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
         late_rewards=late_rewards_of(plan.task),
@@ -200,9 +228,11 @@ def new_session(
     on_exhausted: Callable[[TurnstileError], None],
     group_since: float,
     on_weights: Callable[[], None],
+    between_turns: Callable[[str], Awaitable[None]] | None = None,
 ) -> EpisodeSession:
     """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped. ``group_since``:
-    when its group's first episode came, monotonic seconds. ``on_weights``: as ``EpisodeSession`` says."""
+    when its group's first episode came, monotonic seconds. ``on_weights`` and ``between_turns``: as
+    ``EpisodeSession`` says."""
     limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
@@ -224,6 +254,7 @@ def new_session(
         CallOrigin(episode.episode_id, episode.group_id, episode.priority, group_since),
         episode.adapter,
         on_weights,
+        between_turns,
     )
     if plan.fork is not None:
         session.inherit(plan.fork.turns)

@@ -41,6 +41,7 @@ from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.sandbox import EpisodeSandbox
+from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
 from turnstile_server.episodes.steps import EpisodeSteps
 from turnstile_server.episodes.store import Forest, Stored
@@ -69,6 +70,7 @@ class RunParts:
     places: Places
     versions: WeightVersions
     works: WorkStore
+    snapshots: Snapshots
     changed: Callable[[EpisodeRun, EpisodeStatus], None]
     weights: Callable[[EpisodeRun], None]
 
@@ -96,6 +98,7 @@ class EpisodeRun:
             on_exhausted=lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
             group_since=group.since,
             on_weights=lambda: parts.weights(self),
+            between_turns=self._snapshot if plan.keeps_turns else None,
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
@@ -197,6 +200,11 @@ class EpisodeRun:
         end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
         turns = len(session.tree) - before
         return outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
+
+    async def _snapshot(self, turn_id: str) -> None:
+        sandbox = None if self._sandbox is None else self._sandbox.at_work
+        if sandbox is not None:
+            await self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id)
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""

@@ -72,6 +72,11 @@ class EpisodeSandbox:
         return self._sandbox if self._usable and self._task.offers_sandbox else None
 
     @property
+    def at_work(self) -> Sandbox | None:
+        """The sandbox while an agent may work in it: prepared, and its work not yet collected."""
+        return self._sandbox if self._usable else None
+
+    @property
     def for_world(self) -> Sandbox | None:
         """The sandbox while the task's world may look at it: prepared, and not yet destroyed."""
         return self._sandbox if self._prepared and self._task.offers_sandbox else None

@@ -53,17 +53,11 @@ from turnstile_server.episodes.retention import Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.snapshot_store import SnapshotStore
+from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored, unchanging
 from turnstile_server.episodes.work_store import WorkStore
-from turnstile_server.errors import (
-    Conflict,
-    Gone,
-    JournalUnavailable,
-    NotFound,
-    QueueFull,
-    Unauthorized,
-)
+from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.journal.records import exported_record
 from turnstile_server.tools.protocol import EpisodeTools
@@ -92,7 +86,8 @@ class Episodes:
         work, snapshots = work_folder(settings.data_dir), snapshot_folder(settings.data_dir)
         spare_bytes = 2 * settings.journal.min_free_bytes
         self._works = WorkStore(work, self._settings, spare_bytes, parts.metrics.work_kept)
-        self.snapshots = SnapshotStore(snapshots, self._settings, spare_bytes)
+        store = SnapshotStore(snapshots, self._settings, spare_bytes)
+        self.snapshots = Snapshots(store, parts.toolbox, settings, parts.metrics)
         self._staleness = StalenessWatcher(parts.versions, lambda: list(self._running.values()))
         self._run_parts = RunParts(
             parts.journal,
@@ -102,13 +97,14 @@ class Episodes:
             places=Places(self._settings.max_running, self._settings.oldest_every),
             versions=parts.versions,
             works=self._works,
+            snapshots=self.snapshots,
             changed=self._changed,
             weights=self._staleness.sampled,
         )
         self._groups = EpisodeGroups(self._settings.remembered_groups)
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         self._archive = Archive(parts.journal, self._settings.cached_trees, self._works)
-        self._retention = Retention(parts.journal, self._archive, self._works, self.snapshots)
+        self._retention = Retention(parts.journal, self._archive, self._works, store)
         self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
         amendments = Amendments(parts.journal, self._archive, self._broadcast.publish)
         self.regrades = Regrader(
@@ -133,7 +129,7 @@ class Episodes:
 
     async def __aenter__(self) -> Episodes:
         await self._works.open()
-        await self.snapshots.open()
+        await self.snapshots.store.open()
         await self._archive.restore()
         await self._retention.sweep()
         await self._tasks.__aenter__()

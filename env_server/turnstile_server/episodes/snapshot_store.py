@@ -44,15 +44,17 @@ class SnapshotStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found: dict[str, SnapshotInfo] = {}
         for path in self._folder.iterdir():
-            if path.suffix == PARTIAL:
-                path.unlink(missing_ok=True)
-            elif path.suffix == SUFFIX:
-                try:
+            try:
+                if path.suffix == PARTIAL:
+                    path.unlink(missing_ok=True)
+                elif path.suffix == SUFFIX:
                     info = read_info(path)
-                except ValueError as error:
-                    _LOG.error("the snapshot %s cannot be read: %s", path, error)
-                    continue
-                found[info.snapshot_id] = info
+                    found[info.snapshot_id] = info
+            except ValueError as error:
+                _LOG.error("the snapshot %s is damaged, and is removed: %s", path, error)
+                self._unlink([path.stem])
+            except OSError as error:
+                _LOG.error("the snapshot %s cannot be read: %s", path, error)
         return found
 
     def of(self, episode_id: str) -> tuple[SnapshotInfo, ...]:
@@ -60,11 +62,16 @@ class SnapshotStore:
         found = [info for info in self._known.values() if info.episode_id == episode_id]
         return tuple(sorted(found, key=lambda info: info.at))
 
-    def check_room(self, episode_id: str) -> None:
-        """Raises Conflict where the episode has as many as it may have."""
+    async def make_room(self, episode_id: str) -> None:
+        """For one more of the episode: the oldest that was not asked for makes way. Raises Conflict where the
+        episode has as many as it may have, and all were asked for."""
         most = self._settings.max_snapshots
-        if len(self.of(episode_id)) >= most:
+        known = self.of(episode_id)
+        surplus_count = len(known) + 1 - most
+        removable = [one.snapshot_id for one in known if one.taken == "every_turn"]
+        if surplus_count > len(removable):
             raise Conflict(f"episode {episode_id} has {most} snapshots, its limit (episodes.max_snapshots)")
+        await self._remove(removable[: max(0, surplus_count)])
 
     async def keep(self, info: SnapshotInfo, tars: Mapping[str, bytes]) -> SnapshotInfo:
         """Stores it durably. Raises SandboxUnavailable where the disk or the settings have no room."""

@@ -1,7 +1,7 @@
 """The path of a model call, in order.
 
     open:      read the body → parse → match → decide (generate, join, replay, replace) → admit
-    generate:  render or bridge → sample → parse the reply → journal (durable) → tree (visible)
+    generate:  rest → render or bridge → sample → parse the reply → journal (durable) → tree (visible)
     delivered: the reply was written or lost, after the server sent it (acknowledged)
 
 What must hold: the engine's prompt is ``tokens(parent) ⊕ context_ids`` (invariant 1); a turn exists only when its
@@ -207,6 +207,7 @@ class CallPipeline:
         """One generation, to its outcome."""
         try:
             with session.counting_refusals(call), self._stopping.interruptible(), call.scope:
+                await session.rest(call, context.continued_turn)
                 builder, sampling = await self._prepare(session, call, context)
                 call.finish(await self._sample(session, call, builder, sampling))
                 if call.abandoned is not None:  # it ended by itself before the engine took the abort

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -71,10 +71,13 @@ class EpisodeSession:
         origin: CallOrigin | None = None,
         adapter: str | None = None,
         on_weights: Callable[[], None] = lambda: None,
+        between_turns: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
         its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
-        them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before."""
+        them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before.
+        ``between_turns``: awaited with a turn's id when a call continues that turn and no other call is in
+        flight; may not raise."""
         self.episode_id = episode_id
         self.origin = origin or CallOrigin(episode_id)
         self.sampling = sampling
@@ -84,6 +87,8 @@ class EpisodeSession:
         self.tree = TokenTree(VolatileText(volatile))
         self._on_exhausted = on_exhausted
         self._on_weights = on_weights
+        self._between_turns = between_turns
+        self._resting = anyio.Lock()
         self._turn_versions: list[str] = []
         """Weight versions that sampled its turns, each once."""
         self._in_flight: dict[str, ModelCall] = {}
@@ -181,6 +186,19 @@ class EpisodeSession:
         """The generation of an admitted call has ended, with whatever outcome."""
         del self._in_flight[call.call_id]
         self._last_activity = time.monotonic()
+
+    async def rest(self, call: ModelCall, turn_id: str | None) -> None:
+        """Lets ``between_turns`` work before an admitted call is generated. ``turn_id``: the turn that it
+        continues; None where its agent as a whole is not at rest.
+
+        Calls that come meanwhile wait here, and leave in order of arrival. So one that is not the oldest in flight
+        finds another one at work.
+        """
+        if self._between_turns is None:
+            return
+        async with self._resting:
+            if turn_id is not None and next(iter(self._in_flight)) == call.call_id:
+                await self._between_turns(turn_id)
 
     @contextmanager
     def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:

@@ -89,6 +89,13 @@ class CallContext:
     thread: Thread | None
     stopwatch: Stopwatch
 
+    @property
+    def continued_turn(self) -> str | None:
+        """The turn whose tools have run when the call comes; None: it begins a conversation, or is of a sub-agent,
+        during which the agent that started it is in the midst of a turn."""
+        within = self.thread is not None and self.thread.parent is not None
+        return None if self.match.parent is None or within else self.match.parent.turn.turn_id
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -65,6 +65,9 @@ class Metrics:
             "episodes_failed", "Episodes that ended without a result, by whose fault it was.", "fault"
         )
         self._regrades = self._counter("regrades", "Kept work that was judged again, by outcome.", "outcome")
+        self._snapshots = self._counter(
+            "turn_snapshots", "Snapshots that were to be taken after a turn, by outcome.", "outcome"
+        )
         self._work_bytes = self._gauge("kept_work_bytes", "What kept work takes on disk.")
         self._control = self._counter(
             "control_requests", "Requests to the control API, by route and HTTP status.", "route", "status"
@@ -133,6 +136,10 @@ class Metrics:
     def regraded(self, outcome: Literal["recorded", "applied", "failed"]) -> None:
         """``recorded``: beside the episode's grade; ``applied``: in its place; ``failed``: not judged."""
         self._regrades.labels(outcome).inc()
+
+    def turn_snapshot(self, outcome: Literal["kept", "missed"]) -> None:
+        """Of an episode that keeps one for every turn."""
+        self._snapshots.labels(outcome).inc()
 
     def work_kept(self, total: int) -> None:
         """``total``: bytes that all kept work takes now."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from turnstile.models import StalenessPolicy, StalenessScope
+from turnstile.models import SnapshotMode, StalenessPolicy, StalenessScope
 from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
 
@@ -87,7 +87,24 @@ class EpisodeSettings(Section):
     kept_regrades: int = Field(
         20, ge=1, description="Regrades in the record of one episode, the latest ones and the one that is applied."
     )
-    max_snapshots: int = Field(64, ge=1, description="Snapshots of one episode; more are refused (409).")
+    snapshots: SnapshotMode = Field(
+        "on_request",
+        description="Default of an episode's `snapshots`: on_request, or every_turn where it can be forked.",
+    )
+    max_snapshots: int = Field(
+        64,
+        ge=1,
+        description="Snapshots of one episode; more are refused (409). Those of every_turn make way.",
+    )
+    snapshots_at_once: int = Field(
+        4, ge=1, description="Snapshots taken at once, each in memory as a whole; further ones wait."
+    )
+    snapshot_wait_s: float = Field(
+        60.0,
+        gt=0,
+        description="With every_turn: how long a model call waits for the snapshot of the turn before it; then it "
+        "goes on without one.",
+    )
     keep_snapshot_bytes: int = Field(
         8 << 30, ge=0, description="What snapshots may take on disk; above it the oldest goes first."
     )
