@@ -189,6 +189,10 @@ class ForkOptions(TypedDict, total=False):
     """None: the group of the episode that is forked."""
     metadata: Mapping[str, Any] | None
     """None: that of the episode that is forked."""
+    instruction: str | None
+    """What an agent that the server launches is told to go on. ``Continue.``"""
+    env: Mapping[str, str] | None
+    """Added to the environment of a launched agent; a fork has none of the other episode's."""
     idempotency_key: str | None
     """The same key gives the same episodes; the client makes one for each call."""
 

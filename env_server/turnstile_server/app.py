@@ -300,7 +300,7 @@ async def _control_app(
             )
         ),
         build_regrade_router(episodes.regrades),
-        build_fork_router(Forks(episodes), address),
+        build_fork_router(Forks(episodes, backends.agents), address),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

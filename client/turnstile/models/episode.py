@@ -259,6 +259,8 @@ class AgentInfo(Model):
     summary: str
     installed: bool
     uses_tools: bool
+    resumes: bool = False
+    """Its episodes can be forked where they keep a snapshot of every turn."""
     user: str = "harness"
     """The user of the sandbox that it runs as: ``harness``, whose key the model's commands cannot reach, or
     ``agent``, which is their user too."""

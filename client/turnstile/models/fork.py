@@ -22,6 +22,8 @@ class ForkOrigin(Model):
     """Its tree continues this turn; None: the other episode had none yet."""
     snapshot_id: str | None = None
     """Of the files that its sandbox began with; None: it has no sandbox."""
+    instruction: str | None = None
+    """What its agent was told to go on; None: the agent is external."""
 
 
 class SnapshotInfo(Model):
@@ -61,6 +63,10 @@ class ForkRequest(Model):
     """None: the group of the episode that is forked."""
     metadata: dict[str, Any] | None = None
     """None: that of the episode that is forked."""
+    instruction: str | None = Field(default=None, min_length=1)
+    """What an agent that the server launches is told to go on; None: ``Continue.``"""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Added to the environment of a launched agent. The other episode's is in no record, and not in a fork."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=200)
     """The same key with the same body gives the same episodes."""
 

@@ -65,6 +65,10 @@ class LaunchContext:
     max_output_bytes: int
     python: str = IMAGE_PYTHON
     """The interpreter for programs of agents (``Sandbox.python``)."""
+    keeps_session: bool = False
+    """The agent can be resumed later, in a fork."""
+    resumes: bool = False
+    """It goes on with the session that its home has; ``instruction`` is what it is told to go on."""
 
 
 def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
@@ -100,7 +104,7 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
     files = {fill(path): fill(text) for path, text in spec.files.items()}
     env = {"HOME": context.home, **{name: fill(text) for name, text in spec.env.items()}, **context.env}
     command = Command(
-        argv=tuple(fill(part) for part in spec.command),
+        argv=tuple(fill(part) for part in _command(spec, context)),
         env=env,
         user=User(spec.user),
         max_output_bytes=context.max_output_bytes,
@@ -108,6 +112,13 @@ def build_launch(spec: AgentSpec, context: LaunchContext) -> AgentLaunch:
         launches=None if spec.launches is None else User(spec.launches),
     )
     return AgentLaunch(command, {instruction_file: context.instruction, **files})
+
+
+def _command(spec: AgentSpec, context: LaunchContext) -> tuple[str, ...]:
+    if spec.resume is None or not (context.keeps_session or context.resumes):
+        return spec.command
+    kept = tuple(part for part in spec.command if part not in spec.resume.without)
+    return (*kept, *spec.resume.arguments) if context.resumes else kept
 
 
 def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
@@ -132,7 +143,7 @@ def placeholder_errors(spec: AgentSpec) -> list[str]:
     for a good spec."""
     found: list[str] = []
     for field, text in _texts(spec):
-        if spec.user == "harness" and field.startswith("command.") and "{episode_key}" in text:
+        if spec.user == "harness" and field.startswith(("command.", "resume.")) and "{episode_key}" in text:
             found.append(
                 f"{field}: every command in the sandbox can read an argument; give the key in env or files"
             )
@@ -147,6 +158,8 @@ def _texts(spec: AgentSpec) -> Iterator[tuple[str, str]]:
     """Every text that is filled, with the path of its field."""
     for index, part in enumerate(spec.command):
         yield f"command.{index}", part
+    for index, part in enumerate(() if spec.resume is None else spec.resume.arguments):
+        yield f"resume.arguments.{index}", part
     yield "stdin", spec.stdin
     for name, text in spec.env.items():
         yield f"env.{name}", text

@@ -37,6 +37,14 @@ class AgentRegistry:
             )
         return spec
 
+    def resume_refusal(self, spec: AgentSpec) -> str:
+        """Why an agent that cannot resume has no forks, and which of these agents can."""
+        able = ", ".join(one.name for one in self if one.can_resume) or "none"
+        return (
+            f"{spec.name} is launched by this server and cannot go on from files: its own state lies in its "
+            f"process, which no snapshot has. External agents can be forked, and of this server's: {able}"
+        )
+
     def __iter__(self) -> Iterator[AgentSpec]:
         return iter(self._specs.values())
 

@@ -105,6 +105,27 @@ class EndRule(SpecPart):
     reason: str | None = Field(None, description="The field that says why.")
 
 
+class Resume(SpecPart):
+    """How the agent goes on from its own session files, which it keeps in its home, and a snapshot has."""
+
+    without: tuple[str, ...] = Field(
+        (),
+        description="Arguments of `command` by which it keeps no session: left out in episodes that keep a "
+        "snapshot of every turn.",
+    )
+    arguments: tuple[str, ...] = Field(
+        min_length=1,
+        description="Added to `command` in a fork: it goes on with its latest session; the instruction is what it "
+        "is told then.",
+    )
+    settle_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds from a model call until the agent's session files have all that came before it; the "
+        "snapshot is taken then.",
+    )
+
+
 def _volatile(patterns: tuple[str, ...]) -> tuple[str, ...]:
     check_patterns(patterns)
     return patterns
@@ -144,6 +165,9 @@ class AgentSpec(SpecPart):
         (), description="Rules on the JSON lines of its standard output; the first that applies beats `success`."
     )
     ends_on_submit: bool = Field(False, description="A submission ends the episode; else the agent's exit does.")
+    resume: Resume | None = Field(
+        None, description="How a fork of it goes on; none: it cannot be forked. For agents of `user: agent` alone."
+    )
     user: Literal["harness", "agent"] = Field(
         "harness",
         description="User that it runs as. `agent`: for an agent that runs the model's commands or edits the "
@@ -175,4 +199,11 @@ class AgentSpec(SpecPart):
     def _apart(self) -> AgentSpec:
         if self.launches is not None and self.user != "harness":
             raise ValueError("launches: agent is for an agent that itself runs as user: harness")
+        if self.resume is not None and (unknown := set(self.resume.without).difference(self.command)):
+            raise ValueError(f"resume.without: command has no argument {', '.join(sorted(unknown))}")
         return self
+
+    @property
+    def can_resume(self) -> bool:
+        """Its episodes can be forked. Only the home of the user ``agent`` is in a snapshot."""
+        return self.resume is not None and self.user == "agent"

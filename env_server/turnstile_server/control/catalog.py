@@ -97,4 +97,5 @@ def agent_info(spec: AgentSpec, installed: bool) -> AgentInfo:
         installed=installed,
         uses_tools=spec.uses_tools,
         user=spec.user,
+        resumes=spec.can_resume,
     )

@@ -142,7 +142,8 @@ class ForkService(Protocol):
     async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
         """Create episodes that begin where this one was. ``agent_url`` as in ``EpisodeService.create``.
 
-        Raises NotFound for an unknown turn; WorkNotKept for a snapshot that is gone; Conflict where the episode
-        has files and the turn no snapshot; what ``EpisodeService.create`` raises.
+        Raises Unprocessable for an agent that cannot resume; NotFound for an unknown turn; WorkNotKept for a
+        snapshot that is gone; Conflict where the episode has files and the turn no snapshot; what
+        ``EpisodeService.create`` raises.
         """
         ...

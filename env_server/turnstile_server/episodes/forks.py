@@ -18,22 +18,30 @@ from turnstile.models import (
     SnapshotInfo,
     SnapshotList,
 )
-from turnstile_server.agents.registry import EXTERNAL
+from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
 
+GO_ON = "Continue."
+"""What a launched agent is told in a fork whose request says nothing."""
+
 
 class Forks:
     """Implements the control API's ForkService."""
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: Episodes, agents: AgentRegistry) -> None:
         self._episodes = episodes
+        self._agents = agents
 
     async def snapshot(self, episode_id: str) -> SnapshotInfo:
         episode = await self._episodes.get(episode_id)
-        _check_agent(episode)
+        if episode.agent != EXTERNAL:
+            raise Unprocessable(
+                f"agent: {episode.agent} is launched by this server, which cannot see from outside when it is at "
+                "rest; create its episode with `snapshots: every_turn`"
+            )
         run = self._episodes.running(episode_id)
         sandbox = None if run is None else run.sandbox
         if run is None or sandbox is None:
@@ -56,7 +64,7 @@ class Forks:
 
     async def fork(self, episode_id: str, request: ForkRequest, agent_url: str | None = None) -> ForksCreated:
         episode, forest = await self._episodes.exported(episode_id)
-        _check_agent(episode)
+        self._check_agent(episode, request)
         wanted = [_request(episode, request, number) for number in range(request.n)]
         created = []
         async with self._episodes.held(episode_id):
@@ -67,6 +75,21 @@ class Forks:
             for one in wanted:
                 created.append((await self._episodes.create(one, agent_url, point))[0])
         return ForksCreated(forked_from=point.origin, episodes=tuple(created))
+
+    def _check_agent(self, episode: Episode, request: ForkRequest) -> None:
+        """Raises Unprocessable, Conflict."""
+        if episode.agent == EXTERNAL:
+            if request.instruction is not None or request.env:
+                raise Unprocessable("instruction, env: for agents that this server launches")
+            return
+        spec = self._agents.get(episode.agent)
+        if not spec.can_resume:
+            raise Unprocessable(f"agent: {self._agents.resume_refusal(spec)}")
+        if episode.snapshots != "every_turn":
+            raise Conflict(
+                f"episode {episode.episode_id} keeps no session to go on with: {episode.agent} can be forked "
+                "where its episode was created with `snapshots: every_turn`"
+            )
 
     def _origin(self, episode: Episode, forest: Forest, request: ForkRequest) -> ForkOrigin:
         """Raises NotFound, WorkNotKept."""
@@ -82,7 +105,10 @@ class Forks:
         if turn_id is not None and turn_id not in forest.tree:
             raise NotFound(f"episode {episode.episode_id} has no turn {turn_id}")
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
-        return ForkOrigin(episode_id=episode.episode_id, turn_id=turn_id, snapshot_id=snapshot_id)
+        told = None if episode.agent == EXTERNAL else request.instruction or GO_ON
+        return ForkOrigin(
+            episode_id=episode.episode_id, turn_id=turn_id, snapshot_id=snapshot_id, instruction=told
+        )
 
     def _point(self, origin: ForkOrigin, forest: Forest) -> ForkPoint:
         path = [] if origin.turn_id is None else forest.tree[origin.turn_id].path()
@@ -101,21 +127,13 @@ def _same_place(episode_id: str, request: ForkRequest, earlier: Stored | None) -
     return origin if origin.turn_id == request.turn_id else None
 
 
-def _check_agent(episode: Episode) -> None:
-    if episode.agent != EXTERNAL:
-        raise Unprocessable(
-            f"agent: episode {episode.episode_id} is played by {episode.agent}, which this server launched: its "
-            "own state lies in its process, which no snapshot has. Only episodes of an external agent can be "
-            "forked"
-        )
-
-
 def _request(episode: Episode, request: ForkRequest, number: int) -> EpisodeRequest:
     """The request of one of the new episodes: what it does not say is as in the episode that is forked."""
     key = request.idempotency_key
     return EpisodeRequest(
         task=episode.task,
-        agent=EXTERNAL,
+        agent=episode.agent,
+        env=request.env,
         episode_id=request.episode_ids[number] if request.episode_ids else None,
         group_id=request.group_id or episode.group_id,
         seed=episode.seed,

@@ -24,7 +24,7 @@ from turnstile.models import (
 )
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.launch import INSTALLS
-from turnstile_server.agents.registry import EXTERNAL
+from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
 from turnstile_server.agents.spec import AgentResources, AgentSpec
 from turnstile_server.backends import Backends
 from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
@@ -62,6 +62,16 @@ class Plan:
         return self.sandbox is not None or bool(self.own_tools) or self.task.world is not None
 
     @property
+    def told(self) -> str | None:
+        """What a launched agent is told to go on; None: it begins with the task's instruction."""
+        return None if self.fork is None else self.fork.origin.instruction
+
+    @property
+    def settle_s(self) -> float:
+        """Until the agent's session files are whole, after its model call has come."""
+        return 0.0 if self.agent is None or self.agent.resume is None else self.agent.resume.settle_s
+
+    @property
     def keeps_turns(self) -> bool:
         """A snapshot is taken after every turn."""
         return self.snapshots == "every_turn" and self.sandbox is not None
@@ -92,20 +102,20 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings
         spec = sandbox_spec(task, settings.sandboxes, mounts, resources, egress=settings.egress)
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.sandboxes.docker_image
-    mode = _snapshot_mode(request, task, agent, settings.episodes)
+    mode = _snapshot_mode(request, task, agent, backends.agents, settings.episodes)
     return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id), snapshots=mode)
 
 
 def _snapshot_mode(
-    request: EpisodeRequest, task: Task, agent: AgentSpec | None, settings: EpisodeSettings
+    request: EpisodeRequest, task: Task, agent: AgentSpec | None, agents: AgentRegistry, settings: EpisodeSettings
 ) -> SnapshotMode:
     """The request's, else the server's. Where the episode cannot be forked: Raises Unprocessable for a request of
     its own that wants a snapshot of every turn; the server's then does not count."""
     mode = request.snapshots or settings.snapshots
     if mode == "on_request":
         return mode
-    if agent is not None:
-        why = f"{request.agent} is launched by this server; only episodes of an external agent can be forked"
+    if agent is not None and not agent.can_resume:
+        why = agents.resume_refusal(agent)
     elif task.world is not None:
         why = f"task {task.id} has a world, which no snapshot has"
     else:
@@ -127,7 +137,8 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
         origin = point.origin
         raise Conflict(
             f"episode {origin.episode_id} has a sandbox, and no snapshot of it is kept for turn {origin.turn_id}: "
-            "take one between two turns (POST …/snapshot), and fork with that"
+            "fork at a turn of GET …/snapshots. With `snapshots: every_turn` every turn but the last has one; an "
+            "external agent's can be taken between two turns (POST …/snapshot)"
         )
     return replace(plan, fork=point)
 

@@ -204,6 +204,7 @@ class EpisodeRun:
     async def _snapshot(self, turn_id: str) -> None:
         sandbox = None if self._sandbox is None else self._sandbox.at_work
         if sandbox is not None:
+            await anyio.sleep(self._plan.settle_s)
             await self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id)
 
     async def _drain(self) -> None:

@@ -177,7 +177,7 @@ class EpisodeSandbox:
             episode_id=self._episode_id,
             episode_key=episode_key,
             agent_url=sandbox.agent_url,
-            instruction=self._task.instruction,
+            instruction=self._plan.told or self._task.instruction,
             workdir=sandbox.workdir,
             home=HOMES[User(agent.user)],
             python=sandbox.python,
@@ -185,6 +185,8 @@ class EpisodeSandbox:
             max_turns=max_turns,
             env=env,
             max_output_bytes=self._max_output_bytes,
+            keeps_session=self._plan.keeps_turns,
+            resumes=self._plan.fork is not None,
         )
         return build_launch(agent, occasion)
 
