@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from light import TASK, light_work
 
 from turnstile import AsyncClient
 from turnstile.models import EpisodeStatus
-from turnstile_server.episodes.fork_point import running_processes
+from turnstile_server.episodes.fork_point import CLEAR, running_processes
 from turnstile_server.errors import Conflict
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import ToolSettings
@@ -304,6 +307,26 @@ async def test_a_repeated_fork_gives_its_episodes_on_a_full_server_and_after_a_l
         status, said = await refused(stage, parent, "fork", turn_id=first, idempotency_key="k", metadata={"a": 1})
         assert (status, "for another request" in said) == (409, True)
         assert (await refused(stage, parent, "fork", turn_id=first, idempotency_key="l"))[0] == 429
+
+
+@pytest.mark.parametrize("programs", [(), ("rm",)], ids=["all programs", "no find"])
+def test_a_folder_of_any_size_is_emptied(tmp_path: Path, programs: tuple[str, ...]) -> None:
+    """The names of the first have more bytes than a command line may have."""
+    work, path = tmp_path / "work", tmp_path / "bin"
+    work.mkdir()
+    for number in range(10 if programs else 10_000):
+        (work / f"{number}{'x' * 240}").touch()
+    (work / "-rf sub").mkdir()
+    (work / "-rf sub" / ".hidden").touch()
+    (work / ".git").mkdir()
+    (work / "link").symlink_to(tmp_path)
+    path.mkdir()
+    for program in programs:
+        (path / program).symlink_to(shutil.which(program) or program)
+    env = {"PATH": str(path) if programs else os.defpath}
+    subprocess.run(["/bin/sh", "-c", CLEAR, "sh", work], check=True, env=env)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["bin", "work"]
+    assert list(work.iterdir()) == []
 
 
 async def test_no_snapshot_is_taken_while_a_tool_runs_and_tools_wait_for_one() -> None:

@@ -10,7 +10,14 @@ from turnstile_server.errors import FileProblem, SandboxFailed, TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox, User
 
 _HELPER_S = 60.0
-_CLEAR = 'cd "$1" && rm -rf -- ./* ./.[!.]* ./..?*'
+CLEAR = """
+cd "$1" || exit
+find . -mindepth 1 -delete 2>/dev/null && exit
+for entry in ./* ./.[!.]* ./..?*; do
+    rm -rf -- "$entry" || exit
+done
+"""
+"""Empties a folder. Without ``find`` one entry after the other: all names may be too long for one command."""
 _PROCESSES = """
 for place in /proc/[0-9]*; do
     number=${place#/proc/}
@@ -46,7 +53,7 @@ async def put_files(sandbox: Sandbox, tars: Mapping[str, bytes], *, clear: bool)
     """``clear``: the folders may hold files already, which go. Raises TaskFailed, SandboxFailed."""
     for folder, tar in tars.items():
         if clear:
-            result = await sandbox.exec(Command(("/bin/sh", "-c", _CLEAR, "sh", folder), timeout_s=_HELPER_S))
+            result = await sandbox.exec(Command(("/bin/sh", "-c", CLEAR, "sh", folder), timeout_s=_HELPER_S))
             if result.exit_code != 0:
                 said = result.stderr.decode(errors="replace").strip()
                 raise TaskFailed(f"{folder} cannot be emptied for the files of the snapshot: {said}")

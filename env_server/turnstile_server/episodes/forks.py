@@ -66,13 +66,14 @@ class Forks:
         episode, forest = await self._episodes.exported(episode_id)
         self._check_agent(episode, request)
         wanted = [_request(episode, request, number) for number in range(request.n)]
-        created = []
         async with self._episodes.held(episode_id):
             earlier = [self._episodes.created_with(one.idempotency_key) for one in wanted]
             origin = _same_place(episode_id, request, earlier[0]) or self._origin(episode, forest, request)
             self._episodes.check_free([one for one, made in zip(wanted, earlier, strict=True) if made is None])
             point = self._point(origin, forest)
-            for one in wanted:
+        created = []
+        for one in wanted:
+            async with self._episodes.held(episode_id):  # one at a time: rewards and deletions wait for it, too
                 created.append((await self._episodes.create(one, agent_url, point))[0])
         return ForksCreated(forked_from=point.origin, episodes=tuple(created))
 
