@@ -44,12 +44,14 @@ async def test_each_turn_of_an_episode_can_be_gone_back_to(tiny_model: Path, tmp
         by_hand, _ = await stage.post(parent, "snapshot"), await say(stage, parent, histories[-1], "Step 3.")
         assert [each["turn_id"] for each in await kept(stage, parent)] == [turns[2], turns[3], turns[3]]
         assert by_hand in await kept(stage, parent), "the oldest of the turns has made way"
+        await say(stage, parent, histories[-1], "Step 3, otherwise.")
+        assert [each["turn_id"] for each in await kept(stage, parent)] == [turns[2], turns[3], turns[3]]
         [child] = await fork(stage, parent, turn_id=turns[2])
         own = await sandbox_of(stage, child)
         assert await run(own, "cat step ~/step") == "2\n2\n"
         await say(stage, child, histories[2], "Otherwise.")
         assert [each["turn_id"] for each in await kept(stage, child)] == [turns[2]], "a fork keeps its turns, too"
-        assert await outcomes(stage) == {"kept": 5}
+        assert await outcomes(stage) == {"kept": 6}
 
 
 async def test_calls_side_by_side_are_no_rest_and_wait_for_the_snapshot_of_the_first(
@@ -100,6 +102,33 @@ async def test_a_snapshot_that_fails_fails_no_call(tiny_model: Path, tmp_path: P
         await run(sandbox, "rm large")
         await say(stage, parent, history, "Small.")
         assert await outcomes(stage) == {"missed": 1, "kept": 1}
+
+
+async def test_few_snapshots_are_in_memory_at_once_and_no_call_waits_for_ever(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    work, wanted = light_work(tiny_model, data, tmp_path / "installs")
+    settings = {"snapshots": "every_turn", "snapshots_at_once": 1, "snapshot_wait_s": 0.2}
+    async with staged(tiny_model, data, work=work, episodes=settings, **wanted) as stage:
+        speak(stage)
+        episodes = [await stage.episode(task=TASK) for _ in range(2)]
+        sandbox, _ = [await sandbox_of(stage, episode) for episode in episodes]
+        histories = [await say(stage, episode, FIRST) for episode in episodes]
+        started = []
+
+        async def never(self: Any, *args: Any) -> bytes:
+            started.append(self)
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        monkeypatch.setattr(type(sandbox), "download", never)
+        async with anyio.create_task_group() as calls:
+            for episode, history in zip(episodes, histories, strict=True):
+                calls.start_soon(say, stage, episode, history, "Next.")
+        assert len(stage.engine.calls) == 4
+        assert await outcomes(stage) == {"missed": 2}
+        assert len(started) == 1, "the other one waited for its turn until its call waited no longer"
 
 
 async def test_what_cannot_be_forked_keeps_no_turns(tiny_model: Path, tmp_path: Path) -> None:

@@ -62,16 +62,19 @@ class SnapshotStore:
         found = [info for info in self._known.values() if info.episode_id == episode_id]
         return tuple(sorted(found, key=lambda info: info.at))
 
-    async def make_room(self, episode_id: str) -> None:
-        """For one more of the episode: the oldest that was not asked for makes way. Raises Conflict where the
-        episode has as many as it may have, and all were asked for."""
+    async def make_room(self, episode_id: str, turn_id: str | None) -> None:
+        """For one more of the episode, of this turn: the oldest that was not asked for makes way, at first one
+        whose turn has a later one. Raises Conflict where the episode has as many as it may have, and all were
+        asked for."""
         most = self._settings.max_snapshots
         known = self.of(episode_id)
         surplus_count = len(known) + 1 - most
-        removable = [one.snapshot_id for one in known if one.taken == "every_turn"]
+        latest = {one.turn_id: one for one in known}
+        removable = [one for one in known if one.taken == "every_turn"]
+        removable.sort(key=lambda one: one.turn_id != turn_id and latest[one.turn_id] is one)
         if surplus_count > len(removable):
             raise Conflict(f"episode {episode_id} has {most} snapshots, its limit (episodes.max_snapshots)")
-        await self._remove(removable[: max(0, surplus_count)])
+        await self._remove([one.snapshot_id for one in removable[: max(0, surplus_count)]])
 
     async def keep(self, info: SnapshotInfo, tars: Mapping[str, bytes]) -> SnapshotInfo:
         """Stores it durably. Raises SandboxUnavailable where the disk or the settings have no room."""

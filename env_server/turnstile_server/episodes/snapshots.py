@@ -50,7 +50,7 @@ class Snapshots:
         async with self._at_once:
             with self._toolbox.paused(episode_id):
                 turn_id = turn_of()
-                await self.store.make_room(episode_id)
+                await self.store.make_room(episode_id, turn_id)
                 info = SnapshotInfo(
                     snapshot_id=new_id("snapshot"),
                     episode_id=episode_id,
