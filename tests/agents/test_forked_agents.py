@@ -21,10 +21,10 @@ from turnstile_server.testing.server import PlayedEpisode, ScriptedServer, scrip
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.timeout(900)]
 
 PLAYED = [
-    ("claude-code", "local"),
-    ("codex", "local"),
+    pytest.param("claude-code", "local"),
+    pytest.param("codex", "local"),
     pytest.param("codex", "docker", marks=pytest.mark.docker),
-    ("pi", "local"),
+    pytest.param("pi", "local"),
     pytest.param("claude-code", "docker", marks=[pytest.mark.docker, pytest.mark.thorough]),
     pytest.param("opencode", "local", marks=pytest.mark.thorough),
     pytest.param("pi", "docker", marks=[pytest.mark.docker, pytest.mark.thorough]),
@@ -46,8 +46,7 @@ def settings(kind: str, request: pytest.FixtureRequest, tiny_model: Path) -> Ite
 
 
 def test_every_agent_that_can_resume_is_played() -> None:
-    named = [one if isinstance(one, tuple) else one.values for one in PLAYED]
-    assert {name for name, _ in named} == {spec.name for spec in load_registry() if spec.can_resume}
+    assert {one.values[0] for one in PLAYED} == {spec.name for spec in load_registry() if spec.can_resume}
 
 
 def policy(scene: PolicyInput) -> Step:
