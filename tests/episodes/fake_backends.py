@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
-from turnstile_server.agents.spec import AgentSpec, EndRule
+from turnstile_server.agents.spec import AgentSpec, EndRule, Resume
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
@@ -197,6 +197,9 @@ TALKER = FAKE_AGENT.model_copy(
         "end": (EndRule(last={"type": "end"}, when={"ok": False}, means="failed", reason="why"),),
     }
 )
+RESUMER = FAKE_AGENT.model_copy(
+    update={"name": "resumer", "user": "agent", "resume": Resume(arguments=("--continue",))}
+)
 
 
 @dataclass
@@ -209,7 +212,7 @@ class FakeBackends:
 def fake_backends(folder: Path, **settings: Any) -> FakeBackends:
     made = build_backends(Settings(**{"data_dir": folder, **settings}))
     provider, grader = FakeProvider(), FakeGrader()
-    agents = AgentRegistry({spec.name: spec for spec in (FAKE_AGENT, EAGER, TALKER)})
+    agents = AgentRegistry({spec.name: spec for spec in (FAKE_AGENT, EAGER, TALKER, RESUMER)})
     installer = Installer(AgentSettings(install_dir=folder), LAUNCH_CLIENT)
     work = replace(made, sandboxes=provider, agents=agents, installer=installer, grader=grader)
     return FakeBackends(provider, grader, work)

@@ -245,6 +245,13 @@ async def test_an_external_agent_is_refused_before_anything_is_created(server: E
     assert (await server.stage.control.get("/episodes")).json()["episodes"] == []
 
 
+async def test_no_snapshots_are_taken_where_no_fork_could_begin(server: EpisodeServer) -> None:
+    wanted = {"task": TASK, "agent": "resumer", "snapshots": "every_turn"}
+    refused = await server.stage.control.post("/episodes", json=wanted)
+    assert refused.status_code == 422
+    assert "snapshots: task three-steps has several steps" in refused.text
+
+
 def test_an_episode_of_several_steps_cannot_be_forked(tmp_path: Path) -> None:
     (task,), _ = loaded(steps_folder(tmp_path / "task"))
     plan = Plan(task, FAKE_AGENT, None, Limits(), "image")

@@ -118,6 +118,8 @@ def _snapshot_mode(
         why = agents.resume_refusal(agent)
     elif task.world is not None:
         why = f"task {task.id} has a world, which no snapshot has"
+    elif task.steps:
+        why = f"task {task.id} has several steps, so its episodes cannot be forked"
     else:
         return mode
     if request.snapshots is not None:
