@@ -56,6 +56,8 @@ class NemoServer(LoopbackServer):
         """Those that were opened."""
         self.verified_in: list[str | None] = []
         self.other_paths: list[str] = []
+        self.tools: dict[str, Callable[[str | None, dict[str, Any]], Verdict]] = {}
+        """By name what a tool answers to the session that calls it and the arguments."""
 
     @property
     def url(self) -> str:
@@ -73,6 +75,9 @@ class NemoServer(LoopbackServer):
             self.verified_in.append(None if cookie is None else cookie.value)
             said = self._verdict(body)
             found = {**body, **said.fields}
+        elif (tool := self.tools.get(request.path.removeprefix("/"))) is not None:
+            said = tool(None if cookie is None else cookie.value, body)
+            found = said.fields
         else:
             self.other_paths.append(request.path)
             said, found = Verdict(status=404), {"detail": "Not Found"}

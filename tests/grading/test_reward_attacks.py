@@ -78,7 +78,7 @@ async def judged_here(built: Backends, provider: Watched, task: Task, attack: Re
         await sandbox.prepare(task)
         assert sandbox.for_tools is not None
         await acted(sandbox.for_tools, attack)
-        graded = EpisodeGrading("e-attack", sandbox, None, backends, works)
+        graded = EpisodeGrading("e-attack", sandbox, None, None, backends, works)
         outcome = await graded.graded(Outcome(EpisodeStatus.COMPLETED), task, None)
     finally:
         await sandbox.destroy()

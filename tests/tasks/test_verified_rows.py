@@ -124,9 +124,18 @@ ASKED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"
     ("given", "field", "said"),
     [
         (
-            row(tools=[{"type": "function", "name": "roll"}] * 7),
+            row(tools=[{"type": "function", "name": "roll"}] * 2),
             ".tools",
-            "(roll, roll, roll, roll, roll and 2 more)",
+            "two tools are named 'roll': one of item 0, one of item 1",
+        ),
+        (row(tools=[{"type": "function", "name": "reset"}]), ".tools", "a simulation control"),
+        (row(tools=[{"type": "function", "name": "../verify"}]), ".tools", "no name that model APIs accept"),
+        (row(tools=[{"type": "web_search"}]), ".tools", "0: 'web_search' is no function with a name"),
+        (row(tools={"name": "roll"}), ".tools", "it is no list"),
+        (
+            row(tools=[{"type": "function", "name": "roll", "parameters": {"type": "array"}}]),
+            ".tools",
+            "0: its parameters are no JSON Schema of an object",
         ),
         (row([said_by("user", "a"), said_by("assistant", "b")]), ".input.1", "a turn of the assistant"),
         (row([ASKED]), ".input.0", "'function_call': dialogues that have begun"),

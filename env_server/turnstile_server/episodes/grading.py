@@ -23,25 +23,28 @@ from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
 from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.tasks.model import Task
 
 _LOG = logging.getLogger(__name__)
 
 
 class EpisodeGrading:
-    """Grades one episode. Owns nothing: the sandbox and the world are the run's."""
+    """Grades one episode. Owns nothing: the sandbox, the world and the tools are the run's."""
 
     def __init__(
         self,
         episode_id: str,
         sandbox: EpisodeSandbox | None,
         world: RunningWorld | None,
+        resource: ResourceTools | None,
         backends: Backends,
         works: WorkStore,
     ) -> None:
         self._episode_id = episode_id
         self._sandbox = sandbox
         self._world = world
+        self._resource = resource
         self._backends = backends
         self._works = works
 
@@ -104,6 +107,7 @@ class EpisodeGrading:
             answer,
             scores,
             network=None if self._sandbox is None else self._sandbox.network,
+            session=None if self._resource is None else self._resource.session,
             facts=facts_of(self._episode_id),
         )
 

@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class EpisodeOwnTools:
-    """``sources``: where the tools come from, in the order in which they are listed."""
+    """``sources``: where the tools come from, in the order in which they are listed; None is no source."""
 
-    def __init__(self, sources: Sequence[OwnTools]) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sequence[OwnTools | None]) -> None:
+        self._sources = tuple(source for source in sources if source is not None)
         self._tools: tuple[ServedTool, ...] = ()
         self._release = anyio.Event()
         self._released = anyio.Event()

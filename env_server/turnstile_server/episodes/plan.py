@@ -32,8 +32,9 @@ from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.late_rewards import late_rewards_of
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
+from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
-from turnstile_server.settings import EpisodeSettings, GateSettings, Settings
+from turnstile_server.settings import EpisodeSettings, GateSettings, GradingSettings, Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
@@ -59,7 +60,9 @@ class Plan:
     @property
     def prepared(self) -> bool:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
-        return self.sandbox is not None or bool(self.own_tools) or self.task.world is not None
+        task = self.task
+        tools = bool(self.own_tools) or task.resource_server is not None
+        return self.sandbox is not None or tools or task.world is not None
 
     @property
     def told(self) -> str | None:
@@ -116,10 +119,8 @@ def _snapshot_mode(
         return mode
     if agent is not None and not agent.can_resume:
         why = agents.resume_refusal(agent)
-    elif task.world is not None:
-        why = f"task {task.id} has a world, which no snapshot has"
-    elif task.steps:
-        why = f"task {task.id} has several steps, so its episodes cannot be forked"
+    elif (unforkable := _unforkable(task)) is not None:
+        why = unforkable
     else:
         return mode
     if request.snapshots is not None:
@@ -129,12 +130,8 @@ def _snapshot_mode(
 
 def forked(plan: Plan, point: ForkPoint) -> Plan:
     """The plan of an episode that begins at ``point``. Raises Unprocessable, Conflict."""
-    if plan.task.world is not None:
-        raise Unprocessable(f"task {plan.task.id} has a world: what is in it cannot be taken into a fork")
-    if plan.task.steps:
-        raise Unprocessable(
-            f"task {plan.task.id} has several steps: where it is in them cannot be taken into a fork"
-        )
+    if (why := _unforkable(plan.task)) is not None:
+        raise Unprocessable(why)
     if plan.sandbox is not None and point.files is None:
         origin = point.origin
         raise Conflict(
@@ -143,6 +140,25 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
             "external agent's can be taken between two turns (POST …/snapshot)"
         )
     return replace(plan, fork=point)
+
+
+def resource_tools(task: Task, settings: GradingSettings) -> ResourceTools | None:
+    """The tools of an episode of the task that are its resource server's; None: it has none."""
+    options = task.resource_server
+    if options is None:
+        return None
+    return ResourceTools(options.url, options.row, options.tools, settings.resource_server_timeout_s)
+
+
+def _unforkable(task: Task) -> str | None:
+    """Why no episode of the task can be forked, whatever its agent; None: it can."""
+    if task.world is not None:
+        return f"task {task.id} has a world: what is in it cannot be taken into a fork"
+    if task.steps:
+        return f"task {task.id} has several steps: where it is in them cannot be taken into a fork"
+    if task.resource_server is not None:
+        return f"task {task.id} has tools of a resource server, whose session cannot be taken into a fork"
+    return None
 
 
 def agent_mounts(installer: Installer, agent: AgentSpec, *, carried: bool = False) -> tuple[Mount, ...]:

@@ -141,6 +141,11 @@ class Regrader:
             raise Unprocessable(
                 f"task {task.id} has several steps: each is judged while the episode runs, and its work not kept"
             )
+        if task.resource_server is not None:
+            raise Unprocessable(
+                f"task {task.id} has tools of a resource server: it verifies in the session of the episode, which "
+                "has ended"
+            )
         if not task.graded:
             raise Unprocessable(f"task {task.id} has nothing to grade by: no tests, no answer, no grader")
         return task

@@ -38,7 +38,7 @@ from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
-from turnstile_server.episodes.plan import Plan, new_session
+from turnstile_server.episodes.plan import Plan, new_session, resource_tools
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.snapshots import Snapshots
@@ -52,7 +52,7 @@ from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
-from turnstile_server.tools.protocol import OwnTools, ServedTool
+from turnstile_server.tools.protocol import ServedTool
 
 _LOG = logging.getLogger(__name__)
 
@@ -106,12 +106,14 @@ class EpisodeRun:
         self._world = RunningWorld.of(
             plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
         )
-        self._grader = EpisodeGrading(self.episode_id, self._sandbox, self._world, parts.backends, parts.works)
+        resource = resource_tools(plan.task, settings.grading)
+        self._grader = EpisodeGrading(
+            self.episode_id, self._sandbox, self._world, resource, parts.backends, parts.works
+        )
         shared = (self._grader, self._life, self.session, parts.pipeline)
         self._steps = EpisodeSteps.of(plan.task, self._sandbox, *shared, settings.gate, self._agent_outcome)
         self._judge = self._steps or self._grader
-        world_tools: tuple[OwnTools, ...] = () if self._world is None else (self._world,)
-        self._own_tools = EpisodeOwnTools((*plan.own_tools, *world_tools))
+        self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, resource))
         self._answer: str | None = None
         self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
@@ -204,8 +206,7 @@ class EpisodeRun:
     async def _snapshot(self, turn_id: str) -> None:
         sandbox = None if self._sandbox is None else self._sandbox.at_work
         if sandbox is not None:
-            await anyio.sleep(self._plan.settle_s)
-            await self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id)
+            await self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id, self._plan.settle_s)
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""

@@ -62,8 +62,9 @@ class Snapshots:
                 )
                 return await self.store.keep(info, await take_files(sandbox, self._max_bytes))
 
-    async def after_turn(self, episode_id: str, sandbox: Sandbox, turn_id: str) -> None:
-        """Takes one, or logs and counts why there is none. Raises nothing but a cancellation."""
+    async def after_turn(self, episode_id: str, sandbox: Sandbox, turn_id: str, settle_s: float) -> None:
+        """Takes one after ``settle_s``, or logs and counts why there is none. Raises only a cancellation."""
+        await anyio.sleep(settle_s)
         try:
             with anyio.fail_after(self._wait_s):
                 await self.take(episode_id, sandbox, lambda: turn_id, "every_turn")

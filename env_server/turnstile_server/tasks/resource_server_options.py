@@ -6,12 +6,17 @@ names one, and whoever writes that runs this server. So the options are made by 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import httpx
 from pydantic import Field
 
+from turnstile_server.own_tools.names import NamedTool, name_problem
 from turnstile_server.tasks.part import GraderOptions
+from turnstile_server.tools.protocol import ToolSpec
+
+PARAMS = "responses_create_params"
 
 
 class ResourceServerOptions(GraderOptions):
@@ -21,6 +26,41 @@ class ResourceServerOptions(GraderOptions):
     grader: Literal["resource_server"]
     url: str = Field(description="Address of the resource server, without `/verify`.")
     row: dict[str, Any] = Field(description="The row, which is sent as it is.")
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Those that the server has for an agent."""
+        return tools_of(self.row[PARAMS])
+
+
+def tools_of(params: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    """The functions of a row's parameters. Raises ValueError, which names the one that is wrong."""
+    given = params.get("tools") or []
+    if not isinstance(given, list):
+        raise ValueError("it is no list")
+    found = []
+    for index, tool in enumerate(given):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+            kind = tool.get("type") if isinstance(tool, dict) else tool
+            raise ValueError(f"{index}: {kind!r:.60} is no function with a name")
+        schema = _without_nulls(tool.get("parameters") or {})
+        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+            raise ValueError(f"{index}: its parameters are no JSON Schema of an object")
+        found.append(ToolSpec(tool["name"], str(tool.get("description") or ""), {"type": "object", **schema}))
+    problem = name_problem(NamedTool(spec.name, f"item {index}") for index, spec in enumerate(found))
+    if problem is not None:
+        raise ValueError(problem)
+    return tuple(found)
+
+
+def _without_nulls(value: object) -> Any:
+    """Parquet writes a null for every field that another row has."""
+    match value:
+        case dict():
+            return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+        case list():
+            return [_without_nulls(each) for each in value]
+    return value
 
 
 def only_of_a_source(value: object) -> object:

@@ -10,17 +10,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from turnstile_server.tasks.resource_server_options import ResourceServerOptions
+from turnstile_server.tasks.resource_server_options import PARAMS, ResourceServerOptions, tools_of
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
 from turnstile_server.tasks.rows.values import RowFault, filled, task_id
 
-PARAMS = "responses_create_params"
 _ID_COLUMNS = ("id", "uuid", "instance_id", "task_id")
 _ROLES = ("system", "developer", "user")
 _OF_A_ROLLOUT = ("response", "reward")
 """Columns of rows that were saved after an earlier rollout. Sent along, they would be taken for this one's."""
-_MAX_NAMED = 5
 
 
 def verified_fields(
@@ -83,11 +81,10 @@ def _params(row: Row) -> dict[str, Any] | str:
 
 
 def _refused(params: dict[str, Any]) -> Iterator[RowFault]:
-    if tools := params.get("tools"):
-        yield (
-            f"{PARAMS}.tools",
-            f"the resource server's own tools ({_names_of(tools)}) are not offered here, so it cannot be played",
-        )
+    try:
+        tools_of(params)
+    except ValueError as error:
+        yield f"{PARAMS}.tools", str(error)
     for name in ("prompt", "previous_response_id"):
         if name in params:
             yield f"{PARAMS}.{name}", "it names something that another server keeps"
@@ -95,13 +92,6 @@ def _refused(params: dict[str, Any]) -> Iterator[RowFault]:
     wanted = text.get("format") if isinstance(text, dict) else None
     if isinstance(wanted, dict) and wanted.get("type") not in (None, "text"):
         yield f"{PARAMS}.text.format", f"no format ({wanted['type']!r:.40}) is forced on the agent's answer here"
-
-
-def _names_of(tools: object) -> str:
-    found = tools if isinstance(tools, list) else [tools]
-    names = [str(tool.get("name") or tool.get("type")) if isinstance(tool, dict) else "?" for tool in found]
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"{', '.join(names[:_MAX_NAMED])}{more}"
 
 
 def _texts(params: dict[str, Any], faults: list[RowFault]) -> list[str]:
