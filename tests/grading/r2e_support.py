@@ -91,6 +91,8 @@ def author(folder: Path) -> dict[str, Any]:
     git("reset", "--quiet", "--hard", base)
     (folder / "run_tests.sh").write_text(f"{RUN}\n")
     (folder / "execution_result.json").write_text(json.dumps(EXPECTED))
+    (folder / "inkwell/__pycache__").mkdir()
+    (folder / "inkwell/__pycache__/test_1.cpython-311-pytest-8.pyc").write_bytes(b"\0" + HIDDEN.encode())
     commit = {
         "file_diffs": [
             _file_diff(each) for each in re.split(r"^(?=diff --git )", changes, flags=re.MULTILINE)[1:]

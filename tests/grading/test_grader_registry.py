@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from grading_support import grader
+from harbor_support import loaded, steps_folder
 
 from turnstile.models import TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.registry import GRADERS
-from turnstile_server.settings import Settings
+from turnstile_server.grading.settings_check import grading_problem
+from turnstile_server.settings import GradingSettings, Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.swe import END_MARKER, START_MARKER
 
@@ -73,6 +75,7 @@ def test_a_server_refuses_tasks_whose_grader_is_not_registered(tmp_path: Path) -
 LONG = {
     "tests": {"files": {"inline": {}}, "runner": "command", "command": ["sh"], "timeout_s": 601},
     "script": {"files": {"inline": {"test.sh": ""}}, "timeout_s": 601},
+    "r2e": {"expected": {"a": "PASSED"}, "timeout_s": 601},
     "swe": {
         "instance_id": "i",
         "eval_script": f"{START_MARKER}\n{END_MARKER}\n",
@@ -84,19 +87,32 @@ LONG = {
 
 
 @pytest.mark.parametrize("field", LONG)
-def test_a_server_refuses_tasks_whose_tests_may_take_longer_than_a_grading(tmp_path: Path, field: str) -> None:
+def test_a_server_refuses_tasks_whose_tests_may_take_as_long_as_a_grading(tmp_path: Path, field: str) -> None:
     file = tmp_path / "t.jsonl"
     task = Task.model_validate({"id": "t", "instruction": "x", field: LONG[field]})
     file.write_text(task.model_dump_json(exclude_defaults=True) + "\n")
-    given = {"data_dir": tmp_path / "data", "tasks": {"sources": [file]}}
-    said = rf"{field}\.timeout_s: 601 s are more than a whole grading has \(600 s, grading\.timeout_s"
+    given = {"data_dir": tmp_path / "data", "tasks": {"sources": [file]}, "grading": {"timeout_s": 601}}
+    said = rf"{field}\.timeout_s: 601 s, and a whole grading has 601 s \(grading\.timeout_s"
     with pytest.raises(StartupError, match=rf"task t cannot be used: {said}"):
         build_backends(Settings.model_validate(given))
-    backends = build_backends(Settings.model_validate({**given, "grading": {"timeout_s": 601}}))
+    backends = build_backends(Settings.model_validate({**given, "grading": {"timeout_s": 602}}))
     assert backends.task_of(TaskRef(id="t")).id == "t"
-    backends = build_backends(Settings(data_dir=tmp_path / "data"))
+    backends = build_backends(Settings.model_validate({**given, "tasks": {}}))
     with pytest.raises(Unprocessable, match=said):
         backends.task_of(TaskRef.model_validate({"instruction": "x", field: LONG[field]}))
+
+
+def test_each_step_must_fit_into_a_grading(tmp_path: Path) -> None:
+    (task,), _ = loaded(steps_folder(tmp_path / "task"))
+    longest = max(step.script.timeout_s for step in task.steps)
+    assert grading_problem(task, GradingSettings(timeout_s=longest + 1)) is None
+    last = task.steps[-1].model_copy(
+        update={"script": task.steps[-1].script.model_copy(update={"timeout_s": longest + 1})}
+    )
+    longer = task.model_copy(update={"steps": (*task.steps[:-1], last)})
+    said = grading_problem(longer, GradingSettings(timeout_s=longest + 1))
+    assert said is not None
+    assert said.startswith("steps.three.script.timeout_s")
 
 
 def test_answer_and_tests_are_not_named_twice() -> None:

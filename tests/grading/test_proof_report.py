@@ -74,12 +74,18 @@ def test_a_digest_changes_with_the_task_its_files_its_image_and_the_runs(tmp_pat
     def archive_of(files: Files) -> bytes:
         return pack(files, TaskSettings())
 
-    def digest(image: str = "1", runs: int = 2, **changes: object) -> str:
-        return task_digest(task(**changes), runs, ImageFacts(image, 5), archive_of)
+    def digest(image: str = "1", judging: str = "1", runs: int = 2, **changes: object) -> str:
+        return task_digest(task(**changes), runs, (ImageFacts(image, 5), ImageFacts(judging, 5)), archive_of)
 
     first = digest()
     assert digest() == first
-    others = [digest(instruction="y"), digest(image="2"), digest(runs=3), digest(wrong=[{"name": "w"}])]
+    others = [
+        digest(instruction="y"),
+        digest(image="2"),
+        digest(judging="2"),
+        digest(runs=3),
+        digest(wrong=[{"name": "w"}]),
+    ]
     (folder / "a.py").write_text("b")
     others.append(digest())
     assert first not in others

@@ -265,3 +265,4 @@ async def test_an_agent_that_looks_for_tests_and_history_finds_none(rows: Path, 
     assert text.count("/testbed/.venv") >= 2, "its interpreter runs, by its path and by its name"
     assert [secret for secret in SECRETS if secret in text] == []
     assert "test_1.py" not in text
+    assert "__pycache__" not in text, "compiled by a run of the hidden tests"

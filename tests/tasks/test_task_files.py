@@ -130,6 +130,16 @@ def test_yaml_that_is_no_task_is_told_with_its_line(
     assert said in found[2]
 
 
+def test_json_that_is_nested_too_deep_is_told_with_its_line(tmp_path: Path) -> None:
+    deep = '{"id": "a", "instruction": "x", "metadata": {"a": ' + "[" * 260 + "]" * 260 + "}}"
+    write(tmp_path, t_dot_jsonl='{"id": "b", "instruction": "x"}\n' + deep + "\n")
+    assert one_problem(tmp_path / "t.jsonl") == (
+        2,
+        None,
+        "not JSON that can be read: nested too deep (over 100 levels)",
+    )
+
+
 def test_a_number_that_is_not_finite_is_told_with_its_field(tmp_path: Path) -> None:
     write(tmp_path, t_dot_yaml="id: x\ninstruction: y\nmetadata:\n  a: [1.5, 1e999]\n")
     assert one_problem(tmp_path / "t.yaml") == (4, "metadata.a.1", "1e999 is no finite number")

@@ -164,6 +164,58 @@ async def test_a_folder_that_has_changed_since_the_start_is_not_built_under_the_
     assert not engine.images.list(task.image)
 
 
+async def test_a_build_that_fails_fails_for_all_who_wait_for_it(
+    tmp_path: Path, base: str, images: TaskImages
+) -> None:
+    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\nRUN echo tried && sleep 1 && exit 3\n")
+    failed: list[str] = []
+
+    async def ask() -> None:
+        with pytest.raises(ImageBuildFailed) as told:
+            await images.ensure(task, DOCKER)
+        failed.append(told.value.message)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+    assert len(failed) == 3
+    assert images.lines.count("tried") == 1  # type: ignore[attr-defined]
+    await ask()
+    assert images.lines.count("tried") == 2, "who comes later tries again"  # type: ignore[attr-defined]
+
+
+async def test_a_build_again_takes_nothing_from_the_cache(
+    tmp_path: Path, base: str, images: TaskImages, remove: list[str]
+) -> None:
+    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\nRUN echo ran\n")
+    assert task.image is not None
+    remove.append(task.image)
+    for again in (False, True):
+        await images.ensure(task, DOCKER, again=again)
+    assert images.lines.count("ran") == 2  # type: ignore[attr-defined]
+
+
+async def test_look_ups_have_places_while_images_are_built(tmp_path: Path, base: str, remove: list[str]) -> None:
+    slow = a_task(tmp_path / "slow", f"FROM {base}\nWORKDIR /app\nRUN echo slow && sleep 8\n")
+    there = a_task(tmp_path / "there", "", f'[environment]\ndocker_image = "{base}"\n')
+    assert slow.image is not None
+    remove.append(slow.image)
+    began = anyio.Event()
+    made = TaskImages(
+        SandboxSettings(docker_parallel=1),
+        may_build=True,
+        report=lambda task, line: anyio.from_thread.run_sync(began.set) if line == "slow" else None,
+    )
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.ensure, slow, DOCKER)
+            await began.wait()
+            assert await made.ensure(there, DOCKER) is not None
+            group.cancel_scope.cancel()
+    finally:
+        await made.close()
+
+
 async def test_an_image_that_is_missing_or_foreign_is_told(
     tmp_path: Path, images: TaskImages, engine: docker.DockerClient, remove: list[str]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from harbor_support import steps_folder
 from typer.testing import CliRunner, Result
 
 from turnstile.cli.app import app
@@ -157,6 +158,15 @@ def test_show_hides_what_an_agent_must_not_see() -> None:
     assert not {"tests", "answer", "gold"} & shown.keys()
     assert {"answer", "gold"} <= yaml.safe_load(run("show", "count-errors", "--solution").stdout).keys()
     assert "Close to it: count-errors" in run("show", "count-error").stderr
+
+
+def test_show_hides_the_steps_of_a_task(tmp_path: Path) -> None:
+    folder = steps_folder(tmp_path / "three")
+    hidden = run("show", "three", str(folder))
+    assert hidden.exit_code == 0, hidden.stderr
+    assert "steps" not in yaml.safe_load(hidden.stdout)
+    told = yaml.safe_load(run("show", "three", str(folder), "--solution").stdout)
+    assert [step["name"] for step in told["steps"]] == ["one", "two", "three"]
 
 
 def test_a_tool_of_a_task_that_cannot_be_used_is_told(tmp_path: Path) -> None:

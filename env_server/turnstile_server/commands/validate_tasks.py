@@ -35,7 +35,7 @@ from turnstile_server.commands.tasks import (
 from turnstile_server.errors import StartupError, TaskFailed, TurnstileError, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_report import ProofReport, task_digest
-from turnstile_server.grading.validation import Proof, ProofVerdict, Validator, image_of
+from turnstile_server.grading.validation import Proof, ProofVerdict, Validator, image_of, judging_image_of
 from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
@@ -158,8 +158,8 @@ async def _prove_all(
         async def digest_of(task: Task) -> str:
             try:
                 await images.ensure(task, provider.name)
-                image = await image_of(task, provider)
-                return await anyio.to_thread.run_sync(task_digest, task, runs, image, archive_of)
+                found = (await image_of(task, provider), await judging_image_of(task, provider))
+                return await anyio.to_thread.run_sync(task_digest, task, runs, found, archive_of)
             except TurnstileError:  # the proof itself finds it, and says so
                 return ""
 

@@ -81,10 +81,11 @@ class ProxyConnection:
             self._stats.outcomes[entry.outcome] += 1
             self._access.log.end(entry)
 
-    async def refuse(self, refusal: NetworkRefused) -> None:
-        """Answers without a look at the request. The connection counts like one that is served."""
+    async def refuse(self, refusal: NetworkRefused, *, counts: bool) -> None:
+        """Answers without a look at the request. ``counts``: like a connection that is served."""
         try:
-            self._access.budget.take_connection()
+            if counts:
+                self._access.budget.take_connection()
         except NetworkRefused as spent:
             refusal = spent
         self._entry.fail(refusal.outcome, refusal.detail)

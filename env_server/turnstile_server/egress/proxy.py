@@ -61,10 +61,11 @@ class EgressProxy:
         connection = ProxyConnection(client, access, self._dialer, self.settings, self.stats)
         if open_here > self.settings.max_open:
             bound = f"{self.settings.max_open} connections of this sandbox are open (egress.max_open)"
-            await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound))
+            await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound), counts=True)
         elif self.stats.open >= min(self.settings.max_open_total, _share()):
             bound = "all of the server's connections are in use (egress.max_open_total); try again"
-            await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound))
+            # Others hold them, so it costs this sandbox nothing.
+            await connection.refuse(NetworkRefused(NetworkOutcome.CONNECTIONS, bound), counts=False)
         else:
             await connection.serve()
 

@@ -36,6 +36,7 @@ from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, GradingSettings, Settings
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.resource_server_options import served_tools
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
 
@@ -61,7 +62,7 @@ class Plan:
     def prepared(self) -> bool:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
         task = self.task
-        tools = bool(self.own_tools) or task.resource_server is not None
+        tools = bool(self.own_tools) or served_tools(task.grading) is not None
         return self.sandbox is not None or tools or task.world is not None
 
     @property
@@ -144,7 +145,7 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
 
 def resource_tools(task: Task, settings: GradingSettings) -> ResourceTools | None:
     """The tools of an episode of the task that are its resource server's; None: it has none."""
-    options = task.resource_server
+    options = served_tools(task.grading)
     if options is None:
         return None
     return ResourceTools(options.url, options.row, options.tools, settings.resource_server_timeout_s)
@@ -156,7 +157,7 @@ def _unforkable(task: Task) -> str | None:
         return f"task {task.id} has a world: what is in it cannot be taken into a fork"
     if task.steps:
         return f"task {task.id} has several steps: where it is in them cannot be taken into a fork"
-    if task.resource_server is not None:
+    if served_tools(task.grading) is not None:
         return f"task {task.id} has tools of a resource server, whose session cannot be taken into a fork"
     return None
 

@@ -24,6 +24,7 @@ from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unproces
 from turnstile_server.grading.verdict import storable
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.resource_server_options import served_tools
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Regrader:
             raise Unprocessable(
                 f"task {task.id} has several steps: each is judged while the episode runs, and its work not kept"
             )
-        if task.resource_server is not None:
+        if served_tools(task.grading) is not None:
             raise Unprocessable(
                 f"task {task.id} has tools of a resource server: it verifies in the session of the episode, which "
                 "has ended"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ KEPT = frozenset((ProofVerdict.PROVEN, ProofVerdict.WRONG, ProofVerdict.NOT_GRAD
 """Verdicts that stand until the task changes; a machine that failed is tried again."""
 
 
-def task_digest(task: Task, runs: int, image: ImageFacts | None, archive_of: Callable[[Files], bytes]) -> str:
-    """Raises TaskFailed for files that cannot be packed."""
-    image_id = None if image is None else image.image_id
-    said = json.dumps([task.model_dump(mode="json"), runs, image_id], sort_keys=True)
+def task_digest(
+    task: Task, runs: int, images: Sequence[ImageFacts | None], archive_of: Callable[[Files], bytes]
+) -> str:
+    """``images``: of the agent and of what judges. Raises TaskFailed for files that cannot be packed."""
+    ids = [None if image is None else image.image_id for image in images]
+    said = json.dumps([task.model_dump(mode="json"), runs, ids], sort_keys=True)
     content = hashlib.sha256(said.encode())
     for files in task.all_files:
         content.update(b"\0" if files is None else hashlib.sha256(archive_of(files)).digest())

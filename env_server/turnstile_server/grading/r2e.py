@@ -70,6 +70,9 @@ class _R2eJudge:
     async def prepare(self, sandbox: Sandbox) -> None:
         """Takes the script out of the work folder, and what an agent did not find there."""
         self.elsewhere = False  # of the attempt before
+        await self._clear(sandbox)
+
+    async def _clear(self, sandbox: Sandbox) -> None:
         look = await sandbox.exec(Command(("/bin/sh", "-c", _LOOK), timeout_s=_LOOK_S))
         if look.exit_code != 0:
             said = one_line((look.stdout + look.stderr).decode(errors="replace"))
@@ -126,8 +129,7 @@ class _R2eJudge:
         """The log of the task as it begins. Raises TaskFailed where that has no result, either."""
         self.elsewhere = True
         async with self._copies.without_work(self._task) as clean:
-            await self.prepare(clean)
-            self.elsewhere = True
+            await self._clear(clean)
             result = await self._run(clean)
         self.elsewhere = False
         log = _log(result)

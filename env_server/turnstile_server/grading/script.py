@@ -48,10 +48,10 @@ class ScriptGrader:
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
         assert task.script is not None  # else the task does not ask for this component
-        if task.script.timeout_s > self._settings.timeout_s:
+        if task.script.timeout_s >= self._settings.timeout_s:
             raise TaskFailed(
-                f"The script of task {task.id} may take {task.script.timeout_s:g} s, longer than a whole grading "
-                f"({self._settings.timeout_s:g} s, grading.timeout_s)."
+                f"The script of task {task.id} may take {task.script.timeout_s:g} s, and a whole grading has "
+                f"{self._settings.timeout_s:g} s (grading.timeout_s), which must be longer."
             )
         return await self._copies.judged(task, work, _ScriptJudge(task, task.script, self._copies, self._settings))
 

@@ -29,12 +29,15 @@ def grading_problem(task: Task, settings: GradingSettings) -> str | None:
 
 
 def _time_problem(task: Task, most_s: float) -> str | None:
-    """Told before an agent plays: a grading that is out of time scores 0, whatever the tests would have said."""
-    for field, part in (("tests", task.tests), ("swe", task.swe), ("script", task.script)):
-        if part is not None and part.timeout_s > most_s:
+    """Told before an agent plays: a grading that is out of time scores 0, whatever the tests would have said. It
+    also makes a sandbox and takes the work over, so its time must be longer."""
+    parts = [("tests", task.tests), ("swe", task.swe), ("r2e", task.r2e), ("script", task.script)]
+    parts += [(f"steps.{step.name}.script", step.script) for step in task.steps]
+    for field, part in parts:
+        if part is not None and part.timeout_s >= most_s:
             return (
-                f"{field}.timeout_s: {part.timeout_s:g} s are more than a whole grading has ({most_s:g} s, "
-                "grading.timeout_s in the settings)"
+                f"{field}.timeout_s: {part.timeout_s:g} s, and a whole grading has {most_s:g} s "
+                "(grading.timeout_s in the settings), which must be longer"
             )
     return None
 

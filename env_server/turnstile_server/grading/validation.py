@@ -247,6 +247,12 @@ async def image_of(task: Task, provider: SandboxProvider) -> ImageFacts | None:
     return await provider.image_facts(task.image) if task.needs_sandbox else None
 
 
+async def judging_image_of(task: Task, provider: SandboxProvider) -> ImageFacts | None:
+    """The image in which its script judges, where that is another. Raises SandboxUnavailable."""
+    own = None if task.script is None else task.script.image
+    return None if own is None else await provider.image_facts(own)
+
+
 _Wanted = Callable[[float | None], str | None]
 """Of a reward: how it is wrong, as the end of a sentence; None: it is as it must be."""
 

@@ -25,8 +25,8 @@ from turnstile_server.errors import AgentNotInstalled
 _LOG = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
 """Begins the name of a folder that is not whole."""
-_FRESH_S = 60.0
-"""No setting: one that is younger is never taken for left; between its making and its lock lie microseconds."""
+_FRESH_S = 86400.0
+"""No setting: one that is younger is never taken for left, also without a lock: another host may fill it."""
 
 
 def default_install_dir() -> Path:

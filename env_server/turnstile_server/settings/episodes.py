@@ -240,7 +240,7 @@ class GradingSettings(Section):
 
     parallel: int = Field(2, ge=1, description="Episodes graded at once; further ones wait.")
     timeout_s: float = Field(
-        600.0,
+        7200.0,
         gt=0,
         description="Time for one grading, including its sandbox. After it the reward is 0 if the work was in the "
         "sandbox, unless something outside ended that; else there is none.",

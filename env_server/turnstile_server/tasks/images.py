@@ -2,9 +2,9 @@
 
 A build is a step of its own, trusted and with a network: of the operator's command, of a task's proof, and, with
 ``tasks.build_images``, before the first episode that needs it; never of a grading. What must hold: the same
-content is built once, however many ask for it at once; an image has the name of the content that it was built of,
-also where its folder has changed since the tasks were loaded; an image is built again when one that it starts from
-is another than it was; only Docker is asked, and only where sandboxes are Docker's.
+content is built once, however many ask for it at once, and fails once; an image has the name of the content that
+it was built of, also where its folder has changed since the tasks were loaded; an image is built again when one
+that it starts from is another than it was; only Docker is asked, and only where sandboxes are Docker's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import anyio
 import docker
 from docker.errors import APIError
 
-from turnstile_server.errors import TaskFailed
+from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.dockerfile import read_dockerfile
@@ -77,9 +77,14 @@ class TaskImages:
         self._may_build = may_build
         self._report = report or _log
         self._engine: DockerEngine | None = None
+        self._builder: DockerEngine | None = None
+        """Of builds alone: they last for minutes, and would hold the places of look-ups."""
+        self._building = anyio.CapacityLimiter(settings.docker_parallel)
         self._architecture = ""
         self._opening = anyio.Lock()
         self._builds: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._failures: defaultdict[str, list[TurnstileError]] = defaultdict(list)
+        """How the builds of an image failed."""
 
     async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
         """The task's image, once that in which its script judges is there, too; None where it names none, or
@@ -95,18 +100,27 @@ class TaskImages:
         return ready
 
     async def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        for engine in (self._engine, self._builder):
+            if engine is not None:
+                engine.close()
+        self._engine = self._builder = None
 
     async def _ready(
         self, engine: DockerEngine, task: Task, name: str, build: ImageBuild | None, *, again: bool
     ) -> ReadyImage:
         built = False
         if build is not None:
+            failures = self._failures[name]
+            before = len(failures)
             async with self._builds[name]:
+                if len(failures) > before:  # that of the build that this one has waited for
+                    raise failures[-1]
                 if again or not await self._is_fresh(engine, task, name, build):
-                    await self._build(engine, task, name, build)
+                    try:
+                        await self._build(engine, task, name, build, again=again)
+                    except TurnstileError as error:
+                        failures.append(error)
+                        raise
                     built = True
         image = await engine.image(name)
         if image is None:
@@ -124,7 +138,8 @@ class TaskImages:
                 engine = DockerEngine(self._settings)
                 await engine.open()
                 self._architecture = await engine.call(lambda api: str(api.version()["Arch"]), "describe itself")
-                self._engine = engine
+                self._engine, self._builder = engine, DockerEngine(self._settings)
+                await self._builder.open()
             return self._engine
 
     async def _is_fresh(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> bool:
@@ -140,29 +155,32 @@ class TaskImages:
         found = [await engine.image(name) for name in read_dockerfile(text, build.target, dict(build.args)).bases]
         return ",".join("" if image is None else image.image_id for image in found)
 
-    async def _build(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> None:
+    async def _build(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild, *, again: bool) -> None:
         if not self._may_build:
             raise ImageUnusable(
                 f"the image of task {task.id} is not built: turnstile tasks build SOURCE (or tasks.build_images)"
             )
         bases = await self._bases(engine, task, build)
-        await self._run(engine, task, name, build, bases)
+        await self._run(task, name, build, bases, cached=not again)
         if not bases.strip(","):  # the engine may have fetched them
             bases = await self._bases(engine, task, build)
             if bases.strip(","):  # once more, from its cache, with the ids that are known now
-                await self._run(engine, task, name, build, bases)
+                await self._run(task, name, build, bases, cached=True)
 
-    async def _run(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild, bases: str) -> None:
+    async def _run(self, task: Task, name: str, build: ImageBuild, bases: str, *, cached: bool) -> None:
+        builder = self._builder
+        assert builder is not None  # opened with the other engine
         try:
             context = await anyio.to_thread.run_sync(_packed, build, name)
         except (ContextProblem, OSError) as error:
             raise _unreadable(task, error) from error
-        run = _Build(task, name, build, {BASES_LABEL: bases}, self._report)
+        run = _Build(task, name, build, {BASES_LABEL: bases}, self._report, cached=cached)
         try:
-            with anyio.fail_after(build.timeout_s):
-                await engine.call(
-                    lambda api: run.run(api, context), "build an image", timeout_s=build.timeout_s + _GRACE_S
-                )
+            async with self._building:
+                with anyio.fail_after(build.timeout_s):
+                    await builder.call(
+                        lambda api: run.run(api, context), "build an image", timeout_s=build.timeout_s + _GRACE_S
+                    )
         except TimeoutError:
             raise run.failed(f"it took longer than {build.timeout_s:g} s (build_timeout_sec)") from None
         finally:
@@ -174,8 +192,11 @@ class _Build:
     time of a whole build without one. A server that stops does not wait for it: the engine drops the build with
     the connection, which ends with the process at the latest."""
 
-    def __init__(self, task: Task, name: str, build: ImageBuild, labels: dict[str, str], report: Report) -> None:
+    def __init__(
+        self, task: Task, name: str, build: ImageBuild, labels: dict[str, str], report: Report, *, cached: bool
+    ) -> None:
         self._task, self._name, self._build, self._labels, self._report = task, name, build, labels, report
+        self._cached = cached
         self._lines: deque[str] = deque(maxlen=_TAIL)
         self.gone = False
 
@@ -191,6 +212,7 @@ class _Build:
                     buildargs=dict(self._build.args),
                     target=self._build.target or "",
                     labels=self._labels,
+                    nocache=not self._cached,
                     rm=True,
                     forcerm=True,
                     decode=True,

@@ -32,7 +32,6 @@ from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.r2e import ENVIRONMENT, R2eTests
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
-from turnstile_server.tasks.resource_server_options import ResourceServerOptions
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
@@ -348,12 +347,6 @@ class Task(TaskPart):
     def in_process(self) -> bool:
         """Whether the work runs with the rights of what judges it (``trust: in_process``)."""
         return self.trust == "in_process"
-
-    @property
-    def resource_server(self) -> ResourceServerOptions | None:
-        """The one whose tools its agent has; None: it has none."""
-        found = (each for each in self.grading.values() if isinstance(each, ResourceServerOptions))
-        return next((each for each in found if each.tools), None)
 
     @property
     def graded(self) -> bool:

@@ -183,7 +183,21 @@ def parse_json(text: str, line: int | None) -> Any:
         raise TaskSyntaxError(f"not JSON that can be read: {error}", line) from None
     if too_large:
         raise TaskSyntaxError(_NOT_FINITE.format(too_large[0]), line, _not_finite(value))
+    if _is_deep(value):
+        raise TaskSyntaxError(f"not JSON that can be read: nested too deep (over {MAX_DEPTH} levels)", line)
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (
+            each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
+        )
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _not_finite(value: Any) -> Loc:
@@ -201,8 +215,11 @@ def _not_finite(value: Any) -> Loc:
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        twin = next(key for index, (key, _) in enumerate(pairs) if any(key == k for k, _ in pairs[:index]))
-        raise ValueError(f"the key {twin!r} is given twice")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r} is given twice")
+            seen.add(key)
     return mapping
 
 

@@ -21,6 +21,11 @@ OF_THE_IMAGE = (
     *("syn_issue.json", "parsed_commit.json", "modified_files.json", "modified_entities.json"),
 )
 """What images have in the work folder that tells the tests or the answer. Removed before an agent is there."""
+CLEAR = """
+rm -rf -- "$@"
+find . -path ./.venv -prune -o '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +
+"""
+"""Run there with these names. Compiled modules, which runs of the solution may have left, go too."""
 ENVIRONMENT = ".venv"
 """The image's Python and its packages, in the work folder: no part of a work, and large."""
 

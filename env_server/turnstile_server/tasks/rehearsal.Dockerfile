@@ -11,8 +11,9 @@ RUN set -eu; \
     mkdir -p "${TASK_WORKDIR:-.}"; cd "${TASK_WORKDIR:-.}"; work=$(pwd -P); home=/opt/turnstile/tests; \
     if [ "$work" = / ]; then echo "the whole file system is no work folder"; exit 1; fi; \
     mkdir -p "$home" /logs/verifier /logs/agent /logs/artifacts; \
-    cp -a "$work" "$work.kept"; \
+    kept=$(mktemp -d); cp -a "$work/." "$kept/"; \
     chmod +x "/tests/$TASK_PROGRAM"; \
     HOME=$home DEBIAN_FRONTEND=noninteractive "/tests/$TASK_PROGRAM" < /dev/null 2>&1 || echo "they ended with $?"; \
-    cd /; rm -rf "$work" /tests /logs; mv "$work.kept" "$work"; \
+    cd "$work"; for entry in ./* ./.[!.]* ./..?*; do rm -rf "$entry"; done; cd /; \
+    cp -a "$kept/." "$work/"; rm -rf "$kept" /tests /logs; \
     chmod -R a+rwX "$home"

@@ -33,6 +33,12 @@ class ResourceServerOptions(GraderOptions):
         return tools_of(self.row[PARAMS])
 
 
+def served_tools(grading: Mapping[str, GraderOptions]) -> ResourceServerOptions | None:
+    """The resource server among a task's graders whose tools its agent has; None: it has none."""
+    found = (each for each in grading.values() if isinstance(each, ResourceServerOptions))
+    return next((each for each in found if each.tools), None)
+
+
 def tools_of(params: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
     """The functions of a row's parameters. Raises ValueError, which names the one that is wrong."""
     given = params.get("tools") or []

@@ -30,6 +30,7 @@ SCRIPT_FOLDERS = ("/logs", "/tests", "/solution")
 """Of tasks whose work a script judges, as in Harbor. Agents find them empty."""
 _LOGS = "mkdir -p /logs/verifier /logs/agent /logs/artifacts && chmod 777 /logs/*"
 
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _TAIL = 2000
 _PARTS_FOR_FILES, _FILE_BYTES = 8, 1024
 """An eighth of the memory is enough for as many files as may be made: the kernel keeps about a KiB for each."""
@@ -113,10 +114,13 @@ async def prepare_for_agent(
 
 
 async def remove_tests(sandbox: Sandbox, task: Task) -> None:
-    """Removes what the image has of the hidden tests in the work folder. Raises TaskFailed, SandboxFailed."""
+    """Removes what the image has of the hidden tests and of their runs in the work folder. Raises TaskFailed,
+    SandboxFailed."""
     if task.r2e is None:
         return
-    result = await sandbox.exec(Command(("rm", "-rf", "--", *r2e.OF_THE_IMAGE), timeout_s=task.setup_timeout_s))
+    result = await sandbox.exec(
+        Command(("/bin/sh", "-c", r2e.CLEAR, "sh", *r2e.OF_THE_IMAGE), timeout_s=task.setup_timeout_s)
+    )
     if result.exit_code != 0:
         said = result.stderr[-_TAIL:].decode(errors="replace").strip()
         raise TaskFailed(f"the hidden tests of task {task.id} cannot be removed from its work folder: {said}")
@@ -128,8 +132,9 @@ async def fetch_work(sandbox: Sandbox, task: Task, max_bytes: int) -> bytes:
     Raises SandboxFailed, and FileProblem above ``max_bytes``.
     """
     if task.not_work:
-        # What cannot be removed is fetched, and no more than that.
-        await sandbox.exec(Command(("rm", "-rf", "--", *task.not_work), timeout_s=task.setup_timeout_s))
+        # What cannot be removed is fetched, and no more than that. Of the task's PATH the agent may be the master.
+        removal = ("/bin/sh", "-c", f'PATH={_SYSTEM_PATH}; exec rm -rf -- "$@"', "sh", *task.not_work)
+        await sandbox.exec(Command(removal, timeout_s=task.setup_timeout_s))
     return await sandbox.download(sandbox.workdir, max_bytes)
 
 
