@@ -65,6 +65,15 @@ def test_a_spec_may_extend_another_one(tmp_path: Path) -> None:
     assert installer.name_of(other) == installer.name_of(mine)
 
 
+def test_a_spec_with_a_command_of_its_own_does_not_go_on_as_the_one_it_extends(tmp_path: Path) -> None:
+    resume = "user: agent\nresume: {arguments: [--continue]}\n"
+    (tmp_path / "a.yaml").write_text(GOOD + resume)
+    (tmp_path / "b.yaml").write_text("name: other\nextends: mine\ncommand: [other]\n")
+    (tmp_path / "c.yaml").write_text("name: third\nextends: mine\nenv: {A: '1'}\n")
+    registry = load_registry([tmp_path])
+    assert [registry.get(name).can_resume for name in ("mine", "other", "third")] == [True, False, True]
+
+
 def test_a_spec_that_was_dumped_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
     for spec in (load_registry().get("plain-loop"), load_registry().get("tool-loop")):
         (tmp_path / "a.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))

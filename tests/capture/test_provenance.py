@@ -49,6 +49,16 @@ def test_a_new_conversation_with_the_same_system_and_tools_is_a_compaction() -> 
     assert kinds(play) == ["main", "compaction"]
 
 
+def test_each_step_of_a_task_has_a_main_conversation_also_where_it_asks_the_same() -> None:
+    play = Play()
+    play.turn("system:s user:u1", "a1", tools=[RUN])
+    play.turn("system:s user:u1", "a2", tools=[RUN], step=1)
+    play.turn("system:s user:title", "a3", step=1)
+    play.turn("system:s user:summary", "a4", tools=[RUN], step=1)
+    assert kinds(play) == ["main", "main", "auxiliary", "compaction"]
+    assert [sample.kind for sample in play.export().samples] == ["main", "main", "compaction"]
+
+
 @pytest.mark.parametrize(("system", "tool"), [("other", RUN), ("s", make_tool("other"))])
 def test_a_new_conversation_with_another_system_or_other_tools_is_a_subagent(system: str, tool: object) -> None:
     play = Play()

@@ -37,6 +37,7 @@ def make_turn(
     template_hash: str = "template",
     max_new_tokens: int = 64,
     thread: Thread | None = None,
+    step: int = 0,
 ) -> Turn:
     """A turn in the place that ``match`` found. ``versions``: one weight version per equal part of the reply."""
     count = len(completion_ids)
@@ -65,7 +66,10 @@ def make_turn(
             "asked_sampling": asked or {},
             "template_hash": template_hash,
             "tools_key": tools_key,
-            "request_key": request_key(parent, match.request_messages, tools_key, asked or {}),
+            "request_key": request_key(
+                parent or (f"step {step}" if step else None), match.request_messages, tools_key, asked or {}
+            ),
+            "step": step,
             "new_messages": match.new_messages,
             "reply": reply,
             "break": match.broken,

@@ -179,6 +179,13 @@ def test_an_episode_that_stops_already_is_not_overdue() -> None:
     assert life.overdue(10_000.0, calls_in_flight=False, last_activity=0.0) is None
 
 
+def test_the_clock_may_begin_anew() -> None:
+    life = lifecycle(wall_s=5.0, idle_s=3.0)
+    life.restart(1_000.0)
+    assert life.overdue(1_002.9, calls_in_flight=False, last_activity=0.0) is None
+    assert "limits.wall_s" in str(life.overdue(1_005.1, calls_in_flight=True, last_activity=0.0))
+
+
 def test_time_in_which_an_episode_stands_still_counts_to_no_limit() -> None:
     life = lifecycle(wall_s=5.0, idle_s=3.0)
     life.stand_still(102.0)

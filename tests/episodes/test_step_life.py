@@ -18,7 +18,7 @@ from test_played_life import EpisodeServer
 from turnstile.models import ForkOrigin, Limits
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.plan import Plan, forked
-from turnstile_server.errors import SandboxUnavailable, Unprocessable
+from turnstile_server.errors import FileProblem, SandboxUnavailable, Unprocessable
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
 
@@ -214,6 +214,49 @@ async def test_a_shutdown_while_a_step_is_judged_leaves_the_episode_unfinished(
     async with opened(tiny_model, tmp_path) as server:
         shown = await server.stage.get(created)
         assert (shown["status"], shown["error"]["type"], shown["reward"]) == ("failed", "server_restarted", None)
+
+
+async def test_a_step_that_has_not_begun_is_not_judged(server: EpisodeServer) -> None:
+    asked = graded_as(server, one=1.0)
+    created = await begin(server)
+    first = await agent(server, 0)
+    setting_up, go = anyio.Event(), anyio.Event()
+    sandbox = server.provider.made[0]
+    usual = sandbox.upload
+
+    async def slow(archive: bytes, target: str, **more: Any) -> None:
+        setting_up.set()
+        await go.wait()
+        await usual(archive, target, **more)
+
+    sandbox.upload = slow  # type: ignore[method-assign]
+    first.end(result())
+    await setting_up.wait()
+    async with anyio.create_task_group() as finishing:
+        finishing.start_soon(server.stage.post, created, "finish")
+        await anyio.sleep(0.1)
+        go.set()
+    shown = await server.ended(created)
+    assert asked == ["Do step one."]
+    assert (shown["status"], shown["reward"], shown["reward_components"]) == ("completed", 1.0, {"one": 1.0})
+    assert shown["grading"]["not_played"] == ["two", "three"]
+
+
+@pytest.mark.parametrize(("step", "fault", "reward"), [(0, "task", None), (1, "agent", 0.0)])
+async def test_agent_files_that_cannot_be_written_are_the_agents_failure_once_it_has_worked_there(
+    server: EpisodeServer, step: int, fault: str, reward: float | None
+) -> None:
+    graded_as(server, one=1.0)
+    error = FileProblem("it is a folder")
+    if step == 0:
+        server.provider.write_error = error
+    created = await begin(server)
+    if step == 1:
+        first = await agent(server, 0)
+        server.provider.made[0].write_error = error
+        first.end(result())
+    shown = await server.ended(created)
+    assert (shown["status"], shown["error"]["fault"], shown["reward"]) == ("failed", fault, reward), shown
 
 
 @pytest.mark.parametrize(("step", "fault", "reward"), [("one", "task", None), ("two", "agent", 0.0)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,12 @@ import pytest
 from forks_support import FIRST, Episode, fork, run, sandbox_of, say, speak, turn_ids
 from gate_support import Stage, staged
 from light import TASK, light_work
+
+from turnstile.models import SnapshotInfo
+from turnstile_server.episodes import snapshot_store
+from turnstile_server.episodes.kept_files import KeptFile
+from turnstile_server.episodes.snapshot_store import SnapshotStore
+from turnstile_server.settings import EpisodeSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -129,6 +137,26 @@ async def test_few_snapshots_are_in_memory_at_once_and_no_call_waits_for_ever(
         assert len(stage.engine.calls) == 4
         assert await outcomes(stage) == {"missed": 2}
         assert len(started) == 1, "the other one waited for its turn until its call waited no longer"
+
+
+async def test_who_goes_while_an_old_snapshot_makes_way_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "snapshots"
+    store = SnapshotStore(folder, EpisodeSettings(keep_snapshot_bytes=1 << 16), spare_bytes=0)
+    await store.open()
+    write = snapshot_store.write_durably
+
+    def slow(path: Path, data: bytes) -> KeptFile:
+        time.sleep(0.2)
+        return write(path, data)
+
+    monkeypatch.setattr(snapshot_store, "write_durably", slow)
+    for number in range(4):
+        info = SnapshotInfo(snapshot_id=f"snap_{number}", episode_id="ep_1", turn_id=None, at=time.time(), bytes=0)
+        with anyio.move_on_after(0.05):
+            await store.keep(info, {"/workspace": os.urandom(40_000)})
+    assert [path.stem for path in folder.iterdir()] == [one.snapshot_id for one in store.of("ep_1")] == ["snap_3"]
 
 
 async def test_what_cannot_be_forked_keeps_no_turns(tiny_model: Path, tmp_path: Path) -> None:

@@ -71,8 +71,19 @@ def test_the_reward_of_the_whole(
     grades = StepGrades(task_of(tmp_path, strategy=strategy, two=least))
     for reward in rewards:
         grades.add(grade_of({"reward": reward}), {"turns": 1})
-    assert grades.grade.reward == whole
-    assert list(grades.grade.components.values()) == list(rewards)
+    found = grades.grade(spent=True)
+    assert found.reward == whole
+    assert list(found.components.values()) == list(rewards)
+
+
+@pytest.mark.parametrize(("rewards", "whole"), [((1.0, 0.5), 0.75), ((), None)])
+def test_steps_that_somebody_else_kept_from_being_played_have_no_part_in_it(
+    task: Task, rewards: tuple[float, ...], whole: float | None
+) -> None:
+    grades = StepGrades(task)
+    for reward in rewards:
+        grades.add(grade_of({"reward": reward}), {})
+    assert grades.grade(spent=False).reward == whole
 
 
 def test_each_step_keeps_its_evidence_and_a_failure_takes_only_the_reward(task: Task) -> None:

@@ -407,6 +407,7 @@ def test_a_folder_with_steps_becomes_one_task_whose_steps_share_what_harbor_shar
     [
         ({"one": "min_rewards = 1"}, {}, f"task.toml:14: steps.0.min_rewards: {NO_KEY}"),
         ({"one": 'min_reward = "1"'}, {}, "task.toml:14: steps.0.min_reward"),
+        ({"one": "min_reward = nan"}, {}, "task.toml:14: steps.0.min_reward"),
         ({"two": "agent = {timeout_sec = -1}"}, {}, "task.toml:17: steps.1.agent.timeout_sec"),
         ({"strategy": "best"}, {}, "task.toml:1: multi_step_reward_strategy"),
         ({}, {"steps/two/instruction.md": None}, "steps/two/instruction.md: No such file"),

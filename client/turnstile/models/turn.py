@@ -160,6 +160,8 @@ class Turn(Model):
     """Cosmetic differences in how the agent sent the parent's reply back, by name."""
     rerendered_tokens: int = 0
     """Prompt tokens rendered again because of a break (0 on an append-only path)."""
+    step: int = Field(default=0, ge=0)
+    """Index of the step of its task in which it was sampled; 0 where the task has one."""
     timings: TurnTimings
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)

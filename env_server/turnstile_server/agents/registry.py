@@ -95,6 +95,8 @@ def _extended(path: Path, fields: Mapping[str, Any], read: Mapping[str, Mapping[
             f"the agent spec {path} is wrong: extends: {fields['extends']!r} is no agent of this folder or an "
             "earlier one, or extends another one itself"
         )
+    if "command" in fields:  # how the agent goes on is arguments of the other command
+        base = {name: value for name, value in base.items() if name != "resume"}
     return _joined(base, fields)
 
 

@@ -102,16 +102,17 @@ def tools_key(tools: Sequence[Tool], template_hash: str) -> str:
 
 
 def request_key(
-    parent_id: str | None,
+    place: str | None,
     new_messages: Iterable[Message],
     tools: str,
     asked_sampling: Mapping[str, Any],
 ) -> str:
     """The identity of a request: equal for two calls that ask for the same at the same place of the tree.
+    ``place``: the parent's id, or what else sets roots apart.
 
     Raises InvalidRequest for options nested deeper than the interpreter's stack."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    _feed(digest, parent_id or "", tools, _canonical_json(asked_sampling))
+    _feed(digest, place or "", tools, _canonical_json(asked_sampling))
     for message in new_messages:
         calls = (text for call in message.tool_calls for text in (call.name, call.arguments))
         fields = (message.role, message.content, message.reasoning or "", message.name or "", *calls)

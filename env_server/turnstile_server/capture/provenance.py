@@ -29,14 +29,18 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
     """Root turn id to its origin; ``docs/matching.md`` prints the rules. ``nodes``: all of the tree's."""
     roots = sorted(roots, key=lambda root: start(root.turn))
     auxiliary = _side_calls(roots)
-    # By start, not by commit: a short side call may overtake the first call of the episode.
-    main = next((root for root in roots if root.turn.turn_id not in auxiliary), None)
+    # By start, not by commit: a short side call may overtake the first call of the episode. Each step of a task
+    # has an agent of its own, which begins anew.
+    mains: dict[int, Node] = {}
+    for root in roots:
+        if root.turn.turn_id not in auxiliary:
+            mains.setdefault(root.turn.step, root)
     known = {node.turn.turn_id: node for node in nodes} if len(roots) > 1 else {}
     causes = Causes((node.turn for node in known.values()), auxiliary)
     beginnings = _Beginnings()
     found: dict[str, Origin] = {}
     for root in roots:
-        turn = root.turn
+        turn, main = root.turn, mains.get(root.turn.step)
         if main is None or root is main or turn.request_key == main.turn.request_key:
             found[turn.turn_id] = Origin("main")
         elif _of_its_own(turn):
@@ -54,7 +58,7 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
         beginnings.add(root, main=root is main)
     summaries = {origin.cause.turn_id for origin in found.values() if origin.cause and origin.kind == "compaction"}
     for root in roots:
-        if root is not main and root.turn.turn_id in summaries:
+        if root is not mains.get(root.turn.step) and root.turn.turn_id in summaries:
             # The call was made for the compaction that quotes it, so it is no auxiliary call.
             found[root.turn.turn_id] = Origin("compaction", found[root.turn.turn_id].cause)
     return found

@@ -123,6 +123,8 @@ def _same_place(episode_id: str, request: ForkRequest, earlier: Stored | None) -
     origin = None if earlier is None else earlier.episode.forked_from
     if origin is None or origin.episode_id != episode_id:
         return None
+    if origin.instruction is not None and origin.instruction != (request.instruction or GO_ON):
+        return None
     if request.snapshot_id is not None:
         return origin if origin.snapshot_id == request.snapshot_id else None
     return origin if origin.turn_id == request.turn_id else None

@@ -72,6 +72,10 @@ class Lifecycle:
         fields = {"turn_rewards": rewarded.turn_rewards, "late_rewards": rewarded.late_rewards}
         self.episode = self.episode.model_copy(update=fields)
 
+    def restart(self, now: float) -> None:
+        """``limits.wall_s`` counts from here."""
+        self._started = self._moved = now
+
     def stand_still(self, now: float) -> None:
         """From now on no time counts: what goes on is not the agent's doing."""
         self._still_since = now

@@ -131,7 +131,7 @@ class EpisodeSandbox:
         self._usable = True
 
     async def run_agent(self, episode_key: str, max_turns: int, env: Mapping[str, str]) -> AgentEnd:
-        """Runs the agent to its end; cancelling kills it. Raises SandboxFailed, TaskFailed."""
+        """Runs the agent to its end; cancelling kills it. Raises SandboxFailed, TaskFailed, AgentFailed."""
         sandbox, agent = self._sandbox, self._plan.agent
         assert sandbox is not None
         assert agent is not None
@@ -140,7 +140,9 @@ class EpisodeSandbox:
             for path, text in launched.files.items():
                 await sandbox.write(path, text.encode(), user=launched.command.user)
         except FileProblem as error:
-            raise TaskFailed(f"the agent's own files cannot be put into its sandbox: {error.message}") from error
+            why = f"the agent's own files cannot be put into its sandbox: {error.message}"
+            # An agent that worked there before, at an earlier step or before a fork, may have seen to that.
+            raise (AgentFailed if self._acted or self._plan.fork is not None else TaskFailed)(why) from error
         self._acted = True
         process = await sandbox.start(launched.command)
         try:

@@ -131,7 +131,8 @@ class SnapshotStore:
         for name in names:
             self._known.pop(name, None)
         if names:
-            await anyio.to_thread.run_sync(self._unlink, names)
+            with anyio.CancelScope(shield=True):  # nobody else would ever remove what is not known any more
+                await anyio.to_thread.run_sync(self._unlink, names)
 
     def _unlink(self, names: list[str]) -> None:
         for name in names:

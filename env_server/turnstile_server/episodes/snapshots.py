@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -34,6 +35,8 @@ class Snapshots:
         self._max_bytes = settings.sandboxes.max_archive_bytes
         self._wait_s = settings.episodes.snapshot_wait_s
         self._at_once = anyio.CapacityLimiter(settings.episodes.snapshots_at_once)
+        self._missing: WeakKeyDictionary[Sandbox, str] = WeakKeyDictionary()
+        """The turn that was missed last: an agent that gives its call up and repeats it does not wait again."""
 
     async def take(
         self,
@@ -50,7 +53,6 @@ class Snapshots:
         async with self._at_once:
             with self._toolbox.paused(episode_id):
                 turn_id = turn_of()
-                await self.store.make_room(episode_id, turn_id)
                 info = SnapshotInfo(
                     snapshot_id=new_id("snapshot"),
                     episode_id=episode_id,
@@ -60,10 +62,15 @@ class Snapshots:
                     processes=await running_processes(sandbox),
                     taken=taken,
                 )
-                return await self.store.keep(info, await take_files(sandbox, self._max_bytes))
+                tars = await take_files(sandbox, self._max_bytes)
+                await self.store.make_room(episode_id, turn_id)
+                return await self.store.keep(info, tars)
 
     async def after_turn(self, episode_id: str, sandbox: Sandbox, turn_id: str, settle_s: float) -> None:
         """Takes one after ``settle_s``, or logs and counts why there is none. Raises only a cancellation."""
+        if self._missing.get(sandbox) == turn_id:
+            return
+        self._missing[sandbox] = turn_id
         await anyio.sleep(settle_s)
         try:
             with anyio.fail_after(self._wait_s):
@@ -76,6 +83,7 @@ class Snapshots:
             _LOG.exception("a snapshot failed", extra={"episode_id": episode_id})
             self._missed(episode_id, turn_id, repr(error))
         else:
+            del self._missing[sandbox]
             self._metrics.turn_snapshot("kept")
 
     def _missed(self, episode_id: str, turn_id: str, why: str) -> None:

@@ -4,7 +4,8 @@ Each has an agent process of its own, so a conversation and a root in the token 
 every process is stopped, the work folder is fetched and judged in a sandbox of its own, and the grade says whether
 the next step begins. What must hold:
 
-1. The budgets, the key and the clock are the episode's. Its clock stands still while a step is judged or prepared.
+1. The budgets, the key and the clock are the episode's. The clock begins with the first step, and stands still
+   while a step is prepared, drained or judged.
 2. A grading that the infrastructure fails ends the episode without a reward; an agent that fails ends it with the
    lowest one. A step whose time is over is judged as it stands, and the next one may begin.
 3. A stop that is requested in the middle of a step ends the episode there: that step is judged by ``graded``, and
@@ -21,7 +22,7 @@ from typing import Any
 
 import anyio
 
-from turnstile.models import EpisodeStatus
+from turnstile.models import EpisodeStatus, Fault
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.lifecycle import DRAINED, GRADED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome
@@ -34,6 +35,8 @@ from turnstile_server.grading.step_grades import StepGrades
 from turnstile_server.settings import GateSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import SetUpFailed
+
+_OF_BUDGETS = (EpisodeStatus.TIMED_OUT, EpisodeStatus.TRUNCATED)
 
 
 class EpisodeSteps:
@@ -65,6 +68,8 @@ class EpisodeSteps:
         self._submitted = False
         self._turns_before = 0
         """Of the episode, when the step began."""
+        self._begun = False
+        """The next step to be judged is prepared, and its agent may have worked."""
 
     @classmethod
     def of(
@@ -87,13 +92,14 @@ class EpisodeSteps:
     async def play(self) -> Outcome:
         """Plays them until one ends the episode; that one may not be judged yet. Raises SandboxFailed, TaskFailed,
         AgentFailed."""
+        self._life.restart(time.monotonic())
         while True:
             await self._begin()
             outcome = await self._play()
             if outcome.status not in GRADED or self._is_last:
                 return outcome
-            await self._drain(outcome, self._gate.drain_s if outcome.status in DRAINED else 0.0)
             with self._standing_still():
+                await self._drain(outcome, self._gate.drain_s if outcome.status in DRAINED else 0.0)
                 judged = await self._judge(outcome, more=True)
                 await self._drain(outcome, 0.0)  # calls of processes that the judging has ended
             if judged.grade is None:
@@ -116,7 +122,7 @@ class EpisodeSteps:
     async def _begin(self) -> None:
         index = len(self._grades)
         self._turns_before, self._answer, self._submitted = len(self._session.tree), None, False
-        self._session.forget_refusals()
+        self._session.begin_step(index)
         with self._standing_still():
             try:
                 await self._sandbox.begin_step(self._task, index)
@@ -126,6 +132,7 @@ class EpisodeSteps:
                 raise AgentFailed(
                     f"what the agent left keeps the next step from being prepared: {error.message}"
                 ) from error
+        self._begun = True
 
     async def _play(self) -> Outcome:
         timeout_s = self._task.steps[len(self._grades)].timeout_s
@@ -154,6 +161,7 @@ class EpisodeSteps:
         judged = await self._grader.graded(outcome, self._task.at_step(index), self._answer, keep=False, more=more)
         if judged.grade is not None:
             self._grades.add(judged.grade, self._evidence(outcome))
+            self._begun = False
         return judged
 
     def _evidence(self, outcome: Outcome) -> dict[str, Any]:
@@ -165,11 +173,13 @@ class EpisodeSteps:
     async def graded(self, outcome: Outcome, task: Task, answer: str | None) -> Outcome:
         """As ``EpisodeGrading.graded``, for the episode: judges the step that was played last, where that was not
         done. The task and the answer are those of the steps."""
-        if not self._grades.over:
+        if self._begun and not self._grades.over:
             judged = await self._judge(outcome, more=False)
             if judged.grade is None:
                 return replace(judged, grade=self._grades.unfinished)
-        return replace(outcome, grade=self._grades.grade)
+        infrastructure = outcome.error is not None and outcome.error.fault is Fault.INFRASTRUCTURE
+        spent = outcome.status in _OF_BUDGETS and not infrastructure
+        return replace(outcome, grade=self._grades.grade(spent=spent))
 
     def unearned(self, task: Task, why: str) -> Grade:
         """As ``EpisodeGrading.unearned``."""

@@ -185,7 +185,8 @@ class CallPipeline:
         tools_hash = tools_key(request.tools, self._renderer.template_hash)
         match = session.tree.match(request.messages, request.tools, tools_hash)
         parent_id = match.parent.turn.turn_id if match.parent is not None else None
-        key = request_key(parent_id, match.request_messages, tools_hash, request.asked)
+        place = parent_id or (f"step {session.step}" if session.step else None)
+        key = request_key(place, match.request_messages, tools_hash, request.asked)
         marked = session.repeats_idempotency_key(incoming.idempotency_key, key) or incoming.retried
         earlier, earlier_call = session.earlier(key)
         action = decide(earlier, marked=marked)
@@ -197,7 +198,9 @@ class CallPipeline:
             self.abandon(earlier_call, "replaced")
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
-        context = CallContext(incoming.dialect.name, request, match, tools_hash, incoming.thread, watch)
+        context = CallContext(
+            incoming.dialect.name, request, match, tools_hash, incoming.thread, watch, session.step
+        )
         self._tasks.start_soon(self._generate, session, call, context)
         return OpenedCall(request, call, started=True)
 

@@ -89,6 +89,8 @@ class EpisodeSession:
         self._on_weights = on_weights
         self._between_turns = between_turns
         self._resting = anyio.Lock()
+        self.step = 0
+        """Index of the task's step that is played."""
         self._turn_versions: list[str] = []
         """Weight versions that sampled its turns, each once."""
         self._in_flight: dict[str, ModelCall] = {}
@@ -235,9 +237,10 @@ class EpisodeSession:
                 )
             )
 
-    def forget_refusals(self) -> None:
-        """Another agent begins: what was refused to the one before is not why this one ends."""
-        self._last_refusal, self._refusals = None, 0
+    def begin_step(self, index: int) -> None:
+        """Another agent begins: what was refused to the one before is not why this one ends, and no call of it
+        repeats one of the other's."""
+        self.step, self._last_refusal, self._refusals = index, None, 0
 
     # What a call is compared with
 

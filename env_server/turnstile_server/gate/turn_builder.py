@@ -88,6 +88,7 @@ class CallContext:
     tools_key: str
     thread: Thread | None
     stopwatch: Stopwatch
+    step: int = 0
 
     @property
     def continued_turn(self) -> str | None:
@@ -297,6 +298,7 @@ class TurnBuilder:
             "break": prompt.broken,
             "parse_status": tuple(parse_status),
             "thread": context.thread,
+            "step": context.step,
             "echo": context.match.echo,
             "rerendered_tokens": prompt.rerendered_tokens,
             "timings": TurnTimings(

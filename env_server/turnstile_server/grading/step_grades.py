@@ -1,8 +1,8 @@
 """The grades of the steps of one task: whether the next step begins, and the grade of the whole. Pure.
 
 As Harbor has it: a step below its ``min_reward`` is the last one, and the steps after it have no part in the
-reward. Steps that did not begin for another reason count as the lowest reward: otherwise an agent could use up its
-budget to keep hard steps out of the mean.
+reward. Steps that a budget kept from being played count as the lowest reward: otherwise an agent could use it up
+to keep hard steps out of the mean. Those that somebody else kept from being played have no part in it, either.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ class StepGrades:
         if (failure := _below(step, grade)) is not None and len(self) < len(self._task.steps):
             self.gate = f"steps: {step.name}: {failure}, so no further step began"
 
-    @property
-    def grade(self) -> Grade:
-        """Of the whole, as it stands."""
+    def grade(self, *, spent: bool) -> Grade:
+        """Of the whole, as it stands; without a reward where nothing was judged. ``spent``: the steps that are
+        left were not played because a budget of the agent was used up."""
+        if not self._grades and not spent:
+            return self.unfinished
         rewards = [0.0 if grade.reward is None else grade.reward for grade in self._grades]
         counted, left = list(rewards), self._task.steps[len(self) :]
-        if self.gate is None:
+        if self.gate is None and spent:
             counted += [self._task.reward.lowest] * len(left)
         reward = sum(counted) / len(counted) if self._task.step_reward == "mean" else counted[-1]
         return self._with(reward, () if self.gate is None else (self.gate,))

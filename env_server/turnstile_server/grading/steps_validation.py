@@ -43,4 +43,4 @@ async def played_steps(task: Task, parts: ProofParts, grader: Grader, play: Play
     finally:
         with anyio.CancelScope(shield=True):
             await sandbox.destroy()
-    return grades.grade
+    return grades.grade(spent=False)

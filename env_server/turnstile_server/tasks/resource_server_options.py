@@ -33,7 +33,7 @@ class ResourceServerOptions(GraderOptions):
         return tools_of(self.row[PARAMS])
 
 
-def served_tools(grading: Mapping[str, GraderOptions]) -> ResourceServerOptions | None:
+def served_tools(grading: Mapping[str, object]) -> ResourceServerOptions | None:
     """The resource server among a task's graders whose tools its agent has; None: it has none."""
     found = (each for each in grading.values() if isinstance(each, ResourceServerOptions))
     return next((each for each in found if each.tools), None)

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from turnstile_server.tasks.script import EnvName
 
@@ -212,7 +212,7 @@ class HarborStep(HarborTable):
     name: str
     agent: HarborAgent = HarborAgent()
     verifier: HarborVerifier = HarborVerifier()
-    min_reward: float | dict[str, float] | None = None
+    min_reward: FiniteFloat | dict[str, FiniteFloat] | None = None
     healthcheck: HarborHealthcheck | None = None
     artifacts: list[str | HarborArtifact] = []
 
