@@ -29,7 +29,7 @@ READINGS: dict[Reading, str] = {
     "exit": "the exit status of the tests",
     "log": "the lines `PASSED test` of the log (SWE-bench)",
     "file": "a reward file that the test script writes (Harbor, shared mode)",
-    "token": "a line with a secret of this run, which the script has in its environment",
+    "token": "words with a secret of this run, which the script has in its environment",
 }
 GIVEN = "/tmp/given"
 VERIFIER = "/tmp/verifier"
@@ -88,7 +88,8 @@ class NaiveGrader:
             "exit": result.exit_code == 0 and not result.timed_out,
             "log": all(status.get(test) == "PASSED" for test in self._names()),
             "file": await self._rewarded(sandbox),
-            "token": f"{token} PASSED" in lines,
+            # Not a line of its own: what still runs may write beside it.
+            "token": any(f"{token} PASSED" in line for line in lines),
         }
         return frozenset(reading for reading in ALL if earned[reading])
 
