@@ -113,21 +113,22 @@ print(one.wait()["exit_code"])
 
 
 async def test_daemons_of_the_work_end_with_a_sweep(sandbox: HelperSandbox) -> None:
-    script = """
+    script = '''
 daemon = (
     "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n"
     "    if os.fork() == 0:\\n        time.sleep(7" "3)\\n    os._exit(0)"
 )
 launch.launch(["python3", "-c", daemon], stdio=(0, 2, 2)).wait()
-time.sleep(0.1)
-# The work sees its own processes, on every backend.
-count = "grep -aho 'sleep(7[3])' /proc/[0-9]*/cmdline | wc -l"
-alive = lambda: launch.launch(["sh", "-c", count], stdio=(0, 1, 2)).wait()
-alive()
+# The work sees its own processes, on every backend. What has ended may be seen for a moment.
+count = """
+i=0; while [ $i -lt 100 ]; do
+  n=$(grep -aho 'sleep(7[3])' /proc/[0-9]*/cmdline | wc -l); [ "$n" = "$1" ] && break; i=$((i + 1)); sleep 0.1
+done; echo $n"""
+alive = lambda wanted: launch.launch(["sh", "-c", count, "sh", wanted], stdio=(0, 1, 2)).wait()
+alive("1")
 launch.sweep()
-time.sleep(0.1)
-alive()
-"""
+alive("0")
+'''
     done = await as_tests(sandbox, script)
     assert done.stdout.split() == [b"1", b"0"], done
 
