@@ -92,9 +92,9 @@ async def test_a_reward_file_that_the_tests_do_not_name_is_the_works_own(provide
     assert (grade.reward, grade.detail["script"]["ignored"]) == (0.0, ["reward.json"])
 
 
-async def test_a_script_that_may_take_longer_than_a_grading_is_refused() -> None:
+async def test_a_script_that_may_take_as_long_as_a_grading_is_refused() -> None:
     with pytest.raises(TaskFailed, match=r"grading\.timeout_s"):
-        await grader(None).grade(the_task("true", timeout_s=601), Work())
+        await grader(None, timeout_s=601).grade(the_task("true", timeout_s=601), Work())
 
 
 async def test_a_script_needs_folders_that_local_sandboxes_do_not_have(tmp_path: Path) -> None:
