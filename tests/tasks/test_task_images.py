@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -187,33 +188,40 @@ async def test_a_build_that_fails_fails_for_all_who_wait_for_it(
 async def test_a_build_again_takes_nothing_from_the_cache(
     tmp_path: Path, base: str, images: TaskImages, remove: list[str]
 ) -> None:
-    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\nRUN echo ran\n")
+    ran = uuid.uuid4().hex  # of no earlier run of this test
+    task = a_task(tmp_path, f"FROM {base}\nWORKDIR /app\nRUN echo {ran}\n")
     assert task.image is not None
     remove.append(task.image)
     for again in (False, True):
         await images.ensure(task, DOCKER, again=again)
-    assert images.lines.count("ran") == 2  # type: ignore[attr-defined]
+    assert images.lines.count(ran) == 2  # type: ignore[attr-defined]
 
 
 async def test_look_ups_have_places_while_images_are_built(tmp_path: Path, base: str, remove: list[str]) -> None:
-    slow = a_task(tmp_path / "slow", f"FROM {base}\nWORKDIR /app\nRUN echo slow && sleep 8\n")
+    slow = a_task(tmp_path / "slow", f"FROM {base}\nWORKDIR /app\nRUN echo slow && sleep 3 && echo {uuid.uuid4()}\n")
     there = a_task(tmp_path / "there", "", f'[environment]\ndocker_image = "{base}"\n')
     assert slow.image is not None
     remove.append(slow.image)
-    began = anyio.Event()
+    began = threading.Event()
     made = TaskImages(
         SandboxSettings(docker_parallel=1),
         may_build=True,
-        report=lambda task, line: anyio.from_thread.run_sync(began.set) if line == "slow" else None,
+        report=lambda task, line: began.set() if line == "slow" else None,
     )
+    ended: list[str] = []
+
+    async def ask(task: Task) -> None:
+        assert await made.ensure(task, DOCKER) is not None
+        ended.append(task.id)
+
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(made.ensure, slow, DOCKER)
-            await began.wait()
-            assert await made.ensure(there, DOCKER) is not None
-            group.cancel_scope.cancel()
+            group.start_soon(ask, slow)
+            await anyio.to_thread.run_sync(began.wait)
+            await ask(there)
     finally:
         await made.close()
+    assert ended == ["there", "slow"]
 
 
 async def test_an_image_that_is_missing_or_foreign_is_told(
