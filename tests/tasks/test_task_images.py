@@ -198,7 +198,9 @@ async def test_a_build_again_takes_nothing_from_the_cache(
 
 
 async def test_look_ups_have_places_while_images_are_built(tmp_path: Path, base: str, remove: list[str]) -> None:
-    slow = a_task(tmp_path / "slow", f"FROM {base}\nWORKDIR /app\nRUN echo slow && sleep 3 && echo {uuid.uuid4()}\n")
+    slow = a_task(
+        tmp_path / "slow", f"FROM {base}\nWORKDIR /app\nRUN echo slow && sleep 3 && echo {uuid.uuid4()}\n"
+    )
     there = a_task(tmp_path / "there", "", f'[environment]\ndocker_image = "{base}"\n')
     assert slow.image is not None
     remove.append(slow.image)
