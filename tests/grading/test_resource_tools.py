@@ -123,6 +123,22 @@ async def test_a_call_that_takes_too_long_ends_alone(server: Counters, tmp_path:
         assert episode.reward == 1.0, episode.error
 
 
+async def test_an_episode_has_so_many_bytes_of_calls_and_what_it_did_before_is_verified(
+    server: Counters, tmp_path: Path
+) -> None:
+    server.tools["get_counter_value"] = lambda session, arguments: Verdict({"count": "x" * 5_000})
+
+    async def agent(agent: WorldAgent) -> None:
+        await agent.call("increment_counter", count=3)
+        assert not (await agent.call("get_counter_value")).is_error
+        refused = await agent.call("increment_counter", count=1)
+        assert (refused.is_error, "too large together" in refused.text) == (True, True)
+
+    settings = {**SETTINGS, "grading": {"max_resource_session_bytes": 4_000}}
+    async with world_server(source_of(server, tmp_path), settings) as played:
+        assert (await played.play(agent)).reward == 1.0
+
+
 async def test_a_call_without_an_answer_leaves_no_reward(server: Counters, tmp_path: Path) -> None:
     server.tools["get_counter_value"] = lambda session, arguments: Verdict({"count": 3}, cut=True)
 

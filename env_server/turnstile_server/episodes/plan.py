@@ -148,7 +148,8 @@ def resource_tools(task: Task, settings: GradingSettings) -> ResourceTools | Non
     options = served_tools(task.grading)
     if options is None:
         return None
-    return ResourceTools(options.url, options.row, options.tools, settings.resource_server_timeout_s)
+    timeout_s, most = settings.resource_server_timeout_s, settings.max_resource_session_bytes
+    return ResourceTools(options.url, options.row, options.tools, timeout_s, most)
 
 
 def _unforkable(task: Task) -> str | None:

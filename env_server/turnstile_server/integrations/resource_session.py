@@ -40,9 +40,10 @@ class ResourceServerSilent(ResourceServerProblem):
 class ResourceSession:
     """Made by ``open_session``."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, url: str, max_bytes: int) -> None:
         self._client = client
         self._url = url
+        self._room = max_bytes
         self.calls: list[dict[str, Any]] = []
         """The tools that were called, and what they said, as output items of the Responses API."""
         self.lost: str | None = None
@@ -50,8 +51,13 @@ class ResourceSession:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Calls a tool. What it said, and whether it says that it has failed. Raises ResourceServerProblem."""
+        if self._room <= 0:
+            raise self._problem(
+                f"/{name}", "the calls of this episode and their answers are too large together", passing=False
+            )
         call_id = f"call_{uuid4().hex}"
         asked = {"name": name, "arguments": json.dumps(dict(arguments))}
+        self._room -= len(asked["arguments"])
         self.calls.append({**_item("function_call", "fc", call_id), **asked})
         try:
             response, data = await self._post(f"/{name}", dict(arguments))
@@ -59,6 +65,7 @@ class ResourceSession:
             self.lost = str(error)
             raise
         said = data.decode(errors="replace")
+        self._room -= len(data)
         self.calls.append({**_item("function_call_output", "fco", call_id), "output": said})
         return said, not response.is_success
 
@@ -104,12 +111,15 @@ def _item(kind: str, prefix: str, call_id: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_session(url: str, row: Mapping[str, Any], timeout_s: float) -> AsyncIterator[ResourceSession]:
+async def open_session(
+    url: str, row: Mapping[str, Any], timeout_s: float, max_bytes: int = 0
+) -> AsyncIterator[ResourceSession]:
     """A session for ``row``, without a slash at the end of ``url``. ``timeout_s``: until it is open, and for each
-    later connection; whoever asks in it bounds the time of the replies. Raises ResourceServerProblem."""
+    later connection; whoever asks in it bounds the time of the replies. ``max_bytes``: of all calls of tools and
+    their answers; the call that passes it is the last one. Raises ResourceServerProblem."""
     tls = await anyio.to_thread.run_sync(httpx.create_ssl_context)
     async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=timeout_s), verify=tls) as client:
-        session = ResourceSession(client, url)
+        session = ResourceSession(client, url, max_bytes)
         try:
             with anyio.fail_after(timeout_s):
                 seeded = await session.ask("/seed_session", row)

@@ -12,9 +12,12 @@ from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, 
 
 
 class ResourceTools:
-    """Implements OwnTools. ``row``: what the session is opened with; ``timeout_s``: until it is open."""
+    """Implements OwnTools. ``row``: what the session is opened with; ``timeout_s``: until it is open;
+    ``max_bytes``: of the calls and their answers."""
 
-    def __init__(self, url: str, row: Mapping[str, Any], specs: Sequence[ToolSpec], timeout_s: float) -> None:
+    def __init__(
+        self, url: str, row: Mapping[str, Any], specs: Sequence[ToolSpec], timeout_s: float, max_bytes: int
+    ) -> None:
         self.place = f"resource server {url}"
         self.session: ResourceSession | None = None
         """Open from ``open`` on, until its block is left."""
@@ -22,12 +25,13 @@ class ResourceTools:
         self._row = row
         self._specs = specs
         self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
 
     @asynccontextmanager
     async def open(self, episode: EpisodeTools) -> AsyncIterator[Sequence[ServedTool]]:
         """See ``OwnTools``. Raises ToolsUnavailable, TaskFailed."""
         try:
-            async with open_session(self._url, self._row, self._timeout_s) as session:
+            async with open_session(self._url, self._row, self._timeout_s, self._max_bytes) as session:
                 self.session = session
                 yield [_ResourceTool(spec, session) for spec in self._specs]
         except ResourceServerProblem as error:

@@ -325,5 +325,12 @@ class GradingSettings(Section):
         300.0,
         gt=0,
         description="Time for a NeMo-Gym resource server to verify one work "
-        "([how](task-sources.md#rows-that-a-resource-server-verifies)); then there is no reward.",
+        "([how](task-sources.md#rows-that-a-resource-server-verifies)), and to open a session for an agent; "
+        "then there is no reward.",
+    )
+    max_resource_session_bytes: int = Field(
+        32 << 20,
+        ge=1,
+        description="Calls of a resource server's tools in one episode and their answers, in bytes; "
+        "further calls are refused.",
     )
