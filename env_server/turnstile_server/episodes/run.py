@@ -110,8 +110,8 @@ class EpisodeRun:
         self._grader = EpisodeGrading(
             self.episode_id, self._sandbox, self._world, resource, parts.backends, parts.works
         )
-        shared = (self._grader, self._life, self.session, parts.pipeline)
-        self._steps = EpisodeSteps.of(plan.task, self._sandbox, *shared, settings.gate, self._agent_outcome)
+        of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline)
+        self._steps = EpisodeSteps(*of_steps, settings.gate, self._agent_outcome) if plan.task.steps else None
         self._judge = self._steps or self._grader
         self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, resource))
         self._answer: str | None = None

@@ -45,7 +45,7 @@ class EpisodeSteps:
     def __init__(
         self,
         task: Task,
-        sandbox: EpisodeSandbox,
+        sandbox: EpisodeSandbox | None,
         grader: EpisodeGrading,
         life: Lifecycle,
         session: EpisodeSession,
@@ -53,6 +53,7 @@ class EpisodeSteps:
         gate: GateSettings,
         run_agent: Callable[[], Awaitable[Outcome]],
     ) -> None:
+        assert sandbox is not None  # an agent that the server launches has one
         self._task = task
         self._sandbox = sandbox
         self._grader = grader
@@ -70,24 +71,6 @@ class EpisodeSteps:
         """Of the episode, when the step began."""
         self._begun = False
         """The next step to be judged is prepared, and its agent may have worked."""
-
-    @classmethod
-    def of(
-        cls,
-        task: Task,
-        sandbox: EpisodeSandbox | None,
-        grader: EpisodeGrading,
-        life: Lifecycle,
-        session: EpisodeSession,
-        pipeline: CallPipeline,
-        gate: GateSettings,
-        run_agent: Callable[[], Awaitable[Outcome]],
-    ) -> EpisodeSteps | None:
-        """None where the task is one of a single step."""
-        if not task.steps:
-            return None
-        assert sandbox is not None  # an agent that the server launches has one
-        return cls(task, sandbox, grader, life, session, pipeline, gate, run_agent)
 
     async def play(self) -> Outcome:
         """Plays them until one ends the episode; that one may not be judged yet. Raises SandboxFailed, TaskFailed,

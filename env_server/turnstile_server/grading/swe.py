@@ -77,9 +77,7 @@ class _SweJudge:
             return self._none(diff, detail, f"the tests ran longer than {self._swe.timeout_s:g} s")
         try:
             report = await self._report(result)
-        except (
-            TaskFailed
-        ) as error:  # a parser that fails on the work's log: whose fault that is, the control tells
+        except TaskFailed as error:  # a parser that fails on the work's log: the control tells whose fault that is
             report = {"graded": False, "infra_failure": one_line(error.message)}
         if not report["graded"]:
             return self._none(diff, detail, await self._ungraded(script, report, result))

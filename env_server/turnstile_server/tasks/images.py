@@ -83,8 +83,8 @@ class TaskImages:
         self._architecture = ""
         self._opening = anyio.Lock()
         self._builds: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        self._failures: defaultdict[str, list[TurnstileError]] = defaultdict(list)
-        """How the builds of an image failed."""
+        self._failures: dict[str, TurnstileError] = {}
+        """How the last build of an image failed."""
 
     async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
         """The task's image, once that in which its script judges is there, too; None where it names none, or
@@ -110,16 +110,16 @@ class TaskImages:
     ) -> ReadyImage:
         built = False
         if build is not None:
-            failures = self._failures[name]
-            before = len(failures)
+            before = self._failures.get(name)
             async with self._builds[name]:
-                if len(failures) > before:  # that of the build that this one has waited for
-                    raise failures[-1]
+                failed = self._failures.get(name)
+                if failed is not None and failed is not before:  # that of the build that this one has waited for
+                    raise failed
                 if again or not await self._is_fresh(engine, task, name, build):
                     try:
                         await self._build(engine, task, name, build, again=again)
                     except TurnstileError as error:
-                        failures.append(error)
+                        self._failures[name] = error
                         raise
                     built = True
         image = await engine.image(name)
