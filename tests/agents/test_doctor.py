@@ -15,6 +15,7 @@ from typing import Any
 
 import docker
 import pytest
+from docker.errors import NotFound as NoSuchContainer
 
 from local import TURNSTILE
 from turnstile.models import EpisodeStatus
@@ -359,6 +360,14 @@ def containers_of(folder: Path) -> list[int]:
             for each in client.api.containers(all=True)
             if any(str(mount.get("Source", "")).startswith(f"{folder}/") for mount in each["Mounts"])
         ]
-        return [int(client.api.inspect_container(name)["State"]["Pid"]) for name in mine]
+        return [pid for pid in (first_process(client, name) for name in mine) if pid is not None]
     finally:
         client.close()
+
+
+def first_process(client: docker.DockerClient, container: str) -> int | None:
+    """None: it was removed since it was listed."""
+    try:
+        return int(client.api.inspect_container(container)["State"]["Pid"])
+    except NoSuchContainer:
+        return None

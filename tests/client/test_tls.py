@@ -127,7 +127,7 @@ def nginx(folder: Path, tls: Path, control: tuple[str, int], agents: tuple[str, 
         conf = conf.replace(f"http://{upstream}", url)
         conf = conf.replace(f"listen 443 ssl;\n    server_name {name}", f"listen 127.0.0.1:{port} ssl")
     conf = conf.replace("/etc/ssl/turnstile", str(tls))
-    assert "443" not in conf
+    assert "listen 443" not in conf
     assert "example;" not in conf
     (folder / "turnstile.conf").write_text(conf)
     user = "user root;" if os.geteuid() == 0 else ""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_ADVICE = "put it into the image, or let the tests be rehearsed (tasks.rehearse_tests)"
+_ADVICE = "put it into the image, or let the tests be rehearsed (tasks.rehearse_tests; not those of steps)"
 _FETCHES = (
     re.compile(r"\b(?:apt-get|apt|apk|yum|dnf)\b[^#|;&]*\b(?:update|install|add|upgrade)\b"),
     re.compile(r"\bpip3?\s+(?:\S+\s+)*?install\b(?!.*--no-index)"),
