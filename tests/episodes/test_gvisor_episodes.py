@@ -40,7 +40,10 @@ while True:
 def containers() -> list[str]:
     engine = docker.from_env()
     try:
-        return [each.name or "" for each in engine.containers.list(all=True, filters={"label": OWNER_LABEL})]
+        return [
+            each.name or ""
+            for each in engine.containers.list(all=True, filters={"label": OWNER_LABEL}, ignore_removed=True)
+        ]
     finally:
         engine.close()
 
