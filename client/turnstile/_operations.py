@@ -21,6 +21,7 @@ from turnstile._placement import ServerPool
 from turnstile._requests import ApiCall
 from turnstile._retry import ClientSettings
 from turnstile._transport import Transport
+from turnstile.conditions import EpisodeConditions
 from turnstile.models import (
     AuditReport,
     CompletionAccepted,
@@ -28,7 +29,8 @@ from turnstile.models import (
     EpisodeCreated,
     EpisodePage,
     EpisodeRequest,
-    EpisodeStatus,
+    EpisodeSummary,
+    EpisodeSummaryPage,
     ForksCreated,
     NetworkReport,
     PendingCalls,
@@ -36,10 +38,13 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    StatsKey,
+    StatsReport,
     TaskPage,
     TokenForest,
     Turn,
     new_id,
+    statistics_by,
 )
 from turnstile.task_stream import TaskPageRequest
 
@@ -215,17 +220,45 @@ class Operations:
         return await self._on_episode(episode_id, requests.network(episode_id))
 
     async def page(
-        self, at: ListingPosition, status: EpisodeStatus | str | None, group_id: str | None, limit: int | None
+        self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
     ) -> tuple[EpisodePage, ListingPosition | None]:
         """One page of one server, and where the next one is: the servers come one after the other."""
         server = self._pool.urls[at.server]
-        page = await self._transport.send(server, requests.page(status, group_id, at.cursor, limit))
+        page = await self._transport.send(server, requests.page(conditions, at.cursor, limit))
         for episode in page.episodes:
             self._pool.placed(episode.episode_id, server, is_open=not episode.status.ended)
-        if page.cursor is not None:
-            return page, ListingPosition(at.server, page.cursor)
+        return page, self._following(at, page.cursor)
+
+    async def summary_page(
+        self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
+    ) -> tuple[EpisodeSummaryPage, ListingPosition | None]:
+        """As ``page``, with a light row of each."""
+        server = self._pool.urls[at.server]
+        page = await self._transport.send(server, requests.summary_page(conditions, at.cursor, limit))
+        for row in page.summaries:
+            self._pool.placed(row.episode_id, server, is_open=not row.status.ended)
+        return page, self._following(at, page.cursor)
+
+    def _following(self, at: ListingPosition, cursor: str | None) -> ListingPosition | None:
+        if cursor is not None:
+            return ListingPosition(at.server, cursor)
         following = at.server + 1
-        return page, ListingPosition(following) if following < len(self._pool.urls) else None
+        return ListingPosition(following) if following < len(self._pool.urls) else None
+
+    async def stats(
+        self, conditions: EpisodeConditions, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
+    ) -> StatsReport:
+        """Over the episodes of all servers. One server computes them itself; of several the rows are fetched,
+        because chances of success (pass@k) do not add up."""
+        if len(self._pool.urls) == 1:
+            call = requests.stats(conditions, by, bucket_s, solved_at)
+            return await self._transport.send(self._pool.urls[0], call)
+        rows: list[EpisodeSummary] = []
+        at: ListingPosition | None = ListingPosition()
+        while at is not None:
+            page, at = await self.summary_page(at, conditions, None)
+            rows += page.summaries
+        return statistics_by(rows, by, bucket_s=bucket_s, solved_at=solved_at)
 
     # Servers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from turnstile import errors
+from turnstile.conditions import EpisodeConditions, condition_params
 from turnstile.models import (
     CLIENT_ID_PATTERN,
     AgentList,
@@ -27,7 +28,7 @@ from turnstile.models import (
     EpisodeCreated,
     EpisodePage,
     EpisodeRequest,
-    EpisodeStatus,
+    EpisodeSummaryPage,
     ForkRequest,
     ForksCreated,
     LeaseState,
@@ -40,6 +41,8 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    StatsKey,
+    StatsReport,
     TaskPage,
     TokenForest,
     Turn,
@@ -104,11 +107,24 @@ def get_episode(episode_id: str, wait_s: float = 0.0) -> ApiCall[Episode]:
     return ApiCall("GET", path, Episode.model_validate_json, params, repeatable=True, extra_s=wait_s)
 
 
-def page(
-    status: EpisodeStatus | str | None, group_id: str | None, cursor: str | None, limit: int | None
-) -> ApiCall[EpisodePage]:
-    params = _given(status=status, group_id=group_id, cursor=cursor, limit=limit)
+def page(conditions: EpisodeConditions, cursor: str | None, limit: int | None) -> ApiCall[EpisodePage]:
+    params = {**condition_params(conditions), **_given(cursor=cursor, limit=limit)}
     return ApiCall("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
+
+
+def summary_page(
+    conditions: EpisodeConditions, cursor: str | None, limit: int | None
+) -> ApiCall[EpisodeSummaryPage]:
+    params = {**condition_params(conditions), **_given(view="summary", cursor=cursor, limit=limit)}
+    return ApiCall("GET", "/episodes", EpisodeSummaryPage.model_validate_json, params, repeatable=True)
+
+
+def stats(
+    conditions: EpisodeConditions, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
+) -> ApiCall[StatsReport]:
+    grouped = _given(by=",".join(by), bucket=bucket_s, solved_at=solved_at)
+    params = {**condition_params(conditions), **grouped}
+    return ApiCall("GET", "/stats", StatsReport.model_validate_json, params, repeatable=True)
 
 
 def task_page(asked: TaskPageRequest, limit: int | None) -> ApiCall[TaskPage]:

@@ -315,6 +315,8 @@ class RolloutRun:
             "priority": options.priority,
             "staleness": options.staleness,
             "snapshots": options.snapshots,
+            "run_id": options.run_id,
+            "train_step": options.train_step,
             "limits": options.limits,
             "env": options.env,
             "metadata": options.metadata,

@@ -27,15 +27,18 @@ from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutHooks, RolloutPlan, RolloutRun
 from turnstile._rollout_stream import RolloutStream
 from turnstile._transport import checked_key, checked_urls
+from turnstile.conditions import EpisodeConditions
 from turnstile.engine_control import AsyncEngineControl
 from turnstile.models import (
     AgentList,
     AuditReport,
     Episode,
-    EpisodeStatus,
+    EpisodeSummary,
     Limits,
     NetworkReport,
     Sampling,
+    StatsKey,
+    StatsReport,
     TaskInfo,
     TaskPage,
     TaskRef,
@@ -135,18 +138,36 @@ class AsyncClient(AsyncEngineControl):
         return AsyncEpisodeHandle(self, episode_id)
 
     async def episodes(
-        self,
-        *,
-        status: EpisodeStatus | str | None = None,
-        group_id: str | None = None,
-        page_size: int | None = None,
+        self, *, page_size: int | None = None, **conditions: Unpack[EpisodeConditions]
     ) -> AsyncIterator[Episode]:
-        """All episodes, newest first per server, fetched in pages."""
+        """The episodes for which all ``conditions`` hold, newest first per server, fetched in pages."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            page, at = await self._operations.page(at, status, group_id, page_size)
+            page, at = await self._operations.page(at, conditions, page_size)
             for episode in page.episodes:
                 yield episode
+
+    async def summaries(
+        self, *, page_size: int | None = None, **conditions: Unpack[EpisodeConditions]
+    ) -> AsyncIterator[EpisodeSummary]:
+        """A light row of each such episode, for lists of many."""
+        at: ListingPosition | None = ListingPosition()
+        while at is not None:
+            page, at = await self._operations.summary_page(at, conditions, page_size)
+            for row in page.summaries:
+                yield row
+
+    async def stats(
+        self,
+        by: Sequence[StatsKey] = (),
+        *,
+        bucket_s: float | None = None,
+        solved_at: float = 1.0,
+        **conditions: Unpack[EpisodeConditions],
+    ) -> StatsReport:
+        """Statistics of such episodes on all servers, by task, step, version and more (``StatsKey``), and by when
+        they ended, in intervals of ``bucket_s`` seconds. ``solved_at``: the least reward that is a success."""
+        return await self._operations.stats(conditions, by, bucket_s, solved_at)
 
     def rollouts(
         self,

@@ -161,6 +161,10 @@ class EpisodeOptions(TypedDict, total=False):
     """A LoRA adapter that the server has loaded; None: the base model."""
     snapshots: SnapshotMode | None
     """``every_turn``: its sandbox is kept after each turn, for forks; None: as the server's settings say."""
+    run_id: str | None
+    """The run that it belongs to, by which runs are looked at and compared; None: no run."""
+    train_step: int | None
+    """The trainer's own counter of steps."""
 
 
 class RegradeOptions(TypedDict, total=False):
@@ -250,6 +254,8 @@ class RolloutOptions:
     staleness: StalenessBound | Mapping[str, Any] | None = None
     adapter: str | None = None
     snapshots: SnapshotMode | None = None
+    run_id: str | None = None
+    train_step: int | None = None
     env: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None
     on_progress: OnProgress = _ignore

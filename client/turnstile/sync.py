@@ -27,15 +27,18 @@ from turnstile._rollout_stream import RolloutStream
 from turnstile._sync_handles import EpisodeHandle, NewEpisodeHandle
 from turnstile._transport import checked_key, checked_urls
 from turnstile.client import AsyncClient
+from turnstile.conditions import EpisodeConditions
 from turnstile.engine_control import EngineControl
 from turnstile.models import (
     AgentList,
     AuditReport,
     Episode,
-    EpisodeStatus,
+    EpisodeSummary,
     Limits,
     NetworkReport,
     Sampling,
+    StatsKey,
+    StatsReport,
     TaskInfo,
     TaskRef,
 )
@@ -144,17 +147,34 @@ class Client(EngineControl):
         return EpisodeHandle(self, episode_id)
 
     def episodes(
-        self,
-        *,
-        status: EpisodeStatus | str | None = None,
-        group_id: str | None = None,
-        page_size: int | None = None,
+        self, *, page_size: int | None = None, **conditions: Unpack[EpisodeConditions]
     ) -> Iterator[Episode]:
-        """All episodes, newest first per server, fetched in pages."""
+        """The episodes for which all ``conditions`` hold, newest first per server, fetched in pages."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            page, at = self._run(_paged, Operations.page, at, status, group_id, page_size)
+            page, at = self._run(_paged, Operations.page, at, conditions, page_size)
             yield from page.episodes
+
+    def summaries(
+        self, *, page_size: int | None = None, **conditions: Unpack[EpisodeConditions]
+    ) -> Iterator[EpisodeSummary]:
+        """A light row of each such episode, for lists of many."""
+        at: ListingPosition | None = ListingPosition()
+        while at is not None:
+            page, at = self._run(_paged, Operations.summary_page, at, conditions, page_size)
+            yield from page.summaries
+
+    def stats(
+        self,
+        by: Sequence[StatsKey] = (),
+        *,
+        bucket_s: float | None = None,
+        solved_at: float = 1.0,
+        **conditions: Unpack[EpisodeConditions],
+    ) -> StatsReport:
+        """Statistics of such episodes on all servers, by task, step, version and more (``StatsKey``), and by when
+        they ended, in intervals of ``bucket_s`` seconds. ``solved_at``: the least reward that is a success."""
+        return self._run(_paged, Operations.stats, conditions, by, bucket_s, solved_at)
 
     def rollouts(
         self,

@@ -31,6 +31,7 @@ from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.fork_routes import build_fork_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
+from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.regrade_routes import build_regrade_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
@@ -299,6 +300,7 @@ async def _control_app(
                 settings.workers.pause_alarm_s,
             )
         ),
+        build_overview_router(episodes.overview, settings.control.page_size),
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, backends.agents), address),
         build_engine_router(engines.control, engines.sampler.capabilities),

@@ -199,6 +199,11 @@ class Oracle:
             owners[kept.turn.turn_id] = leaves[0].turn.turn_id
         return owners
 
+    def versions(self) -> dict[str, int]:
+        """Sampled tokens by the weights that sampled them, token by token."""
+        spans = [span for kept in self.turns for span in kept.turn.weight_spans]
+        return dict(Counter(span.version for span in spans for _ in range(span.start, span.end)))
+
     def statistics(self) -> dict[str, Any]:
         reasons = self.untrained()
         untrained: Counter[str] = Counter()
@@ -217,6 +222,7 @@ class Oracle:
             "branches": len(parents) - len(set(parents)),
             "breaks": dict(Counter(k.turn.break_.reason.value for k in self.turns if k.turn.break_)),
             "cosmetic": dict(Counter(name for kept in self.turns for name in kept.turn.echo)),
+            "weight_versions": self.versions(),
         }
 
 

@@ -29,7 +29,7 @@ from turnstile.cli.run_report import (
 )
 from turnstile.client import AsyncClient
 from turnstile.exporters.registry import FORMATS
-from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef
+from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef, new_id
 from turnstile.models.episode import parse_env
 from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
@@ -113,6 +113,10 @@ def run(
         StalenessPolicy | None,
         typer.Option("--staleness-policy", help="What happens to an episode beyond them (cancel)."),
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", help="The run that the episodes belong to. Default: one of its own."),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="For the agent's environment; repeat for more."),
@@ -179,6 +183,9 @@ def run(
             files = RolloutFiles(out, format_)
             files.prepare()
     options["samples"] = files is not None
+    if run_id is not None and re.fullmatch(CLIENT_ID_PATTERN, run_id) is None:
+        fail(f"--run-id {run_id!r}: letters, digits, _ and -, at most 64", USAGE)
+    options["run_id"] = run_id or new_id("run")
     options["priority"] = priority
     options["staleness"] = _bound(max_staleness, staleness_policy)
     options["env"] = _env(env or ())

@@ -54,7 +54,16 @@ from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequ
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
+from turnstile.models.stats import PassAtK, StatsKey, StatsReport, StatsRow, pass_at_k, statistics_by
 from turnstile.models.status import EpisodeStatus, ErrorInfo, Fault
+from turnstile.models.summary import (
+    EpisodeFilter,
+    EpisodeSeconds,
+    EpisodeSort,
+    EpisodeSummary,
+    EpisodeSummaryPage,
+    summary_of,
+)
 from turnstile.models.tasks import TaskRef
 from turnstile.models.turn import (
     Break,
@@ -89,10 +98,15 @@ __all__ = [
     "EngineInfo",
     "Episode",
     "EpisodeCreated",
+    "EpisodeFilter",
     "EpisodePage",
     "EpisodeRequest",
+    "EpisodeSeconds",
+    "EpisodeSort",
     "EpisodeStats",
     "EpisodeStatus",
+    "EpisodeSummary",
+    "EpisodeSummaryPage",
     "EpisodeTimings",
     "ErrorInfo",
     "ExpertArray",
@@ -118,6 +132,7 @@ __all__ = [
     "NetworkReport",
     "NetworkUse",
     "ParseStatus",
+    "PassAtK",
     "PauseMode",
     "PauseRequest",
     "PendingCall",
@@ -141,6 +156,9 @@ __all__ = [
     "StalenessBound",
     "StalenessPolicy",
     "StalenessScope",
+    "StatsKey",
+    "StatsReport",
+    "StatsRow",
     "TaskInfo",
     "TaskPage",
     "TaskRef",
@@ -168,4 +186,7 @@ __all__ = [
     "expert_array",
     "join_experts",
     "new_id",
+    "pass_at_k",
+    "statistics_by",
+    "summary_of",
 ]

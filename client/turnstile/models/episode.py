@@ -85,6 +85,10 @@ class EpisodeRequest(Model):
     rollout_id: ClientId | None = None
     """None: the episode's id."""
     attempt: int = Field(default=0, ge=0, le=MAX_INT32)
+    run_id: ClientId | None = None
+    """The trainer's run that it belongs to, by which runs are looked at and compared; None: no run."""
+    train_step: int | None = Field(default=None, ge=0, le=MAX_INT64)
+    """The trainer's own counter of steps (of updates, of batches) when it asked for the episode."""
     seed: Seed | None = None
     """At most 128 bits. Recorded for the agent's side; sampling on the engine is not seeded."""
     sampling: Sampling | None = None
@@ -145,6 +149,8 @@ class EpisodeStats(Model):
     """Turns that did not continue their history, by reason."""
     cosmetic: dict[str, int] = Field(default_factory=dict)
     """Tolerated differences between a reply and how the agent sent it back, by kind."""
+    weight_versions: dict[str, int] = Field(default_factory=dict)
+    """Of ``sampled_tokens``, those of each weight version, in the order in which they first sampled."""
 
     @property
     def trained_share(self) -> float:
@@ -163,6 +169,10 @@ class Episode(Model):
     group_id: str | None = None
     rollout_id: str
     attempt: int = 0
+    run_id: str | None = None
+    train_step: int | None = None
+    tags: tuple[str, ...] = ()
+    """Of the task, when the episode was created."""
     seed: int | None = None
     instruction: str | None = None
     """What the agent is asked, where the task's world wrote it for this episode (once it is prepared); None: the
@@ -217,10 +227,12 @@ class ForksCreated(Model):
 
 
 class EpisodePage(Model):
-    """One page of ``GET /episodes``, newest first. ``cursor`` fetches the next page; None: this is the last."""
+    """One page of ``GET /episodes``, newest first. ``cursor`` fetches the next page; None: this is the last.
+    ``total``: all that the filters leave, where the page was asked for by ``offset`` or ``sort``."""
 
     episodes: tuple[Episode, ...]
     cursor: str | None = None
+    total: int | None = None
 
 
 class TaskInfo(Model):

@@ -22,6 +22,14 @@ UNDELIVERED = "undelivered"
 DELIVERY_UNKNOWN = "delivery_unknown"
 
 
+def tokens_by_version(turn: Turn) -> Counter[str]:
+    """Sampled tokens of the turn by the weights that sampled them."""
+    counts: Counter[str] = Counter()
+    for span in turn.weight_spans:
+        counts[span.version] += span.end - span.start
+    return counts
+
+
 def own_reason(turn: Turn) -> str | None:
     """Why the turn by itself is untrained by default; None where nothing in it says so."""
     if turn.finish_reason == "abort":
@@ -90,6 +98,7 @@ def statistics(
         untrained_tokens[entry.reason] += entry.tokens
     breaks: Counter[str] = Counter()
     cosmetic: Counter[str] = Counter()
+    versions: Counter[str] = Counter()
     sampled = rerendered = branches = turns = roots = 0
     for node in nodes:
         branches += max(0, len(node.children) - 1)
@@ -100,6 +109,7 @@ def statistics(
         sampled += len(node.turn.completion_ids)
         rerendered += node.turn.rerendered_tokens
         cosmetic.update(node.turn.echo)
+        versions.update(tokens_by_version(node.turn))
         if node.turn.break_ is not None:
             breaks[node.turn.break_.reason.value] += 1
     return EpisodeStats(
@@ -113,6 +123,7 @@ def statistics(
         branches=branches,
         breaks=dict(breaks),
         cosmetic=dict(cosmetic),
+        weight_versions=dict(versions),
     )
 
 
@@ -136,6 +147,7 @@ class RunningStatistics:
         self._sampled = self._rerendered = self._branches = self._turns = self._roots = 0
         self._breaks: Counter[str] = Counter()
         self._cosmetic: Counter[str] = Counter()
+        self._versions: Counter[str] = Counter()
         self._untrained: Counter[str] = Counter()
         """Tokens by reason, without ``auxiliary`` and without those of the delivery."""
         self._unreceived: dict[str, Node] = {}
@@ -163,6 +175,7 @@ class RunningStatistics:
         self._sampled += len(turn.completion_ids)
         self._rerendered += turn.rerendered_tokens
         self._cosmetic.update(turn.echo)
+        self._versions.update(tokens_by_version(turn))
         if turn.break_ is not None:
             self._breaks[turn.break_.reason.value] += 1
         own = own_reason(turn)
@@ -214,6 +227,7 @@ class RunningStatistics:
             branches=self._branches,
             breaks=dict(self._breaks),
             cosmetic=dict(self._cosmetic),
+            weight_versions=dict(self._versions),
         )
 
     def _first_child(self, parent: Node) -> None:

@@ -20,7 +20,6 @@ from turnstile.models import (
     AuditReport,
     CompletionRequest,
     EpisodeRequest,
-    EpisodeStatus,
     LeaseTerm,
     NetworkReport,
     RewardUpdate,
@@ -28,7 +27,7 @@ from turnstile.models import (
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
 from turnstile_server.control.agent_address import AgentAddress
-from turnstile_server.control.body import JSON, cursor_position, read_model, while_connected
+from turnstile_server.control.body import JSON, read_model, while_connected
 from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.results import forest_json, parts_response, samples_json, turns_json
@@ -37,9 +36,6 @@ from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
-
-MAX_PAGE = 1000
-"""Ceiling of ``GET /episodes?limit=``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +99,6 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         wanted = await read_model(request, EpisodeRequest)
         created, is_new = await episodes.create(wanted, parts.address.of(request.scope))
         return _model(created, 201 if is_new else 200)
-
-    listing = anyio.Lock()
-
-    @router.get("/episodes")
-    async def page(
-        status: EpisodeStatus | None = None,
-        group_id: str | None = None,
-        cursor: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = settings.page_size,
-    ) -> Response:
-        before = cursor_position(cursor)
-        async with (
-            listing
-        ):  # the event loop serves others between two pages, each of which takes some milliseconds
-            return _model(await episodes.page(status=status, group_id=group_id, before=before, limit=limit))
 
     @router.get("/episodes/{episode_id}")
     async def get(

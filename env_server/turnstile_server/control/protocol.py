@@ -6,16 +6,17 @@ raises NotFound for an unknown or deleted episode.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 from turnstile.models import (
     AuditReport,
     Episode,
     EpisodeCreated,
-    EpisodePage,
+    EpisodeFilter,
     EpisodeRequest,
-    EpisodeStatus,
+    EpisodeSort,
+    EpisodeSummary,
     ForkRequest,
     ForksCreated,
     LeaseState,
@@ -26,6 +27,8 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    StatsKey,
+    StatsReport,
     TokenForest,
     Turn,
 )
@@ -46,12 +49,6 @@ class EpisodeService(Protocol):
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
         """The episode as it is now; with ``wait_s`` > 0, at its next change of status or after that many seconds.
         An ended episode is returned at once."""
-        ...
-
-    async def page(
-        self, *, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
-    ) -> EpisodePage:
-        """At most ``limit`` episodes, newest first; ``before`` is the cursor that the page before gave."""
         ...
 
     async def finish(self, episode_id: str) -> Episode:
@@ -109,6 +106,34 @@ class EpisodeService(Protocol):
     def subscribe(self) -> AsyncIterator[Episode]:
         """Every change of status from now on. The iterator ends at shutdown, and when its reader lags too far
         behind."""
+        ...
+
+
+class OverviewService(Protocol):
+    """Looks at many episodes at once. What takes a filter raises Unprocessable for one that cannot be read."""
+
+    async def page(self, wanted: EpisodeFilter, before: int | None, limit: int) -> tuple[list[str], int | None]:
+        """Ids of at most ``limit`` episodes, newest first, and the next page's ``before`` (None: the last)."""
+        ...
+
+    async def sorted_page(
+        self, wanted: EpisodeFilter, sort: EpisodeSort, offset: int, limit: int, *, descending: bool
+    ) -> tuple[list[str], int]:
+        """Ids of at most ``limit`` episodes from the ``offset``-th on, and how many there are in all."""
+        ...
+
+    def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
+        """As they are now, in this order; those that were deleted meanwhile are left out."""
+        ...
+
+    def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
+        """As ``records``."""
+        ...
+
+    async def stats(
+        self, wanted: EpisodeFilter, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
+    ) -> StatsReport:
+        """As ``turnstile.models.statistics_by`` has it."""
         ...
 
 

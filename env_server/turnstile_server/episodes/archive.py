@@ -21,7 +21,17 @@ import anyio.to_thread
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, ForkOrigin, NetworkReport, Turn
+from turnstile.models import (
+    Episode,
+    EpisodeStatus,
+    EpisodeSummary,
+    ErrorInfo,
+    Fault,
+    ForkOrigin,
+    NetworkReport,
+    Turn,
+    summary_of,
+)
 from turnstile_server.episodes.listing import EpisodeListing
 from turnstile_server.episodes.store import (
     RECORD_UNREADABLE,
@@ -65,6 +75,8 @@ class Archive:
         self._listing = EpisodeListing()
         self._ended: dict[str, bytes] = {}
         """Records as JSON, a fraction of the objects' size."""
+        self._summaries: dict[str, EpisodeSummary] = {}
+        """Of the ended episodes."""
         self._creations: dict[str, Stored] = {}
         """Running and ended episodes by idempotency key, so that a repeated request is recognised."""
         self._idempotency_keys: dict[str, str] = {}
@@ -142,6 +154,7 @@ class Archive:
             data = episode.model_dump_json()
         self._listing.move(episode_id, episode.status)
         self._ended[episode_id] = data.encode()
+        self._summaries[episode_id] = summary_of(episode)
         if forest is not None:
             self._keep(episode_id, forest)
 
@@ -149,6 +162,7 @@ class Archive:
         """Remove a deleted episode. No-op if it is unknown."""
         self._listing.remove(episode_id)
         self._ended.pop(episode_id, None)
+        self._summaries.pop(episode_id, None)
         self._forests.pop(episode_id, None)
         self._fetched.discard(episode_id)
         origin = self._origins.pop(episode_id, None)
@@ -249,6 +263,16 @@ class Archive:
         self._forests.move_to_end(episode_id)
         while len(self._forests) > self._cached_trees:
             self._forests.popitem(last=False)
+
+    def summary(self, episode_id: str) -> EpisodeSummary | None:
+        """Of an ended episode; None for any other."""
+        return self._summaries.get(episode_id)
+
+    def newest(
+        self, status: EpisodeStatus | None, group_id: str | None, before: int | None
+    ) -> list[tuple[int, str]]:
+        """All episodes of a status and a group, the newest first, each with its ordinal."""
+        return self._listing.newest((status, group_id), before)
 
     def page(
         self, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int

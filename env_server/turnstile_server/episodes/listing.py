@@ -75,6 +75,12 @@ class EpisodeListing:
         chosen = ordinals[start:end][::-1]
         return [self._ids[ordinal] for ordinal in chosen], chosen[-1] if start > 0 else None
 
+    def newest(self, found_by: Filter, before: int | None) -> list[tuple[int, str]]:
+        """Ordinals and ids of all episodes that the filter finds, newest first."""
+        ordinals = self._ordinals.get(found_by, [])
+        end = len(ordinals) if before is None else bisect_left(ordinals, before)
+        return [(ordinal, self._ids[ordinal]) for ordinal in reversed(ordinals[:end])]
+
     def _insert(self, key: Filter, ordinal: int) -> None:
         insort(self._ordinals.setdefault(key, []), ordinal)
 

@@ -23,7 +23,6 @@ from turnstile.models import (
     AuditReport,
     Episode,
     EpisodeCreated,
-    EpisodePage,
     EpisodeRequest,
     EpisodeStatus,
     LeaseState,
@@ -45,6 +44,7 @@ from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
+from turnstile_server.episodes.overview import Overview
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
@@ -122,6 +122,7 @@ class Episodes:
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._exports = anyio.CapacityLimiter(self._settings.export_threads)
+        self.overview = Overview(self._archive, self._now, self._exports)
         self._rewards = EpisodeRewards(
             self._archive, amendments, self._running, self._exports, self._settings.max_reward_changes
         )
@@ -272,13 +273,6 @@ class Episodes:
             raise NotFound(f"there is no episode {episode_id}")
         gone = episode.work is not None and episode_id not in self._works
         return episode.model_copy(update={"work": None}) if gone else episode
-
-    async def page(
-        self, *, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
-    ) -> EpisodePage:
-        found, following = self._archive.page(status, group_id, before, limit)
-        cursor = str(following) if following is not None else None
-        return EpisodePage(episodes=tuple(map(self._now, found)), cursor=cursor)
 
     async def finish(self, episode_id: str) -> Episode:
         """Waits for a grading at most ``episodes.finish_wait_s``; the episode is ``grading`` then."""

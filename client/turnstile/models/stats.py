@@ -1,0 +1,213 @@
+"""Statistics of many episodes: how they ended, their rewards, tokens and time, by task, version, step and more.
+
+``statistics_by`` is a pure function of summaries, so that a server, a notebook and a report say the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from turnstile.models.base import Model
+from turnstile.models.summary import EpisodeSeconds, EpisodeSummary
+
+StatsKey = Literal["task", "tag", "agent", "run", "step", "version", "status", "error", "group"]
+Value: TypeAlias = "str | int | None"
+
+_VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
+    "task": lambda row: (row.task,),
+    "tag": lambda row: row.tags or (None,),
+    "agent": lambda row: (row.agent,),
+    "run": lambda row: (row.run_id,),
+    "step": lambda row: (row.train_step,),
+    "version": lambda row: (row.weight_version,),
+    "status": lambda row: (row.status.value,),
+    "error": lambda row: (row.error_type,),
+    "group": lambda row: (row.group_id,),
+}
+_SECONDS: Mapping[str, Callable[[EpisodeSeconds], float | None]] = {
+    "queue": lambda seconds: seconds.queue,
+    "setup": lambda seconds: seconds.setup,
+    "agent": lambda seconds: seconds.agent,
+    "model": lambda seconds: seconds.model,
+    "tools": lambda seconds: seconds.tools,
+    "grading": lambda seconds: seconds.grading,
+}
+"""The parts that add up to the whole."""
+
+
+class PassAtK(Model):
+    """The chance that at least one of ``k`` rollouts of a task is right, as the mean over ``tasks`` tasks."""
+
+    k: int
+    value: float
+    tasks: int
+    """Those with at least ``k`` graded rollouts: the others say nothing about it."""
+
+
+class StatsRow(Model):
+    """What the episodes with one ``key`` have in common."""
+
+    key: dict[str, str | int | None]
+    """By name of what was asked for; ``bucket``: Unix time at which the bucket starts. Empty for the total."""
+    episodes: int
+    statuses: dict[str, int]
+    faults: dict[str, int]
+    """Episodes that somebody's fault ended, by whose."""
+    errors: dict[str, int]
+    graded: int
+    """Those with a reward. All figures of rewards are over these."""
+    reward_mean: float | None
+    reward_std: float | None
+    """Of the population; None without a reward."""
+    reward_min: float | None
+    reward_max: float | None
+    solved: int
+    """Graded ones whose reward reaches the threshold."""
+    pass_at_k: tuple[PassAtK, ...]
+    """For k = 1, 2, 4, … as far as a task has so many graded rollouts."""
+    groups: int
+    """Groups with at least two graded rollouts."""
+    groups_without_signal: int
+    """Of these, those whose rewards are all equal: they give no gradient."""
+    turns: int
+    sampled_tokens: int
+    trained_tokens: int
+    discarded_tokens: int
+    untrained: dict[str, int]
+    breaks: dict[str, int]
+    stale: int
+    lag_mean: float | None
+    lag_max: int | None
+    seconds: dict[str, float]
+    """Sums over the episodes, by part (``EpisodeSeconds``)."""
+
+    @property
+    def trained_share(self) -> float:
+        """``trained_tokens / sampled_tokens``; 1.0 when nothing was sampled."""
+        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else 1.0
+
+
+class StatsReport(Model):
+    """Answer to ``GET /stats``. ``rows``: by key in ascending order; an episode with several tags is in the row of
+    each, and once in ``total``."""
+
+    by: tuple[StatsKey, ...]
+    bucket_s: float | None
+    solved_at: float
+    rows: tuple[StatsRow, ...]
+    total: StatsRow
+
+
+def statistics_by(
+    summaries: Iterable[EpisodeSummary],
+    by: Sequence[StatsKey] = (),
+    *,
+    bucket_s: float | None = None,
+    solved_at: float = 1.0,
+) -> StatsReport:
+    """Group the episodes by ``by`` and, with ``bucket_s``, by when they ended (began, while they run).
+
+    ``solved_at``: the least reward that counts as solved.
+    """
+    members: defaultdict[tuple[Value, ...], list[EpisodeSummary]] = defaultdict(list)
+    everything = list(summaries)
+    for row in everything:
+        for key in _keys(row, by, bucket_s):
+            members[key].append(row)
+    names = (*by, "bucket") if bucket_s is not None else tuple(by)
+    rows = tuple(
+        _row(dict(zip(names, key, strict=True)), members[key], solved_at) for key in sorted(members, key=_order)
+    )
+    total = _row({}, everything, solved_at)
+    return StatsReport(
+        by=tuple(by), bucket_s=bucket_s, solved_at=solved_at, rows=rows if names else (), total=total
+    )
+
+
+def pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> PassAtK | None:
+    """From the graded and the right rollouts of each task; None where no task has ``k``.
+
+    The unbiased estimator 1 − C(n − c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
+    """
+    chances = [1.0 - math.comb(n - right, k) / math.comb(n, k) for n, right in counts if n >= k]
+    return PassAtK(k=k, value=math.fsum(chances) / len(chances), tasks=len(chances)) if chances else None
+
+
+def _keys(row: EpisodeSummary, by: Sequence[StatsKey], bucket_s: float | None) -> list[tuple[Value, ...]]:
+    keys: list[tuple[Value, ...]] = [()]
+    for name in by:
+        keys = [(*key, value) for key in keys for value in _VALUES[name](row)]
+    if bucket_s is None:
+        return keys
+    at = row.created_at if row.ended_at is None else row.ended_at
+    start = int(at // bucket_s * bucket_s)
+    return [(*key, start) for key in keys]
+
+
+def _order(key: tuple[Value, ...]) -> tuple[tuple[bool, bool, float, str], ...]:
+    """Numbers in order, then text, then what has no value."""
+    return tuple(
+        (value is None, isinstance(value, str), value if isinstance(value, int) else 0, str(value))
+        for value in key
+    )
+
+
+def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float) -> StatsRow:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    mean = math.fsum(rewards) / len(rewards) if rewards else None
+    std = None if mean is None else math.sqrt(math.fsum((each - mean) ** 2 for each in rewards) / len(rewards))
+    of_groups = _rewards_by(rows, lambda row: row.group_id)
+    groups = [found for name, found in of_groups.items() if name is not None and len(found) > 1]
+    of_tasks = _rewards_by(rows, lambda row: row.task).values()
+    counts = [(len(found), sum(reward >= solved_at for reward in found)) for found in of_tasks]
+    lags = [row.lag for row in rows if row.lag is not None]
+    untrained: Counter[str] = Counter()
+    breaks: Counter[str] = Counter()
+    for row in rows:
+        untrained.update(row.untrained)
+        breaks.update(row.breaks)
+    return StatsRow(
+        key=key,
+        episodes=len(rows),
+        statuses=dict(Counter(row.status.value for row in rows)),
+        faults=dict(Counter(row.fault.value for row in rows if row.fault is not None)),
+        errors=dict(Counter(row.error_type for row in rows if row.error_type is not None)),
+        graded=len(rewards),
+        reward_mean=mean,
+        reward_std=std,
+        reward_min=min(rewards, default=None),
+        reward_max=max(rewards, default=None),
+        solved=sum(reward >= solved_at for reward in rewards),
+        pass_at_k=_passes(counts),
+        groups=len(groups),
+        groups_without_signal=sum(len(set(found)) == 1 for found in groups),
+        turns=sum(row.turns for row in rows),
+        sampled_tokens=sum(row.sampled_tokens for row in rows),
+        trained_tokens=sum(row.trained_tokens for row in rows),
+        discarded_tokens=sum(row.discarded_tokens for row in rows),
+        untrained=dict(untrained),
+        breaks=dict(breaks),
+        stale=sum(row.stale for row in rows),
+        lag_mean=sum(lags) / len(lags) if lags else None,
+        lag_max=max(lags, default=None),
+        seconds={part: math.fsum(of(row.seconds) or 0.0 for row in rows) for part, of in _SECONDS.items()},
+    )
+
+
+def _rewards_by(
+    rows: Iterable[EpisodeSummary], name: Callable[[EpisodeSummary], str | None]
+) -> dict[str | None, list[float]]:
+    found: defaultdict[str | None, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.reward is not None:
+            found[name(row)].append(row.reward)
+    return found
+
+
+def _passes(counts: Sequence[tuple[int, int]]) -> tuple[PassAtK, ...]:
+    most = max((n for n, _ in counts), default=0)
+    ks = (2**power for power in range(most.bit_length()))
+    return tuple(found for k in ks if (found := pass_at_k(counts, k)) is not None)

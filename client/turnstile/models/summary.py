@@ -1,0 +1,225 @@
+"""One light row per episode, for lists of many: what it was, how it ended, and what it cost.
+
+A full record has its grading, its output and its metadata, some kilobytes; a summary has some hundred bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from pydantic import Field, FiniteFloat
+
+from turnstile.models.base import MAX_INT64, Model
+from turnstile.models.episode import Episode, EpisodeTimings
+from turnstile.models.status import EpisodeStatus, Fault
+from turnstile.models.tasks import TaskRef
+
+MAX_TITLE = 120
+"""Characters of a title."""
+
+EpisodeSort = Literal[
+    "created",
+    "ended",
+    "status",
+    "task",
+    "agent",
+    "group",
+    "step",
+    "version",
+    "reward",
+    "turns",
+    "tokens",
+    "trained",
+    "breaks",
+    "seconds",
+]
+"""What a listing is sorted by: ``trained`` is the trained share, ``breaks`` their number, ``seconds`` the whole
+time. Episodes without a value come last in either order."""
+
+
+class EpisodeSeconds(Model):
+    """Where the time of one episode went. None: it did not come to that part, or it is not known."""
+
+    queue: float | None = None
+    """Before anything was done for it."""
+    setup: float | None = None
+    """Its world, its sandbox and its files were made."""
+    agent: float | None = None
+    """The agent ran, less ``model`` and ``tools`` where those are known."""
+    model: float | None = None
+    """At least one model call was in progress."""
+    tools: float | None = None
+    """At least one tool call of the server was in progress, and no model call."""
+    grading: float | None = None
+    total: float | None = None
+    """From its creation to its stored end."""
+
+
+class EpisodeSummary(Model):
+    """One episode in a list of many (``GET /episodes?view=summary``)."""
+
+    episode_id: str
+    status: EpisodeStatus
+    run_id: str | None
+    train_step: int | None
+    task: str
+    """The task's id; of an inline task without one ``inline-`` and 8 hex digits of its digest: equal tasks have
+    equal ones."""
+    title: str | None
+    """The first line of its instruction, where the record has it; at most ``MAX_TITLE`` characters."""
+    tags: tuple[str, ...]
+    agent: str
+    group_id: str | None
+    rollout_id: str
+    attempt: int
+    reward: float | None
+    error_type: str | None
+    fault: Fault | None
+    weight_version: str | None
+    """The weights that sampled most of its tokens, of several the earliest; None: nothing was sampled."""
+    weight_versions: int
+    """How many weight versions sampled its tokens."""
+    lag: int | None
+    """Weight versions that were served after its first token, when it ended or by now; None: not known."""
+    stale: bool
+    turns: int
+    roots: int
+    branches: int
+    sampled_tokens: int
+    trained_tokens: int
+    discarded_tokens: int
+    untrained: dict[str, int]
+    breaks: dict[str, int]
+    created_at: float
+    """Unix time."""
+    seconds: EpisodeSeconds
+    exit_code: int | None
+    forked: bool
+    regraded: int
+
+    @property
+    def ended_at(self) -> float | None:
+        """Unix time; None while it runs."""
+        return None if self.seconds.total is None else self.created_at + self.seconds.total
+
+
+_FIELDS = set(EpisodeSummary.model_fields)
+"""One set for all rows: a row's own would take more memory than the row."""
+
+
+class EpisodeSummaryPage(Model):
+    """One page of ``GET /episodes?view=summary``. ``total``: all that the filters leave, where the page was asked
+    for by ``offset`` or ``sort``; ``cursor``: fetches the next page of one that was not (None: this is the
+    last)."""
+
+    summaries: tuple[EpisodeSummary, ...]
+    cursor: str | None = None
+    total: int | None = None
+
+
+class EpisodeFilter(Model):
+    """Which episodes are meant. Every condition that is given must hold."""
+
+    status: EpisodeStatus | None = None
+    group_id: str | None = None
+    run_id: str | None = None
+    train_step: int | None = Field(default=None, ge=0, le=MAX_INT64)
+    task: str | None = Field(default=None, description="As summaries name it.")
+    tag: str | None = Field(default=None, description="One of its task's tags.")
+    agent: str | None = None
+    error_type: str | None = None
+    fault: Fault | None = None
+    version: str | None = Field(default=None, description="The weights that sampled most of its tokens.")
+    graded: bool | None = Field(default=None, description="Whether it has a reward.")
+    reward_min: FiniteFloat | None = Field(default=None, description="Its reward is at least this.")
+    reward_max: FiniteFloat | None = Field(default=None, description="Its reward is at most this.")
+    breaks: str | None = Field(default=None, description="`any`, or the reason of a break that it has.")
+    min_turns: int | None = Field(default=None, ge=0)
+    stale: bool | None = None
+    created_after: FiniteFloat | None = Field(default=None, description="Unix seconds.")
+    created_before: FiniteFloat | None = Field(default=None, description="Unix seconds.")
+    text: str | None = Field(
+        default=None,
+        max_length=200,
+        description="In its id, run, task, title, group, agent or error; in any case.",
+    )
+    metadata: tuple[str, ...] = Field(
+        default=(), description="`KEY=VALUE`: its metadata has this at the top. Several: all of them."
+    )
+
+
+def summary_of(episode: Episode) -> EpisodeSummary:
+    """The row of an episode's record."""
+    stats, staleness, error = episode.stats, episode.staleness, episode.error
+    versions = stats.weight_versions
+    return EpisodeSummary.model_construct(
+        _FIELDS,
+        episode_id=episode.episode_id,
+        status=episode.status,
+        run_id=episode.run_id,
+        train_step=episode.train_step,
+        task=task_name(episode.task),
+        title=_title(episode.instruction or episode.task.instruction),
+        tags=episode.tags,
+        agent=episode.agent,
+        group_id=episode.group_id,
+        rollout_id=episode.rollout_id,
+        attempt=episode.attempt,
+        reward=episode.reward,
+        error_type=None if error is None else error.type,
+        fault=None if error is None else error.fault,
+        weight_version=max(versions, key=versions.__getitem__) if versions else None,
+        weight_versions=len(versions),
+        lag=None if staleness is None else staleness.versions,
+        stale=staleness is not None and staleness.exceeded,
+        turns=stats.turns,
+        roots=stats.roots,
+        branches=stats.branches,
+        sampled_tokens=stats.sampled_tokens,
+        trained_tokens=stats.trained_tokens,
+        discarded_tokens=sum(stats.discarded.values()),
+        untrained=stats.untrained,
+        breaks=stats.breaks,
+        created_at=episode.timings.created_at,
+        seconds=seconds_of(episode.timings),
+        exit_code=episode.agent_exit_code,
+        forked=episode.forked_from is not None,
+        regraded=len(episode.regrades),
+    )
+
+
+def task_name(task: TaskRef) -> str:
+    """The task's id, or a name that equal inline tasks share."""
+    if task.id is not None:
+        return task.id
+    return f"inline-{hashlib.sha256(task.model_dump_json().encode()).hexdigest()[:8]}"
+
+
+def seconds_of(timings: EpisodeTimings) -> EpisodeSeconds:
+    """The parts that the record's own times tell apart."""
+    steps = (timings.preparing_s, timings.running_s, timings.grading_s, timings.ended_s)
+    preparing, running, grading, ended = steps
+    began = [step for step in steps if step is not None]
+    return EpisodeSeconds(
+        queue=began[0] if began else None,
+        setup=_between(preparing, _first(running, grading, ended)),
+        agent=_between(running, _first(grading, ended)),
+        grading=_between(grading, ended),
+        total=ended,
+    )
+
+
+def _first(*steps: float | None) -> float | None:
+    return next((step for step in steps if step is not None), None)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+def _title(instruction: str | None) -> str | None:
+    if instruction is None:
+        return None
+    line = " ".join(instruction.strip().partition("\n")[0].split())
+    return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…"

@@ -1,0 +1,114 @@
+"""Many episodes at once: listings by any condition and order, and statistics.
+
+What must hold: a page of the plain listing (by status and group, the newest first) costs what it returns, whatever
+there is; anything else looks at every summary, in pieces, between which the event loop serves others; and a page
+shows each episode as it is now, running ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+import anyio.lowlevel
+import anyio.to_thread
+
+from turnstile.models import (
+    Episode,
+    EpisodeFilter,
+    EpisodeSort,
+    EpisodeSummary,
+    StatsKey,
+    StatsReport,
+    statistics_by,
+    summary_of,
+)
+from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.selection import EpisodeSelection, ordered
+from turnstile_server.errors import NotFound
+
+_PIECE = 500
+"""Summaries that are looked at before the event loop serves others: about a millisecond."""
+
+
+T = TypeVar("T")
+
+
+class Overview:
+    """``now``: the record of any episode as it is now; raises NotFound. ``threads`` bounds those that compute
+    statistics."""
+
+    def __init__(self, archive: Archive, now: Callable[[str], Episode], threads: anyio.CapacityLimiter) -> None:
+        self._archive = archive
+        self._now = now
+        self._threads = threads
+
+    async def page(self, wanted: EpisodeFilter, before: int | None, limit: int) -> tuple[list[str], int | None]:
+        """Ids of at most ``limit`` episodes, the newest first, and the ``before`` of the next page (None: this is
+        the last)."""
+        selection = EpisodeSelection(wanted)
+        if selection.indexed_only:
+            return self._archive.page(wanted.status, wanted.group_id, before, limit)
+        found: list[str] = []
+        last: int | None = None
+        async with aclosing(self._chosen(wanted, selection, before)) as chosen:
+            async for ordinal, row in chosen:
+                if len(found) == limit:
+                    return found, last
+                found.append(row.episode_id)
+                last = ordinal
+        return found, None
+
+    async def sorted_page(
+        self, wanted: EpisodeFilter, sort: EpisodeSort, offset: int, limit: int, *, descending: bool
+    ) -> tuple[list[str], int]:
+        """Ids of at most ``limit`` episodes from the ``offset``-th on, and how many there are in all."""
+        rows = [row async for _, row in self._chosen(wanted, EpisodeSelection(wanted), None)]
+        rows = await anyio.to_thread.run_sync(
+            lambda: ordered(rows, sort, descending=descending), limiter=self._threads
+        )
+        return [row.episode_id for row in rows[offset : offset + limit]], len(rows)
+
+    def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
+        """Without those that were deleted meanwhile."""
+        return tuple(_found(self._now, ids))
+
+    def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
+        """Without those that were deleted meanwhile."""
+        return tuple(_found(self._summary, ids))
+
+    def _summary(self, episode_id: str) -> EpisodeSummary:
+        """Raises NotFound."""
+        return self._archive.summary(episode_id) or summary_of(self._now(episode_id))
+
+    async def stats(
+        self, wanted: EpisodeFilter, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
+    ) -> StatsReport:
+        rows = [row async for _, row in self._chosen(wanted, EpisodeSelection(wanted), None)]
+        return await anyio.to_thread.run_sync(
+            lambda: statistics_by(rows, by, bucket_s=bucket_s, solved_at=solved_at), limiter=self._threads
+        )
+
+    async def _chosen(
+        self, wanted: EpisodeFilter, selection: EpisodeSelection, before: int | None
+    ) -> AsyncGenerator[tuple[int, EpisodeSummary], None]:
+        """The episodes that are meant, the newest first, each with its ordinal in the listing."""
+        for count, (ordinal, episode_id) in enumerate(
+            self._archive.newest(wanted.status, wanted.group_id, before), 1
+        ):
+            if count % _PIECE == 0:
+                await anyio.lowlevel.checkpoint()
+            try:
+                row = self._summary(episode_id)
+                taken = selection.takes(row, self._now)
+            except NotFound:  # deleted while others were served
+                continue
+            if taken:
+                yield ordinal, row
+
+
+def _found(find: Callable[[str], T], ids: Iterable[str]) -> Iterator[T]:
+    for episode_id in ids:
+        with suppress(NotFound):
+            yield find(episode_id)

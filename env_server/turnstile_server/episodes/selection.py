@@ -1,0 +1,122 @@
+"""Chooses and orders summaries of episodes: what the filters and the sorting of listings mean. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from turnstile.models import Episode, EpisodeFilter, EpisodeSort, EpisodeSummary
+from turnstile_server.errors import Unprocessable
+
+ANY = "any"
+"""As ``EpisodeFilter.breaks``: some break, whatever its reason."""
+
+_EQUAL: Mapping[str, Callable[[EpisodeSummary], Any]] = {
+    "status": lambda row: row.status,
+    "group_id": lambda row: row.group_id,
+    "run_id": lambda row: row.run_id,
+    "train_step": lambda row: row.train_step,
+    "task": lambda row: row.task,
+    "agent": lambda row: row.agent,
+    "error_type": lambda row: row.error_type,
+    "fault": lambda row: row.fault,
+    "version": lambda row: row.weight_version,
+    "graded": lambda row: row.reward is not None,
+    "stale": lambda row: row.stale,
+}
+"""Conditions that name a value, and what must equal it."""
+
+_SORTED_BY: Mapping[EpisodeSort, Callable[[EpisodeSummary], Any]] = {
+    "created": lambda row: row.created_at,
+    "ended": lambda row: row.ended_at,
+    "status": lambda row: row.status.value,
+    "task": lambda row: row.task,
+    "agent": lambda row: row.agent,
+    "group": lambda row: row.group_id,
+    "step": lambda row: row.train_step,
+    "version": lambda row: row.weight_version,
+    "reward": lambda row: row.reward,
+    "turns": lambda row: row.turns,
+    "tokens": lambda row: row.sampled_tokens,
+    "trained": lambda row: row.trained_tokens / row.sampled_tokens if row.sampled_tokens else None,
+    "breaks": lambda row: sum(row.breaks.values()),
+    "seconds": lambda row: row.seconds.total,
+}
+
+
+_CONDITIONS = set(EpisodeFilter.model_fields)
+"""Without what a query has beside its filter."""
+
+
+class EpisodeSelection:
+    """Tells whether an episode is meant by a filter. Raises Unprocessable for conditions that cannot be read."""
+
+    def __init__(self, wanted: EpisodeFilter) -> None:
+        self._wanted = wanted
+        given = wanted.model_dump(include=_CONDITIONS, exclude_none=True)
+        self._equal = [(_EQUAL[name], value) for name, value in given.items() if name in _EQUAL]
+        self._text = wanted.text.casefold() if wanted.text else None
+        self._metadata = [_condition(each) for each in wanted.metadata]
+        self.indexed_only = not (given.keys() - {"status", "group_id", "metadata"}) and not wanted.metadata
+        """Nothing but what the listing is indexed by."""
+
+    def takes(self, row: EpisodeSummary, record: Callable[[str], Episode]) -> bool:
+        """``record``: of an episode, by id; asked for its metadata, and only where all other conditions hold,
+        because it costs a record to be read."""
+        wanted = self._wanted
+        return (
+            all(value_of(row) == value for value_of, value in self._equal)
+            and (wanted.tag is None or wanted.tag in row.tags)
+            and _within(row.reward, wanted.reward_min, wanted.reward_max)
+            and _within(row.created_at, wanted.created_after, wanted.created_before)
+            and (wanted.min_turns is None or row.turns >= wanted.min_turns)
+            and (wanted.breaks is None or _broke(row, wanted.breaks))
+            and (self._text is None or self._text in _searched(row))
+            and (not self._metadata or self._fits(record(row.episode_id).metadata))
+        )
+
+    def _fits(self, metadata: Mapping[str, Any]) -> bool:
+        return all(name in metadata and _as_text(metadata[name]) == value for name, value in self._metadata)
+
+
+def ordered(rows: Iterable[EpisodeSummary], by: EpisodeSort, *, descending: bool) -> list[EpisodeSummary]:
+    """Those without a value last; of equal ones the newest first."""
+    value_of = _SORTED_BY[by]
+    newest_first = sorted(rows, key=lambda row: (row.created_at, row.episode_id), reverse=True)
+    with_value = [row for row in newest_first if value_of(row) is not None]
+    without = [row for row in newest_first if value_of(row) is None]
+    if descending:
+        with_value.reverse()  # sorting in reverse keeps the order of equal ones, which is to be the newest first
+        with_value.sort(key=value_of)
+        with_value.reverse()
+    else:
+        with_value.sort(key=value_of)
+    return with_value + without
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise Unprocessable(f"metadata: {text!r} is not KEY=VALUE")
+    return name, value
+
+
+def _as_text(value: Any) -> str:
+    """A string as it is, anything else as JSON: ``step=3``, ``eval=true``."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _within(value: float | None, least: float | None, most: float | None) -> bool:
+    if least is None and most is None:
+        return True
+    return value is not None and (least is None or value >= least) and (most is None or value <= most)
+
+
+def _broke(row: EpisodeSummary, reason: str) -> bool:
+    return bool(row.breaks) if reason == ANY else reason in row.breaks
+
+
+def _searched(row: EpisodeSummary) -> str:
+    parts = (row.episode_id, row.task, row.title, row.group_id, row.agent, row.error_type, row.run_id)
+    return "\n".join(part for part in parts if part is not None).casefold()

@@ -1,0 +1,116 @@
+"""Statistics of many episodes, from their rows: against hand-made cases, and against counting one by one."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnstile.models import (
+    EpisodeSeconds,
+    EpisodeStatus,
+    EpisodeSummary,
+    Fault,
+    StatsKey,
+    pass_at_k,
+    statistics_by,
+)
+
+
+def row(**fields: Any) -> EpisodeSummary:
+    base: dict[str, Any] = dict.fromkeys(EpisodeSummary.model_fields)
+    numbers = ("attempt", "weight_versions", "turns", "roots", "branches", "regraded")
+    base |= dict.fromkeys((*numbers, "sampled_tokens", "trained_tokens", "discarded_tokens"), 0)
+    base |= {"episode_id": "ep", "rollout_id": "ep", "task": "t", "agent": "a", "tags": (), "stale": False}
+    base |= {"untrained": {}, "breaks": {}, "created_at": 0.0, "seconds": EpisodeSeconds(), "forked": False}
+    return EpisodeSummary.model_validate({**base, "status": EpisodeStatus.COMPLETED, **fields})
+
+
+summaries = st.lists(
+    st.builds(
+        row,
+        task=st.sampled_from(["t0", "t1"]),
+        tags=st.sampled_from([(), ("x",), ("x", "y")]),
+        train_step=st.sampled_from([None, 0, 10, 9]),
+        group_id=st.sampled_from([None, "g0", "g1"]),
+        weight_version=st.sampled_from([None, "v1", "v2"]),
+        status=st.sampled_from(EpisodeStatus),
+        fault=st.sampled_from([None, *Fault]),
+        error_type=st.sampled_from([None, "agent_failed"]),
+        reward=st.sampled_from([None, 0.0, 0.5, 1.0, -1.0]),
+        sampled_tokens=st.integers(0, 9),
+        breaks=st.dictionaries(st.sampled_from(["history_edited", "tools_changed"]), st.integers(1, 3)),
+        lag=st.sampled_from([None, 0, 3]),
+        created_at=st.floats(0, 100),
+        seconds=st.builds(EpisodeSeconds, total=st.none() | st.floats(0, 50), agent=st.none() | st.floats(0, 9)),
+    ),
+    max_size=12,
+)
+
+
+@given(summaries, st.lists(st.sampled_from(["task", "step", "version", "status", "group"]), unique=True))
+def test_every_episode_is_in_one_row_and_the_rows_add_up(rows: list[EpisodeSummary], by: list[StatsKey]) -> None:
+    found = statistics_by(rows, by, bucket_s=7.0)
+    assert sum(each.episodes for each in found.rows) == len(rows) == found.total.episodes
+    for name in ("graded", "solved", "turns", "sampled_tokens", "stale"):
+        assert sum(getattr(each, name) for each in found.rows) == getattr(found.total, name)
+    rewards = [each.reward for each in rows if each.reward is not None]
+    if rewards:
+        assert found.total.reward_mean == pytest.approx(sum(rewards) / len(rewards))
+        assert found.total.reward_std is not None
+        assert min(rewards) == found.total.reward_min <= found.total.reward_mean <= (found.total.reward_max or 0.0)
+    assert found.total.seconds["agent"] == pytest.approx(sum(each.seconds.agent or 0.0 for each in rows))
+    assert len({tuple(each.key.items()) for each in found.rows}) == len(found.rows)
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_chance_over_all_choices_of_k(n: int, data: st.DataObject) -> None:
+    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    outcomes = [index < right for index in range(n)]
+    choices = list(combinations(outcomes, k))
+    found = pass_at_k([(n, right)], k)
+    assert found is not None
+    assert found.value == pytest.approx(sum(any(choice) for choice in choices) / len(choices))
+
+
+def test_pass_at_k_is_the_mean_over_the_tasks_that_have_k() -> None:
+    rows = [row(task="a", reward=1.0)] + [row(task="b", reward=reward) for reward in (0.0, 1.0, 0.0, None)]
+    found = statistics_by(rows).total.pass_at_k
+    assert [(each.k, each.tasks) for each in found] == [(1, 2), (2, 1)]
+    assert [each.value for each in found] == pytest.approx([(1 + 1 / 3) / 2, 2 / 3])
+
+
+def test_groups_with_equal_rewards_have_no_signal() -> None:
+    rewards = {"g0": (1.0, 1.0, None), "g1": (0.0, 1.0), "g2": (1.0,), None: (0.0, 0.0)}
+    rows = [row(group_id=group, reward=reward) for group, found in rewards.items() for reward in found]
+    total = statistics_by(rows).total
+    assert (total.groups, total.groups_without_signal) == (2, 1)
+
+
+def test_rows_are_numbers_in_order_then_text_then_what_has_none() -> None:
+    rows = [row(train_step=step) for step in (10, None, 9)]
+    assert [each.key["step"] for each in statistics_by(rows, ["step"]).rows] == [9, 10, None]
+    rows = [row(tags=tags, reward=1.0) for tags in (("b", "a"), ())]
+    found = statistics_by(rows, ["tag"])
+    assert [each.key["tag"] for each in found.rows] == ["a", "b", None]
+    assert found.total.episodes == 2
+
+
+def test_a_bucket_is_when_an_episode_ended_or_began_while_it_runs() -> None:
+    rows = [row(created_at=59.0, seconds=EpisodeSeconds(total=2.0)), row(created_at=59.0)]
+    found = statistics_by(rows, ["status"], bucket_s=60)
+    assert [each.key for each in found.rows] == [
+        {"status": "completed", "bucket": 0},
+        {"status": "completed", "bucket": 60},
+    ]
+
+
+def test_no_episode_has_no_figures() -> None:
+    total = statistics_by([]).total
+    assert (total.reward_mean, total.reward_std, total.lag_mean, total.pass_at_k) == (None, None, None, ())
+    assert total.trained_share == 1.0
+    assert math.fsum(total.seconds.values()) == 0.0

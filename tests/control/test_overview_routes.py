@@ -1,0 +1,198 @@
+"""``GET /episodes`` by any condition and order, light rows, and ``GET /stats``, on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from test_control_api import create, error_of
+
+from control_support import Door
+from turnstile import AsyncClient
+from turnstile.errors import InvalidRequest
+from turnstile.models import (
+    EpisodePage,
+    EpisodeSummary,
+    EpisodeSummaryPage,
+    StatsReport,
+    statistics_by,
+    summary_of,
+)
+
+pytestmark = pytest.mark.anyio
+
+RUN = "overview"
+
+
+@pytest.fixture
+async def recorded(http: httpx.AsyncClient, door: Door) -> AsyncIterator[list[EpisodeSummary]]:
+    """Eight episodes of one run: two tasks, two steps, two groups of each; rewards 0, 0.5 and 1, two without; two
+    still run. The newest last."""
+    made = []
+    for number in range(8):
+        task = {
+            "instruction": f"Task {number % 2}.\nMore.",
+            "reward": {"late": True},
+            "tags": [f"tag{number % 2}"],
+        }
+        created = await create(
+            http,
+            task=task,
+            run_id=RUN,
+            train_step=number // 4,
+            group_id=f"g{number // 2 % 2}{number % 2}",
+            metadata={"number": number, "split": "train" if number else "eval", "nested": {"a": [1]}},
+        )
+        made.append(created.episode_id)
+        if number % 3 == 0:
+            door.add_turn(created.episode_id)
+        if number < 6:
+            await http.post(f"/episodes/{created.episode_id}/finish")
+        if number < 4:
+            body = {"key": "k", "reward": (0.0, 1.0, 0.5, 1.0)[number]}
+            response = await http.post(f"/episodes/{created.episode_id}/reward", json=body)
+            assert response.status_code == 200, response.text
+    pages = [(await http.get(f"/episodes/{each}")).content for each in made]
+    yield [
+        summary_of(EpisodePage.model_validate_json(b'{"episodes":[' + each + b"]}").episodes[0]) for each in pages
+    ]
+    for each in made:
+        await http.delete(f"/episodes/{each}")
+
+
+async def rows(http: httpx.AsyncClient, **params: Any) -> EpisodeSummaryPage:
+    response = await http.get("/episodes", params={"view": "summary", "run_id": RUN, **params})
+    assert response.status_code == 200, response.text
+    return EpisodeSummaryPage.model_validate_json(response.content)
+
+
+async def test_a_row_says_what_the_record_says(http: httpx.AsyncClient, recorded: list[EpisodeSummary]) -> None:
+    assert list((await rows(http)).summaries) == recorded[::-1]
+    first = recorded[0]
+    assert (first.title, first.tags, first.train_step, first.reward) == ("Task 0.", ("tag0",), 0, 0.0)
+    assert first.weight_version is not None
+    assert first.turns == 1
+    assert first.task == recorded[2].task != recorded[1].task
+
+
+CONDITIONS: list[tuple[dict[str, Any], Callable[[int, EpisodeSummary], bool]]] = [
+    ({"status": "running"}, lambda _, row: row.status == "running"),
+    (
+        {"status": "completed", "group_id": "g00"},
+        lambda _, row: row.status == "completed" and row.group_id == "g00",
+    ),
+    ({"train_step": 1}, lambda _, row: row.train_step == 1),
+    ({"tag": "tag1"}, lambda _, row: "tag1" in row.tags),
+    ({"graded": "true"}, lambda _, row: row.reward is not None),
+    ({"graded": "false"}, lambda _, row: row.reward is None),
+    ({"reward_min": 0.5}, lambda _, row: row.reward is not None and row.reward >= 0.5),
+    ({"reward_max": 0.5, "tag": "tag0"}, lambda _, row: row.reward in (0.0, 0.5) and row.tags == ("tag0",)),
+    ({"min_turns": 1}, lambda _, row: row.turns >= 1),
+    ({"text": "TASK 1"}, lambda _, row: row.title == "Task 1."),
+    ({"metadata": "number=3"}, lambda number, _: number == 3),
+    ({"metadata": ["split=train", "number=0"]}, lambda *_: False),
+    ({"metadata": 'nested={"a": [1]}', "graded": "true"}, lambda number, _: number < 4),
+    ({"breaks": "any"}, lambda _, row: bool(row.breaks)),
+    ({"agent": "external", "fault": "agent"}, lambda *_: False),
+    ({"created_after": 0, "created_before": 1}, lambda *_: False),
+]
+
+
+@pytest.mark.parametrize(("asked", "holds"), CONDITIONS, ids=[json.dumps(asked) for asked, _ in CONDITIONS])
+async def test_a_filter_leaves_what_fits_in_pages_and_by_offset(
+    http: httpx.AsyncClient,
+    recorded: list[EpisodeSummary],
+    asked: dict[str, Any],
+    holds: Callable[[int, EpisodeSummary], bool],
+) -> None:
+    expected = [row.episode_id for number, row in reversed(list(enumerate(recorded))) if holds(number, row)]
+    page = await rows(http, **asked, limit=2)
+    seen = [row.episode_id for row in page.summaries]
+    while page.cursor is not None:
+        page = await rows(http, **asked, limit=2, cursor=page.cursor)
+        seen += [row.episode_id for row in page.summaries]
+    assert seen == expected
+    by_offset = await rows(http, **asked, offset=1)
+    assert [row.episode_id for row in by_offset.summaries] == expected[1:]
+    assert by_offset.total == len(expected)
+
+
+async def test_sorted_pages_have_those_without_a_value_last(
+    http: httpx.AsyncClient, recorded: list[EpisodeSummary]
+) -> None:
+    down = await rows(http, sort="reward", order="desc")
+    up = await rows(http, sort="reward", order="asc")
+    ids = [row.episode_id for row in recorded]
+    assert [ids.index(row.episode_id) for row in down.summaries] == [3, 1, 2, 0, 7, 6, 5, 4]
+    assert [ids.index(row.episode_id) for row in up.summaries] == [0, 2, 3, 1, 7, 6, 5, 4]
+    assert (await rows(http, sort="reward", offset=2, limit=3)).summaries == down.summaries[2:5]
+    whole = await http.get("/episodes", params={"run_id": RUN, "sort": "reward", "limit": 1})
+    assert EpisodePage.model_validate_json(whole.content).total == 8
+    assert whole.json()["episodes"][0]["metadata"]["number"] == 3
+
+
+@pytest.mark.parametrize(
+    "sort", ["created", "ended", "status", "task", "group", "step", "version", "turns", "tokens"]
+)
+async def test_every_order_shows_every_episode_once(
+    http: httpx.AsyncClient, recorded: list[EpisodeSummary], sort: str
+) -> None:
+    for order in ("asc", "desc"):
+        found = await rows(http, sort=sort, order=order)
+        assert sorted(row.episode_id for row in found.summaries) == sorted(row.episode_id for row in recorded)
+
+
+async def test_statistics_are_those_of_the_rows(http: httpx.AsyncClient, recorded: list[EpisodeSummary]) -> None:
+    response = await http.get("/stats", params={"by": "task,step", "run_id": RUN, "graded": "true"})
+    found = StatsReport.model_validate_json(response.content)
+    assert found == statistics_by(recorded[:4], ("task", "step"))
+    assert found.total.episodes == 4
+    assert (found.total.reward_mean, found.total.solved) == (0.625, 2)
+    assert [row.key["step"] for row in found.rows] == [0, 0]
+    everything = StatsReport.model_validate_json((await http.get("/stats", params={"run_id": RUN})).content)
+    assert everything.total.statuses == {"completed": 6, "running": 2}
+    assert everything.rows == ()
+
+
+async def test_both_clients_ask_the_same(recorded: list[EpisodeSummary], door: Door) -> None:
+    async with AsyncClient(door.url, key=door.key) as client:
+        found = [row async for row in client.summaries(run_id=RUN, graded=True, page_size=3)]
+        assert found == recorded[3::-1]
+        whole = [episode async for episode in client.episodes(metadata=["number=2"], run_id=RUN)]
+        assert [each.episode_id for each in whole] == [recorded[2].episode_id]
+        stats = await client.stats(["tag"], run_id=RUN)
+        assert [row.key for row in stats.rows] == [{"tag": "tag0"}, {"tag": "tag1"}]
+        with pytest.raises(InvalidRequest, match="min_turns"):
+            await client.stats(min_turns=-1)
+    async with AsyncClient([door.url, door.url.replace("127.0.0.1", "localhost")], key=door.key) as twice:
+        both = await twice.stats(["tag"], run_id=RUN)
+        assert both.total.episodes == 2 * stats.total.episodes
+        assert [row.solved for row in both.rows] == [2 * row.solved for row in stats.rows]
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "named"),
+    [
+        ("/episodes", {"reward_mim": 1}, "reward_mim"),
+        ("/episodes", {"status": "done"}, "status"),
+        ("/episodes", {"sort": "luck"}, "sort"),
+        ("/episodes", {"metadata": "no-equals"}, "KEY=VALUE"),
+        ("/episodes", {"limit": 1001}, "limit"),
+        ("/episodes", {"reward_min": "nan"}, "reward_min"),
+        ("/stats", {"by": "task,luck"}, "luck"),
+        ("/stats", {"bucket": 0}, "bucket"),
+        ("/stats", {"solved_at": "inf"}, "solved_at"),
+    ],
+)
+async def test_a_query_that_cannot_be_is_refused_by_name(
+    http: httpx.AsyncClient, path: str, params: dict[str, Any], named: str
+) -> None:
+    assert named in error_of(await http.get(path, params=params), 422, "invalid_value")["message"]
+
+
+async def test_a_cursor_and_an_offset_exclude_each_other(http: httpx.AsyncClient) -> None:
+    response = await http.get("/episodes", params={"cursor": "1", "offset": 2})
+    assert "offset" in error_of(response, 400, "invalid_request")["message"]
