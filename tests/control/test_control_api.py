@@ -229,9 +229,34 @@ async def test_events_tell_each_change_of_status(http: httpx.AsyncClient) -> Non
     assert [event["status"] for event in seen] == ["running", "completed"]
 
 
+async def test_a_reader_of_events_that_comes_back_is_sent_what_it_missed(http: httpx.AsyncClient) -> None:
+    async with http.stream("GET", "/events") as stream:
+        place = await _place(stream.aiter_lines())
+    created = await create(http)
+    await http.post(f"/episodes/{created.episode_id}/finish")
+    async with http.stream("GET", "/events", headers={"last-event-id": place}) as stream:
+        lines = stream.aiter_lines()
+        assert await _place(lines) == place
+        seen = [event async for event in _events(lines, created.episode_id, 2)]
+    assert [event["status"] for event in seen] == ["running", "completed"]
+    async with http.stream("GET", "/events", headers={"last-event-id": "00000000-1"}) as stream:
+        lines = stream.aiter_lines()
+        assert await _place(lines) != "00000000-1"
+        assert [await anext(lines), await anext(lines)] == [
+            "event: reset",
+            'data: {"reason":"the server has started since"}',
+        ]
+
+
+async def _place(lines: AsyncIterator[str]) -> str:
+    while not (line := await anext(lines)).startswith("id: "):
+        pass
+    return line.removeprefix("id: ")
+
+
 async def test_a_silent_event_stream_has_a_heartbeat(http: httpx.AsyncClient) -> None:
     async with http.stream("GET", "/events") as stream:
-        comments = [line async for line in _first(stream.aiter_lines(), 5)]
+        comments = [line async for line in _first(stream.aiter_lines(), 8)]
     assert comments.count(": ") + comments.count(":") >= 2
 
 

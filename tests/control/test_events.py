@@ -10,6 +10,7 @@ from starlette.types import Message
 
 from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
 from turnstile_server.control.events import EventStream
+from turnstile_server.control.protocol import EpisodeEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -49,10 +50,10 @@ class Subscription:
     def __init__(self, count: int, then_end: bool = False) -> None:
         self.count, self.then_end, self.closed = count, then_end, False
 
-    async def events(self) -> AsyncIterator[Episode]:
+    async def events(self) -> AsyncIterator[EpisodeEvent]:
         try:
             for _ in range(self.count):
-                yield EPISODE
+                yield EpisodeEvent("a-1", EPISODE)
             if not self.then_end:
                 await anyio.sleep_forever()
         finally:

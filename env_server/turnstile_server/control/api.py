@@ -203,7 +203,7 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
     async def events(request: Request) -> Response:
         await request.body()
         return EventStream(
-            parts.episodes.subscribe(),
+            parts.episodes.subscribe(request.headers.get("last-event-id")),
             closing=parts.closing,
             heartbeat_s=parts.settings.heartbeat_s,
             send_timeout_s=parts.settings.send_timeout_s,

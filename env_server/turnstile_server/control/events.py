@@ -1,5 +1,8 @@
 """Server-sent events: each change of an episode's status, and a comment after a silence.
 
+Each event has an id. A reader that comes back with the latest one (``Last-Event-ID``) is sent what it missed, or
+``event: reset``: some of that is lost, so that it has to list the episodes again.
+
 What must hold: one stream keeps at most one undelivered event (the owner of the subscription bounds the rest); a
 reader that takes no bytes for ``send_timeout_s`` is disconnected; when the reader leaves, the subscription is
 closed; at shutdown the stream ends in order. Format:
@@ -16,8 +19,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from turnstile.models import Episode
-from turnstile_server.control.body import until_disconnect, until_set
+from turnstile_server.control.body import json_bytes, until_disconnect, until_set
+from turnstile_server.control.protocol import EpisodeEvent
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -27,7 +30,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        episodes: AsyncIterator[Episode],
+        episodes: AsyncIterator[EpisodeEvent],
         *,
         closing: anyio.Event,
         heartbeat_s: float,
@@ -51,7 +54,7 @@ class EventStream(Response):
 
     async def _stream(self, send: Send) -> bool:
         """Send until the subscription ends (False) or the reader is disconnected (True)."""
-        into, events = anyio.create_memory_object_stream[Episode](0)
+        into, events = anyio.create_memory_object_stream[EpisodeEvent](0)
         async with anyio.create_task_group() as tasks, events:
             # A task of its own reads the iterator, because a time-out around its next step would close it.
             tasks.start_soon(self._pump, into)
@@ -65,17 +68,16 @@ class EventStream(Response):
                 frame = await self._next_frame(events)
         return False
 
-    async def _next_frame(self, events: MemoryObjectReceiveStream[Episode]) -> bytes | None:
+    async def _next_frame(self, events: MemoryObjectReceiveStream[EpisodeEvent]) -> bytes | None:
         """The next event, a comment after ``heartbeat_s`` without one, None at the end."""
         with anyio.move_on_after(self._heartbeat_s):
             try:
-                episode = await events.receive()
+                return _frame(await events.receive())
             except anyio.EndOfStream:
                 return None
-            return b"event: episode\ndata: %b\n\n" % episode.model_dump_json().encode()
         return b": \n\n"
 
-    async def _pump(self, into: MemoryObjectSendStream[Episode]) -> None:
+    async def _pump(self, into: MemoryObjectSendStream[EpisodeEvent]) -> None:
         async with into, AsyncExitStack() as stack:
             if isinstance(self._episodes, AsyncGenerator):
                 stack.push_async_callback(self._episodes.aclose)
@@ -84,3 +86,14 @@ class EventStream(Response):
             async for episode in self._episodes:
                 await into.send(episode)
             reading.cancel_scope.cancel()
+
+
+def _frame(event: EpisodeEvent) -> bytes:
+    """A place in the stream has an id and no data: readers note it, and are told of no event."""
+    if event.lost is not None:
+        what = b"event: reset\ndata: %b\n" % json_bytes({"reason": event.lost})
+    elif event.episode is not None:
+        what = b"event: episode\ndata: %b\n" % event.episode.model_dump_json().encode()
+    else:
+        what = b""
+    return b"id: %b\n%b\n" % (event.event_id.encode(), what)

@@ -7,6 +7,7 @@ raises NotFound for an unknown or deleted episode.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from turnstile.models import (
@@ -32,6 +33,17 @@ from turnstile.models import (
     TokenForest,
     Turn,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEvent:
+    """A change of an episode. ``event_id``: a reader that comes back with it is sent the later ones."""
+
+    event_id: str
+    episode: Episode | None
+    """None: the reader's place in the stream, without a change."""
+    lost: str | None = None
+    """Why events between the reader's last one and this are not sent; None: there are none."""
 
 
 class EpisodeService(Protocol):
@@ -103,9 +115,9 @@ class EpisodeService(Protocol):
         """What the episode's sandboxes asked of the server's proxy, and what it decided."""
         ...
 
-    def subscribe(self) -> AsyncIterator[Episode]:
-        """Every change of status from now on. The iterator ends at shutdown, and when its reader lags too far
-        behind."""
+    def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
+        """Where it begins, then every change of status after the event with this id, else from now on. The
+        iterator ends at shutdown, and when its reader lags too far behind."""
         ...
 
 

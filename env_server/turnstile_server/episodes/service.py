@@ -34,6 +34,7 @@ from turnstile.models import (
 )
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.capture import export_forest, export_samples
+from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.data_dir import snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
@@ -105,7 +106,8 @@ class Episodes:
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         self._archive = Archive(parts.journal, self._settings.cached_trees, self._works)
         self._retention = Retention(parts.journal, self._archive, self._works, store)
-        self._broadcast = Broadcast(self._settings.max_subscribers, self._settings.subscriber_queue)
+        limits = (self._settings.max_subscribers, self._settings.subscriber_queue, self._settings.kept_events)
+        self._broadcast = Broadcast(*limits)
         amendments = Amendments(parts.journal, self._archive, self._broadcast.publish)
         self.regrades = Regrader(
             RegradeParts(
@@ -331,8 +333,8 @@ class Episodes:
         await self.get(episode_id)
         return await self._archive.network(episode_id)
 
-    def subscribe(self) -> AsyncIterator[Episode]:
-        return self._broadcast.subscribe()
+    def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
+        return self._broadcast.subscribe(after)
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self.exported(episode_id)

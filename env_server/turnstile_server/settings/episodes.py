@@ -62,6 +62,9 @@ class EpisodeSettings(Section):
     subscriber_queue: int = Field(
         1000, ge=1, description="Undelivered events of one reader of `GET /events`; with more it is disconnected."
     )
+    kept_events: int = Field(
+        1000, ge=0, description="The latest events, which a reader of `GET /events` that comes back is sent."
+    )
     retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
     export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
     audit_tolerance: float = Field(
