@@ -32,6 +32,7 @@ from turnstile.models import (
     EpisodeSummary,
     EpisodeSummaryPage,
     ForksCreated,
+    GroupReport,
     NetworkReport,
     PendingCalls,
     Regrade,
@@ -259,6 +260,19 @@ class Operations:
             page, at = await self.summary_page(at, conditions, None)
             rows += page.summaries
         return statistics_by(rows, by, bucket_s=bucket_s, solved_at=solved_at)
+
+    async def group(self, group_id: str) -> dict[str, GroupReport]:
+        """By URL, of the servers that have episodes of the group. Raises NotFound where none has."""
+        found: dict[str, GroupReport] = {}
+        missing: errors.NotFound | None = None
+        for url in self._pool.urls:
+            try:
+                found[url] = await self._transport.send(url, requests.group(group_id))
+            except errors.NotFound as error:
+                missing = error
+        if missing is not None and not found:
+            raise missing
+        return found
 
     # Servers
 

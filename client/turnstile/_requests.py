@@ -31,6 +31,7 @@ from turnstile.models import (
     EpisodeSummaryPage,
     ForkRequest,
     ForksCreated,
+    GroupReport,
     LeaseState,
     LeaseTerm,
     NetworkReport,
@@ -117,6 +118,10 @@ def summary_page(
 ) -> ApiCall[EpisodeSummaryPage]:
     params = {**condition_params(conditions), **_given(view="summary", cursor=cursor, limit=limit)}
     return ApiCall("GET", "/episodes", EpisodeSummaryPage.model_validate_json, params, repeatable=True)
+
+
+def group(group_id: str) -> ApiCall[GroupReport]:
+    return ApiCall("GET", f"/groups/{quote(group_id, safe='')}", GroupReport.model_validate_json, repeatable=True)
 
 
 def stats(

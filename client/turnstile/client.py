@@ -34,6 +34,7 @@ from turnstile.models import (
     AuditReport,
     Episode,
     EpisodeSummary,
+    GroupReport,
     Limits,
     NetworkReport,
     Sampling,
@@ -168,6 +169,11 @@ class AsyncClient(AsyncEngineControl):
         """Statistics of such episodes on all servers, by task, step, version and more (``StatsKey``), and by when
         they ended, in intervals of ``bucket_s`` seconds. ``solved_at``: the least reward that is a success."""
         return await self._operations.stats(conditions, by, bucket_s, solved_at)
+
+    async def group(self, group_id: str) -> dict[str, GroupReport]:
+        """The rollouts of a group beside each other, with their advantages and the tokens that they share: by URL,
+        of the servers that have some. Raises NotFound."""
+        return await self._operations.group(group_id)
 
     def rollouts(
         self,

@@ -7,20 +7,13 @@ could not be graded) does not count as 0: it enters no mean and has no advantage
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Iterable
 
+from turnstile.models import Scale, group_advantages
 from turnstile.rollout import Rollout
 
-K = TypeVar("K", bound=Hashable)
-
-Scale = Literal["std", "none"]
-"""What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
-
-_EPSILON = 1e-6
-"""Keeps the division finite, as in TRL and slime; rewards are of the order of 1."""
+__all__ = ["Scale", "advantages", "by_group", "group_advantages", "has_signal", "short_groups"]
 
 
 def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
@@ -56,16 +49,3 @@ def advantages(rollouts: Iterable[Rollout], *, scale: Scale = "std") -> dict[str
         rewards = {rollout.rollout_id: rollout.reward for rollout in group if rollout.reward is not None}
         found.update(group_advantages(rewards, scale=scale))
     return found
-
-
-def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dict[K, float]:
-    """Advantages of one group, from one reward for each of its graded rollouts. See ``advantages``."""
-    if len(set(rewards.values())) <= 1:
-        return dict.fromkeys(rewards, 0.0)  # exactly: the mean of equal numbers may be off by a rounding
-    mean = math.fsum(rewards.values()) / len(rewards)
-    centred = {rollout: reward - mean for rollout, reward in rewards.items()}
-    divisor = 1.0
-    if scale == "std":
-        variance = math.fsum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
-        divisor = math.sqrt(variance) + _EPSILON
-    return {rollout: difference / divisor for rollout, difference in centred.items()}

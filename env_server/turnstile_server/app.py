@@ -300,7 +300,7 @@ async def _control_app(
                 settings.workers.pause_alarm_s,
             )
         ),
-        build_overview_router(episodes.overview, settings.control.page_size),
+        build_overview_router(episodes.overview, episodes.group_view, settings.control.page_size),
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, backends.agents), address),
         build_engine_router(engines.control, engines.sampler.capabilities),

@@ -10,13 +10,14 @@ import httpx
 import pytest
 from test_control_api import create, error_of
 
-from control_support import Door
+from control_support import Door, OpenDoor
 from turnstile import AsyncClient
-from turnstile.errors import InvalidRequest
+from turnstile.errors import InvalidRequest, NotFound
 from turnstile.models import (
     EpisodePage,
     EpisodeSummary,
     EpisodeSummaryPage,
+    GroupReport,
     StatsReport,
     statistics_by,
     summary_of,
@@ -25,6 +26,7 @@ from turnstile.models import (
 pytestmark = pytest.mark.anyio
 
 RUN = "overview"
+JSON = {"accept": "application/json"}
 
 
 @pytest.fixture
@@ -196,3 +198,57 @@ async def test_a_query_that_cannot_be_is_refused_by_name(
 async def test_a_cursor_and_an_offset_exclude_each_other(http: httpx.AsyncClient) -> None:
     response = await http.get("/episodes", params={"cursor": "1", "offset": 2})
     assert "offset" in error_of(response, 400, "invalid_request")["message"]
+
+
+async def test_a_group_is_shown_with_advantages_and_shared_tokens(
+    http: httpx.AsyncClient, recorded: list[EpisodeSummary], door: Door
+) -> None:
+    episodes = [recorded[number] for number in (0, 4)]
+    assert {row.group_id for row in episodes} == {"g00"}
+    assert [row.turns for row in episodes] == [1, 0]
+    report = GroupReport.model_validate_json((await http.get("/groups/g00")).content)
+    assert [member.summary for member in report.members] == episodes
+    assert [member.advantage for member in report.members] == [0.0, None]
+    assert (report.mean, report.std, report.further) == (0.0, None, 0)
+    sample = (await http.get(f"/episodes/{episodes[0].episode_id}/samples", headers=JSON)).json()["samples"][0]
+    (node,) = report.nodes
+    assert (node.start, node.end, node.members, node.ends) == (0, len(sample["input_ids"]), (0,), (0,))
+    assert node.sampled == episodes[0].sampled_tokens
+    assert node.turn_id == sample["turn_spans"][-1]["turn_id"] == report.members[0].rows[0]
+    door.add_turn(recorded[6].episode_id)  # another task's group, and the same call
+    async with AsyncClient(door.url, key=door.key) as client:
+        again = (await client.group("g01"))[door.url]
+        assert [member.summary.episode_id for member in again.members] == [recorded[n].episode_id for n in (1, 5)]
+        with pytest.raises(NotFound, match="no-such"):
+            await client.group("no-such")
+
+
+async def test_the_rollouts_of_a_group_share_their_prompt_once(http: httpx.AsyncClient, door: Door) -> None:
+    made = [(await create(http, group_id="shares")).episode_id for _ in range(3)]
+    for episode_id in made:
+        door.add_turn(episode_id)
+        door.add_turn(episode_id)
+    report = GroupReport.model_validate_json((await http.get("/groups/shares")).content)
+    roots = [node for node in report.nodes if node.parent == -1]
+    texts = {}
+    for index, episode_id in enumerate(made):
+        found = (await http.get(f"/episodes/{episode_id}/samples", headers=JSON)).json()["samples"]
+        assert [sample["turn_spans"][-1]["turn_id"] for sample in found] == list(report.members[index].rows)
+        texts[index] = {tuple(sample["input_ids"]) for sample in found}
+    for node in roots:  # the first prompt, and that of the second call
+        assert node.members == (0, 1, 2)
+        assert node.start == 0
+        assert len({row[: node.end] for rows_ in texts.values() for row in rows_}) <= len(roots)
+    for index, rows_ in texts.items():
+        assert {node.end for node in report.nodes if index in node.ends} == {len(row) for row in rows_}
+    for episode_id in made:
+        await http.delete(f"/episodes/{episode_id}")
+
+
+async def test_only_the_newest_episodes_of_a_large_group_are_shown(open_door: OpenDoor) -> None:
+    with open_door(control={"max_group_episodes": 2}) as door:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
+            made = [(await create(http, group_id="large")).episode_id for _ in range(3)]
+            report = GroupReport.model_validate_json((await http.get("/groups/large")).content)
+            assert [member.summary.episode_id for member in report.members] == made[1:]
+            assert report.further == 1

@@ -47,6 +47,7 @@ from turnstile.models.episode import (
 from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList, SnapshotMode
+from turnstile.models.group import GroupMember, GroupReport, PrefixNode, Scale, group_advantages
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
@@ -118,6 +119,8 @@ __all__ = [
     "ForkRequest",
     "ForksCreated",
     "GradeRecord",
+    "GroupMember",
+    "GroupReport",
     "Int32Array",
     "InvariantCheck",
     "KeptWork",
@@ -137,6 +140,7 @@ __all__ = [
     "PauseRequest",
     "PendingCall",
     "PendingCalls",
+    "PrefixNode",
     "Regrade",
     "RegradeRequest",
     "RewardChange",
@@ -149,6 +153,7 @@ __all__ = [
     "Sampling",
     "SamplingUsed",
     "SandboxInfo",
+    "Scale",
     "SnapshotInfo",
     "SnapshotList",
     "SnapshotMode",
@@ -184,6 +189,7 @@ __all__ = [
     "WorkerRequest",
     "WorkerStatus",
     "expert_array",
+    "group_advantages",
     "join_experts",
     "new_id",
     "pass_at_k",

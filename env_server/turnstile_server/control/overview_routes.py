@@ -1,24 +1,26 @@
-"""The routes that look at many episodes: ``GET /episodes`` and ``GET /stats``."""
+"""The routes that look at many episodes: ``GET /episodes``, ``GET /stats`` and ``GET /groups/{id}``."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
 import anyio
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from turnstile.models import (
+    CLIENT_ID_PATTERN,
     EpisodeFilter,
     EpisodePage,
     EpisodeSort,
     EpisodeSummaryPage,
+    GroupReport,
     StatsKey,
     StatsReport,
 )
-from turnstile_server.control.body import JSON, cursor_position
-from turnstile_server.control.protocol import OverviewService
+from turnstile_server.control.body import JSON, cursor_position, while_connected
+from turnstile_server.control.protocol import GroupService, OverviewService
 from turnstile_server.errors import InvalidRequest, Unprocessable
 
 MAX_PAGE = 1000
@@ -46,7 +48,7 @@ class StatsQuery(EpisodeFilter):
     solved_at: float = Field(default=1.0, allow_inf_nan=False, description="The least reward that is a success.")
 
 
-def build_overview_router(overview: OverviewService, page_size: int) -> APIRouter:
+def build_overview_router(overview: OverviewService, groups: GroupService, page_size: int) -> APIRouter:
     """All routes of this module."""
     router = APIRouter()
     listing = anyio.Lock()
@@ -74,6 +76,11 @@ def build_overview_router(overview: OverviewService, page_size: int) -> APIRoute
     @router.get("/stats", response_model=StatsReport)
     async def stats(query: Annotated[StatsQuery, Query()]) -> Response:
         return _json(await overview.stats(query, _keys(query.by), query.bucket, query.solved_at))
+
+    @router.get("/groups/{group_id}", response_model=GroupReport)
+    async def group(request: Request, group_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:
+        found = await while_connected(request, lambda: groups.group(group_id))
+        return _json(found) if found is not None else Response(status_code=204)  # the caller is gone
 
     return router
 

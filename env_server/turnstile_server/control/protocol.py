@@ -20,6 +20,7 @@ from turnstile.models import (
     EpisodeSummary,
     ForkRequest,
     ForksCreated,
+    GroupReport,
     LeaseState,
     NetworkReport,
     Regrade,
@@ -146,6 +147,14 @@ class OverviewService(Protocol):
         self, wanted: EpisodeFilter, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
     ) -> StatsReport:
         """As ``turnstile.models.statistics_by`` has it."""
+        ...
+
+
+class GroupService(Protocol):
+    """Shows the rollouts of one group beside each other."""
+
+    async def group(self, group_id: str) -> GroupReport:
+        """Raises NotFound for a group without an episode."""
         ...
 
 

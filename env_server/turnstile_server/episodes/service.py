@@ -41,6 +41,7 @@ from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.fork_point import ForkPoint
+from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import new_nonce
 from turnstile_server.episodes.leases import Leases
@@ -125,6 +126,8 @@ class Episodes:
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._exports = anyio.CapacityLimiter(self._settings.export_threads)
         self.overview = Overview(self._archive, self._now, self._exports)
+        most = settings.control.max_group_episodes
+        self.group_view = GroupView(self.overview, self.samples, self._exports, most)
         self._rewards = EpisodeRewards(
             self._archive, amendments, self._running, self._exports, self._settings.max_reward_changes
         )

@@ -98,6 +98,9 @@ class ControlSettings(_Clients):
         64 << 20, ge=1024, description="Bytes of the bodies of all control requests in flight; more are 429."
     )
     max_wait_s: float = Field(60.0, gt=0, description="Longest `?wait=`; a longer one is cut to this.")
+    max_group_episodes: int = Field(
+        64, ge=1, description="Episodes that `GET /groups/{id}` shows beside each other, the newest ones."
+    )
     page_size: int = Field(
         100,
         ge=1,

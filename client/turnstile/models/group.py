@@ -1,0 +1,79 @@
+"""The rollouts of a group beside each other: their rewards, their advantages, and where their tokens part.
+
+``group_advantages`` is a pure function, so that a server, a notebook and a trainer say the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import Literal, TypeVar
+
+from turnstile.models.base import Model
+from turnstile.models.summary import EpisodeSummary
+
+K = TypeVar("K", bound=Hashable)
+
+Scale = Literal["std", "none"]
+"""What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
+
+_EPSILON = 1e-6
+"""Keeps the division finite, as in TRL and slime; rewards are of the order of 1."""
+
+
+class GroupMember(Model):
+    """One rollout of a group."""
+
+    summary: EpisodeSummary
+    advantage: float | None
+    """Within the group, by the standard deviation (GRPO); None without a reward."""
+    centred: float | None
+    """Reward minus the group's mean (Dr. GRPO); None without a reward."""
+    rows: tuple[str, ...]
+    """Of each of its samples, the id of the turn that ends it, in the order of the export."""
+
+
+class PrefixNode(Model):
+    """Tokens that some samples of the group share: those at the positions ``[start, end)`` of each.
+
+    Nodes come after their parents. A node's children begin with different tokens.
+    """
+
+    parent: int
+    """Index of the node before it; −1: it begins the samples."""
+    start: int
+    end: int
+    members: tuple[int, ...]
+    """Indices of the episodes of which a sample goes through it, ascending."""
+    ends: tuple[int, ...]
+    """Those of which a sample ends with it."""
+    sampled: int
+    """How many of the tokens the policy sampled, in the first of the members."""
+    turn_id: str
+    """The last turn of a sample that goes through it: ``GET /turns/{id}/tokens`` shows the tokens."""
+
+
+class GroupReport(Model):
+    """Answer to ``GET /groups/{id}``. ``further``: older episodes of the group that are not shown."""
+
+    group_id: str
+    mean: float | None
+    std: float | None
+    """Of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
+    members: tuple[GroupMember, ...]
+    """The oldest first."""
+    nodes: tuple[PrefixNode, ...]
+    further: int = 0
+
+
+def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dict[K, float]:
+    """Advantages of one group, from one reward for each of its graded rollouts. See ``turnstile.advantages``."""
+    if len(set(rewards.values())) <= 1:
+        return dict.fromkeys(rewards, 0.0)  # exactly: the mean of equal numbers may be off by a rounding
+    mean = math.fsum(rewards.values()) / len(rewards)
+    centred = {rollout: reward - mean for rollout, reward in rewards.items()}
+    divisor = 1.0
+    if scale == "std":
+        variance = math.fsum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
+        divisor = math.sqrt(variance) + _EPSILON
+    return {rollout: difference / divisor for rollout, difference in centred.items()}
