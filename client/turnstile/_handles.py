@@ -14,6 +14,7 @@ from turnstile._operations import Operations
 from turnstile._retry import ClientSettings
 from turnstile.models import (
     AuditReport,
+    BreakReport,
     CompletionAccepted,
     Episode,
     EpisodeCreated,
@@ -23,7 +24,10 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     TokenForest,
+    TokenMatches,
+    TokenWindow,
     Turn,
+    TurnOutline,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import ForkOptions, RegradeOptions, task_ref
@@ -113,6 +117,32 @@ class AsyncEpisodeHandle:
     async def turns(self) -> tuple[Turn, ...]:
         """Every recorded model call, in commit order."""
         return await self._client._operations.turns(self.episode_id)
+
+    async def turn_outlines(self) -> tuple[TurnOutline, ...]:
+        """Every recorded model call without its tokens, in commit order: light to fetch, for people to read."""
+        return (await self._client._operations.turn_outlines(self.episode_id)).turns
+
+    async def breaks(self, offset: int = 0, limit: int | None = None) -> BreakReport:
+        """The breaks from ``offset`` on, each with the first message that differs, as it was known and as it came.
+        ``limit``: at most so many; None: as many as the server gives at once."""
+        return await self._client._operations.breaks(self.episode_id, offset, limit)
+
+    async def tokens(self, turn_id: str, start: int = 0, count: int | None = None) -> TokenWindow:
+        """Tokens of the path that ends with the turn, with their text, loss mask and logprobs. ``count``: at most
+        so many; None: as many as the server gives at once."""
+        return await self._client._operations.tokens(self.episode_id, turn_id, start, count)
+
+    async def find_tokens(
+        self,
+        turn_id: str,
+        text: str | None = None,
+        *,
+        token_id: int | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> TokenMatches:
+        """Where a text or a token id stands on that path, behind the token ``after``."""
+        return await self._client._operations.find_tokens(self.episode_id, turn_id, text, token_id, after, limit)
 
     async def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

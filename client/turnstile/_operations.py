@@ -24,6 +24,7 @@ from turnstile._transport import Transport
 from turnstile.conditions import EpisodeConditions
 from turnstile.models import (
     AuditReport,
+    BreakReport,
     CompletionAccepted,
     Episode,
     EpisodeCreated,
@@ -43,7 +44,10 @@ from turnstile.models import (
     StatsReport,
     TaskPage,
     TokenForest,
+    TokenMatches,
+    TokenWindow,
     Turn,
+    TurnOutlines,
     new_id,
     statistics_by,
 )
@@ -195,6 +199,21 @@ class Operations:
 
     async def turns(self, episode_id: str) -> tuple[Turn, ...]:
         return await self._on_episode(episode_id, requests.turns(episode_id))
+
+    async def turn_outlines(self, episode_id: str) -> TurnOutlines:
+        return await self._on_episode(episode_id, requests.turn_outlines(episode_id))
+
+    async def breaks(self, episode_id: str, offset: int, limit: int | None) -> BreakReport:
+        return await self._on_episode(episode_id, requests.breaks(episode_id, offset, limit))
+
+    async def tokens(self, episode_id: str, turn_id: str, start: int, count: int | None) -> TokenWindow:
+        return await self._on_episode(episode_id, requests.tokens(episode_id, turn_id, start, count))
+
+    async def find_tokens(
+        self, episode_id: str, turn_id: str, text: str | None, token_id: int | None, after: int, limit: int | None
+    ) -> TokenMatches:
+        call = requests.find_tokens(episode_id, turn_id, text, token_id, after, limit)
+        return await self._on_episode(episode_id, call)
 
     async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet:
         return await self._on_episode(episode_id, requests.samples(episode_id, include_untrained))

@@ -22,6 +22,7 @@ from turnstile.models import (
     CLIENT_ID_PATTERN,
     AgentList,
     AuditReport,
+    BreakReport,
     CompletionAccepted,
     CompletionRequest,
     Episode,
@@ -46,7 +47,10 @@ from turnstile.models import (
     StatsReport,
     TaskPage,
     TokenForest,
+    TokenMatches,
+    TokenWindow,
     Turn,
+    TurnOutlines,
 )
 from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
 from turnstile.task_stream import TaskPageRequest
@@ -193,6 +197,34 @@ def delete(episode_id: str) -> ApiCall[None]:
 
 def turns(episode_id: str) -> ApiCall[tuple[Turn, ...]]:
     return ApiCall("GET", f"{_episode(episode_id)}/turns", _turns, repeatable=True)
+
+
+def turn_outlines(episode_id: str) -> ApiCall[TurnOutlines]:
+    params = {"arrays": "false"}
+    return ApiCall(
+        "GET", f"{_episode(episode_id)}/turns", TurnOutlines.model_validate_json, params, repeatable=True
+    )
+
+
+def breaks(episode_id: str, offset: int, limit: int | None) -> ApiCall[BreakReport]:
+    params = _given(offset=offset, limit=limit)
+    return ApiCall(
+        "GET", f"{_episode(episode_id)}/breaks", BreakReport.model_validate_json, params, repeatable=True
+    )
+
+
+def tokens(episode_id: str, turn_id: str, start: int, count: int | None) -> ApiCall[TokenWindow]:
+    params = _given(episode_id=episode_id, start=start, count=count)
+    path = f"/turns/{quote(turn_id, safe='')}/tokens"
+    return ApiCall("GET", path, TokenWindow.model_validate_json, params, repeatable=True)
+
+
+def find_tokens(
+    episode_id: str, turn_id: str, text: str | None, token_id: int | None, after: int, limit: int | None
+) -> ApiCall[TokenMatches]:
+    params = _given(episode_id=episode_id, text=text, id=token_id, after=after, limit=limit)
+    path = f"/turns/{quote(turn_id, safe='')}/tokens/find"
+    return ApiCall("GET", path, TokenMatches.model_validate_json, params, repeatable=True)
 
 
 def samples(episode_id: str, include_untrained: bool = False) -> ApiCall[SampleSet]:

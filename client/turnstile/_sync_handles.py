@@ -11,6 +11,7 @@ from turnstile._handles import AsyncEpisodeHandle
 from turnstile.client import AsyncClient
 from turnstile.models import (
     AuditReport,
+    BreakReport,
     CompletionAccepted,
     Episode,
     EpisodeCreated,
@@ -20,7 +21,10 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     TokenForest,
+    TokenMatches,
+    TokenWindow,
     Turn,
+    TurnOutline,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import ForkOptions, RegradeOptions
@@ -109,6 +113,32 @@ class EpisodeHandle:
     def turns(self) -> tuple[Turn, ...]:
         """Every recorded model call, in commit order."""
         return self._run(AsyncEpisodeHandle.turns)
+
+    def turn_outlines(self) -> tuple[TurnOutline, ...]:
+        """See ``AsyncEpisodeHandle.turn_outlines``."""
+        return self._run(AsyncEpisodeHandle.turn_outlines)
+
+    def breaks(self, offset: int = 0, limit: int | None = None) -> BreakReport:
+        """See ``AsyncEpisodeHandle.breaks``."""
+        return self._run(AsyncEpisodeHandle.breaks, offset, limit)
+
+    def tokens(self, turn_id: str, start: int = 0, count: int | None = None) -> TokenWindow:
+        """See ``AsyncEpisodeHandle.tokens``."""
+        return self._run(AsyncEpisodeHandle.tokens, turn_id, start, count)
+
+    def find_tokens(
+        self,
+        turn_id: str,
+        text: str | None = None,
+        *,
+        token_id: int | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> TokenMatches:
+        """See ``AsyncEpisodeHandle.find_tokens``."""
+        return self._run(
+            AsyncEpisodeHandle.find_tokens, turn_id, text, token_id=token_id, after=after, limit=limit
+        )
 
     def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

@@ -30,6 +30,7 @@ from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.fork_routes import build_fork_router
+from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.regrade_routes import build_regrade_router
@@ -41,6 +42,7 @@ from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.forks import Forks
+from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.service import Episodes
@@ -286,10 +288,12 @@ async def _control_app(
         )
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
+    inspector = Inspector(episodes, renderer.token_bytes, workers)
     routers = [
         build_router(
             ControlParts(
                 episodes,
+                inspector,
                 sampling,
                 engines.control,
                 parts.metrics,
@@ -303,6 +307,7 @@ async def _control_app(
         build_overview_router(episodes.overview, episodes.group_view, settings.control.page_size),
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, backends.agents), address),
+        build_inspection_router(inspector, settings.control, workers),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

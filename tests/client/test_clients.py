@@ -62,6 +62,14 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     assert row.logprobs.dtype == np.float32
     assert row.loss_mask.sum() == len(turn.completion_ids)
     assert len((await episode.samples(include_untrained=True)).samples) == 1
+    [outline] = await episode.turn_outlines()
+    assert (outline.turn_id, outline.completion_tokens) == (turn_id, len(turn.completion_ids))
+    shown = await episode.tokens(turn_id, start=1, count=3)
+    assert (list(shown.ids), shown.sample_id) == (row.input_ids[1:4].tolist(), row.sample_id)
+    found = await episode.find_tokens(turn_id, token_id=shown.ids[0], after=0, limit=1)
+    assert [match.start for match in found.matches] == [1]
+    assert (await episode.find_tokens(turn_id, "call 0")).matches != ()
+    assert (await episode.breaks()).breaks == ()
     forest = await episode.tree()
     assert forest.to_samples().model_dump_json() == (await episode.samples()).model_dump_json()
     assert (await episode.audit()).passed

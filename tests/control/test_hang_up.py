@@ -14,7 +14,7 @@ from turnstile.models import Episode
 from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
-from turnstile_server.control.protocol import EpisodeService
+from turnstile_server.control.protocol import EpisodeService, InspectionService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.errors import NotFound
@@ -48,6 +48,7 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     service, workers = cast(EpisodeService, episodes), anyio.CapacityLimiter(1)
     parts = ControlParts(
         service,
+        cast(InspectionService, None),
         TrainerSampling(service, None, lambda text, close: np.empty(0, np.int32), workers),
         cast(EngineAdmin, None),
         metrics,

@@ -3,7 +3,7 @@
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
 ``messages``, ``turn``, ``network``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary
-form. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+form; ``tokens`` and ``outline`` are for people to look at. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -51,6 +51,7 @@ from turnstile.models.group import GroupMember, GroupReport, PrefixNode, Scale, 
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
+from turnstile.models.outline import BreakEntry, BreakReport, TurnList, TurnOutline, TurnOutlines
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
@@ -66,6 +67,7 @@ from turnstile.models.summary import (
     summary_of,
 )
 from turnstile.models.tasks import TaskRef
+from turnstile.models.tokens import TokenMatch, TokenMatches, TokenWindow, WindowTurn
 from turnstile.models.turn import (
     Break,
     BreakAt,
@@ -77,6 +79,7 @@ from turnstile.models.turn import (
     SamplingUsed,
     Thread,
     Turn,
+    TurnFacts,
     TurnTimings,
     WeightSpan,
 )
@@ -90,7 +93,9 @@ __all__ = [
     "AuditReport",
     "Break",
     "BreakAt",
+    "BreakEntry",
     "BreakReason",
+    "BreakReport",
     "Cause",
     "CompletionAccepted",
     "CompletionRequest",
@@ -170,10 +175,17 @@ __all__ = [
     "TensorFormat",
     "Thread",
     "TokenForest",
+    "TokenMatch",
+    "TokenMatches",
+    "TokenWindow",
     "Tool",
     "ToolCall",
     "Turn",
     "TurnAudit",
+    "TurnFacts",
+    "TurnList",
+    "TurnOutline",
+    "TurnOutlines",
     "TurnSpan",
     "TurnTimings",
     "UInt8Array",
@@ -185,6 +197,7 @@ __all__ = [
     "WeightSpan",
     "WeightUpdateBegin",
     "WeightsRequest",
+    "WindowTurn",
     "WorkerInfo",
     "WorkerRequest",
     "WorkerStatus",

@@ -119,12 +119,8 @@ class Thread(Model):
     parent: str | None = None
 
 
-class Turn(Model):
-    """One successful model call.
-
-    Shapes: ``context_ids`` int32[c], ``completion_ids`` int32[m], ``logprobs`` float32[m] (natural log,
-    ``log softmax(logits / temperature)``, without top-p or top-k truncation).
-    """
+class TurnFacts(Model):
+    """What a turn has beside its tokens."""
 
     schema_version: int = SCHEMA_VERSION
     turn_id: str
@@ -132,14 +128,7 @@ class Turn(Model):
     parent_id: str | None
     seq: int = Field(ge=0)
     dialect: str
-    context_ids: TokenIds
-    completion_ids: TokenIds
-    logprobs: Floats
     weight_spans: tuple[WeightSpan, ...]
-    routed_experts: Experts = None
-    """uint8 or uint16 [r, layers, top_k] of a mixture of experts, if ``engine.routed_experts``: the experts of the
-    last r tokens that the call fed, up to the one before its last sampled token. They go back to the last token
-    whose experts no earlier turn of the path has, usually the parent's last one."""
     finish_reason: FinishReason
     stop_string: str | None = None
     """The agent's stop string that ended the completion; None if something else ended it."""
@@ -165,6 +154,22 @@ class Turn(Model):
     timings: TurnTimings
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class Turn(TurnFacts):
+    """One successful model call.
+
+    Shapes: ``context_ids`` int32[c], ``completion_ids`` int32[m], ``logprobs`` float32[m] (natural log,
+    ``log softmax(logits / temperature)``, without top-p or top-k truncation).
+    """
+
+    context_ids: TokenIds
+    completion_ids: TokenIds
+    logprobs: Floats
+    routed_experts: Experts = None
+    """uint8 or uint16 [r, layers, top_k] of a mixture of experts, if ``engine.routed_experts``: the experts of the
+    last r tokens that the call fed, up to the one before its last sampled token. They go back to the last token
+    whose experts no earlier turn of the path has, usually the parent's last one."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

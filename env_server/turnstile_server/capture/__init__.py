@@ -13,6 +13,7 @@ Reading order:
 - ``retry``: what to do with a call that repeats an earlier one.
 - ``quote_index``, ``provenance``: what each conversation is, and which turn brought it about.
 - ``export``: the rows for a trainer. ``statistics``: the figures of an episode.
+- ``token_path``: windows of a path's tokens. ``break_report``: the messages of breaks. For people to look at.
 """
 
 from turnstile_server.capture.export import EpisodeFacts, export_forest, export_samples

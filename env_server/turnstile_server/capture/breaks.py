@@ -68,7 +68,7 @@ def explain_break(
         return Break(reason=BreakReason.HISTORY_EDITED, at=at)
     repeated = _repeated_dialogue(groups, schemas, tools_key, by_dialogue)
     if repeated is not None:
-        index, path = _first_difference(_path_groups(repeated), groups)
+        index, path = _first_difference(path_groups(repeated), groups)
         continues = repeated.turn.turn_id
         return Break(reason=BreakReason.SYSTEM_CHANGED, at=_at(groups, index, path), continues=continues)
     return Break(reason=BreakReason.NEW_CONVERSATION, at=at)
@@ -171,7 +171,7 @@ def _repeated_dialogue(
             return None
         candidates = [node for node in latest if _repeats(node, dialogue[:count], schemas)]
         same_tools = (node for node in candidates if node.turn.tools_key == tools_key)
-        same_purpose = (node for node in candidates if purpose.is_of(_system_text(_path_groups(node))))
+        same_purpose = (node for node in candidates if purpose.is_of(_system_text(path_groups(node))))
         repeated = next(same_tools, None) or next(same_purpose, None)
         if repeated is not None:
             return repeated
@@ -181,7 +181,7 @@ def _repeated_dialogue(
 def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> bool:
     """True when ``dialogue`` is the node's path without system text, within the tolerance that replies have."""
     own = {id(step.groups[-1]) for step in node.path()}
-    stored = [item for item in _path_groups(node) if item.message.role not in SYSTEM_ROLES]
+    stored = [item for item in path_groups(node) if item.message.role not in SYSTEM_ROLES]
     return len(stored) == len(dialogue) and all(
         (
             compare_reply(ours.message, theirs.message, schemas)
@@ -193,7 +193,7 @@ def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> 
     )
 
 
-def _path_groups(node: Node) -> list[MessageGroup]:
+def path_groups(node: Node) -> list[MessageGroup]:
     """The groups of the path to a node. A merged child repeats its parent's last group."""
     groups: list[MessageGroup] = []
     for step in node.path():

@@ -23,14 +23,16 @@ from turnstile.models import (
     LeaseTerm,
     NetworkReport,
     RewardUpdate,
+    TurnList,
+    TurnOutlines,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
 from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.body import JSON, read_model, while_connected
 from turnstile_server.control.events import EventStream
-from turnstile_server.control.protocol import EpisodeService
-from turnstile_server.control.results import forest_json, parts_response, samples_json, turns_json
+from turnstile_server.control.protocol import EpisodeService, InspectionService
+from turnstile_server.control.results import forest_json, outlines_json, parts_response, samples_json, turns_json
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -44,6 +46,7 @@ class ControlParts:
     set when the server stops: long polls then answer, and event streams end. ``address``: the agent listener's."""
 
     episodes: EpisodeService
+    inspector: InspectionService
     training: TrainerSampling
     engine: EngineAdmin
     metrics: Metrics
@@ -144,8 +147,12 @@ def _add_result_routes(router: APIRouter, parts: ControlParts) -> None:
 
         return BackgroundTask(note) if (await episodes.get(episode_id)).status.ended else None
 
-    @router.get("/episodes/{episode_id}/turns")
-    async def turns(episode_id: str) -> Response:
+    @router.get("/episodes/{episode_id}/turns", response_model=TurnList | TurnOutlines)
+    async def turns(episode_id: str, arrays: bool = True) -> Response:
+        """``arrays=false``: counts of tokens in place of tokens, for people to look at; it counts as no fetch."""
+        if not arrays:
+            outlines = await parts.inspector.outlines(episode_id)
+            return await parts_response(outlines_json(outlines), JSON, None, parts.workers)
         sent = await fetched(episode_id)
         found = await episodes.turns(episode_id)
         return await parts_response(turns_json(found), JSON, sent, parts.workers)

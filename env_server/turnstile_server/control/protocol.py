@@ -12,6 +12,7 @@ from typing import Protocol
 
 from turnstile.models import (
     AuditReport,
+    BreakReport,
     Episode,
     EpisodeCreated,
     EpisodeFilter,
@@ -32,7 +33,10 @@ from turnstile.models import (
     StatsKey,
     StatsReport,
     TokenForest,
+    TokenMatches,
+    TokenWindow,
     Turn,
+    TurnOutlines,
 )
 
 
@@ -192,4 +196,28 @@ class ForkService(Protocol):
         snapshot that is gone; Conflict where the episode has files and the turn no snapshot; what
         ``EpisodeService.create`` raises.
         """
+        ...
+
+
+class InspectionService(Protocol):
+    """Shows people what is in an episode. Its methods count as no fetch by a trainer."""
+
+    async def window(self, turn_id: str, start: int, count: int, episode_id: str | None = None) -> TokenWindow:
+        """At most ``count`` tokens from ``start`` on, of the path that ends with the turn. Without ``episode_id``
+        the episode is looked for; NotFound says where that may have missed it."""
+        ...
+
+    async def find(
+        self, turn_id: str, wanted: str | int, after: int, limit: int, episode_id: str | None = None
+    ) -> TokenMatches:
+        """Where a text or a token id stands on that path: the first ``limit`` places that begin behind token
+        ``after`` (−1: from the beginning). Raises InvalidRequest for an empty text."""
+        ...
+
+    async def outlines(self, episode_id: str) -> TurnOutlines:
+        """All turns without their tokens, in commit order."""
+        ...
+
+    async def breaks(self, episode_id: str, offset: int, limit: int) -> BreakReport:
+        """The breaks with their messages, in commit order."""
         ...

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
-from turnstile.models import SampleSet, TokenForest, Turn
+from turnstile.models import SampleSet, TokenForest, Turn, TurnOutlines
 from turnstile.models.wire import PART_BYTES
 from turnstile_server.control.body import json_bytes
 
@@ -66,6 +66,10 @@ def turns_json(turns: Iterable[Turn]) -> Iterator[bytes]:
     arrays = dict.fromkeys(("context_ids", "completion_ids", "logprobs", "routed_experts"), _numbers)
     yield from _list(_object(turn, arrays) for turn in turns)
     yield b"}"
+
+
+def outlines_json(outlines: TurnOutlines) -> Iterator[bytes]:
+    yield from _object(outlines, {}, {"turns": _list(_object(turn, {}) for turn in outlines.turns)})
 
 
 def samples_json(samples: SampleSet) -> Iterator[bytes]:

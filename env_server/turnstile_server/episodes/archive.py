@@ -228,6 +228,15 @@ class Archive:
             self._keep(episode_id, forest)
         return forest
 
+    def cached(self, episode_id: str) -> Forest | None:
+        """The forest of an ended episode, if it is in memory."""
+        return self._forests.get(episode_id)
+
+    def alive_at(self, at: float, slack_s: float) -> list[str]:
+        """Ids of the ended episodes that lived at Unix time ``at``, or within ``slack_s`` of it; newest first."""
+        rows = reversed(self._summaries.values())
+        return [row.episode_id for row in rows if _lived(row, at - slack_s, at + slack_s)]
+
     async def network(self, episode_id: str) -> NetworkReport:
         """What an ended episode reached by the network, from its record."""
         report = network_of(await self._journal.read(episode_id))
@@ -279,3 +288,9 @@ class Archive:
     ) -> tuple[list[str], int | None]:
         """Ids of at most ``limit`` episodes, newest first, and the ``before`` of the next page (None: no more)."""
         return self._listing.page((status, group_id), before, limit)
+
+
+def _lived(row: EpisodeSummary, after: float, before: float) -> bool:
+    """Whether the episode lived at some time between the two."""
+    ended = row.created_at if row.ended_at is None else row.ended_at
+    return row.created_at <= before and after <= ended

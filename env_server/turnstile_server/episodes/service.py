@@ -58,6 +58,7 @@ from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Forest, Stored, unchanging
+from turnstile_server.episodes.turn_finder import TurnFinder
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
 from turnstile_server.gate.session import EpisodeSession
@@ -128,6 +129,7 @@ class Episodes:
         self.overview = Overview(self._archive, self._now, self._exports)
         most = settings.control.max_group_episodes
         self.group_view = GroupView(self.overview, self.samples, self._exports, most)
+        self.turn_finder = TurnFinder(self._running, self._archive, parts)
         self._rewards = EpisodeRewards(
             self._archive, amendments, self._running, self._exports, self._settings.max_reward_changes
         )

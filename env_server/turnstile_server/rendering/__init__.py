@@ -9,6 +9,7 @@ Reading order:
 - ``token_floor``, ``repeats``, ``repeat_encoder``: what makes texts of megabytes cheap.
 - ``normalise``: messages and tools in the shape that templates expect.
 - ``detokenizer``: ids to text as they come, cut at stop strings.
+- ``token_text``: single tokens as people see them.
 - ``tags``: the tags around thinking and calls, and where thinking is open.
 - ``call_format``, ``reply_parser``: a completion to text, reasoning and calls.
 - ``template``, ``continuation``: the backend for any Hugging Face chat template.

@@ -154,6 +154,10 @@ class FamilyRenderer:
     def vocab_size(self) -> int:
         return self._vocabulary.size
 
+    @property
+    def token_bytes(self) -> TokenBytes:
+        return self._table
+
     def check_tools(self, tools: Sequence[Tool]) -> None:
         """Every family has its call format."""
 

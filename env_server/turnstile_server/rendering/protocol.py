@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from turnstile.models import Int32Array, Message, ParseStatus, Tool, ToolCall
+from turnstile_server.rendering.detokenizer import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,11 @@ class Renderer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Size of the model's vocabulary: an id at or above it must never reach an engine."""
+        ...
+
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of every id."""
         ...
 
     def check_tools(self, tools: Sequence[Tool]) -> None:

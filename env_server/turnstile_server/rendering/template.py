@@ -143,6 +143,10 @@ class TemplateRenderer:
     def vocab_size(self) -> int:
         return self._vocabulary.size
 
+    @property
+    def token_bytes(self) -> TokenBytes:
+        return self._table
+
     def check_tools(self, tools: Sequence[Tool]) -> None:
         if tools and not self._calls:
             raise InvalidRequest(

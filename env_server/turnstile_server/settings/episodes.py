@@ -76,6 +76,12 @@ class EpisodeSettings(Section):
         description="Rewards that a trainer gives to one episode; each is one request, with any number of turns.",
     )
     cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
+    searched_episodes: int = Field(
+        64,
+        ge=0,
+        description="Ended episodes that are read from the disk to find a turn (`GET /turns/{id}/tokens` "
+        "without `episode_id`); where more lived at that time, `episode_id` is needed.",
+    )
     keep_work: Literal["all", "ungraded", "none"] = Field(
         "all",
         description="Which work is kept beside the journal, to be judged again (`turnstile episodes regrade`): "

@@ -108,6 +108,17 @@ class ControlSettings(_Clients):
         description="Episodes on a page of `GET /episodes`, and tasks on one of `GET /tasks`, where the request "
         "does not say.",
     )
+    window_tokens: int = Field(
+        4096, ge=1, description="Ceiling of `GET /turns/{id}/tokens?count=`, also where the request does not say."
+    )
+    found_tokens: int = Field(
+        1000,
+        ge=1,
+        description="Ceiling of `GET /turns/{id}/tokens/find?limit=`, also where the request does not say.",
+    )
+    shown_breaks: int = Field(
+        50, ge=1, description="Ceiling of `GET /episodes/{id}/breaks?limit=`, also where the request does not say."
+    )
     reserved_descriptors: int = Field(
         16,
         ge=0,

@@ -1,0 +1,56 @@
+"""An episode's turns without their tokens, and its breaks with their messages: for people to read."""
+
+from __future__ import annotations
+
+from turnstile.models.base import Model
+from turnstile.models.messages import Message
+from turnstile.models.turn import BreakAt, BreakReason, Turn, TurnFacts
+
+
+class TurnOutline(TurnFacts):
+    """A turn with the numbers of its tokens in place of the tokens."""
+
+    context_tokens: int
+    completion_tokens: int
+    mean_logprob: float | None
+    """Mean of the completion's logprobs; None for a text that was given."""
+
+
+class TurnOutlines(Model):
+    """Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order."""
+
+    turns: tuple[TurnOutline, ...]
+
+
+class TurnList(Model):
+    """Answer to ``GET /episodes/{id}/turns``, in commit order."""
+
+    turns: tuple[Turn, ...]
+
+
+class BreakEntry(Model):
+    """A turn that left a known path, and the first place where its call differs from what was known."""
+
+    turn_id: str
+    seq: int
+    reason: BreakReason
+    at: BreakAt | None = None
+    continues: str | None = None
+    """As in ``Break``."""
+    known_turn_id: str | None = None
+    """The turn whose path the call agrees with for longest; None where none has the place."""
+    known: Message | None = None
+    """The message there; None where that path ends before it."""
+    incoming: Message | None = None
+    """What the call has in its place; None where the call ends before it (``history_truncated``), and where the
+    break has no place."""
+
+
+class BreakReport(Model):
+    """Answer to ``GET /episodes/{id}/breaks``: in commit order, from ``offset`` on."""
+
+    episode_id: str
+    total: int
+    """Breaks of the whole episode."""
+    offset: int
+    breaks: tuple[BreakEntry, ...]

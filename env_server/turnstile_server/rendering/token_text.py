@@ -1,0 +1,44 @@
+"""Tokens as people see them: the exact bytes of each, its text, and where a text lies in a run of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from turnstile.models import Int32Array
+from turnstile_server.rendering.detokenizer import TokenBytes
+
+
+class TokenText:
+    """Shows the tokens of one vocabulary. Immutable."""
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+
+    def bytes_of(self, ids: Int32Array) -> list[bytes]:
+        """One entry for each id. Joined and decoded (U+FFFD for what is no character) they are the text that the
+        detokenizer gives. Empty for an id that the tokenizer does not have."""
+        return [self._table[index] for index in ids.tolist()]
+
+    def special(self, ids: Int32Array) -> list[bool]:
+        """Whether each is an added token that is more than whitespace."""
+        control = self._table.control
+        return [index in control for index in ids.tolist()]
+
+    def find(self, ids: Int32Array, text: str, after: int = -1) -> Iterator[tuple[int, int]]:
+        """The runs ``[start, end)`` of tokens that hold the text, in order; one for each token behind ``after`` in
+        which an occurrence begins. ``text`` is not empty."""
+        pieces = self.bytes_of(ids)
+        bounds = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+        data, wanted = b"".join(pieces), text.encode()
+        at = data.find(wanted, int(bounds[min(after + 1, len(pieces))]))
+        while at >= 0:
+            first, last = np.searchsorted(bounds, [at, at + len(wanted) - 1], side="right").tolist()
+            yield first - 1, last
+            at = data.find(wanted, int(bounds[first]))
+
+
+def shown(piece: bytes) -> str:
+    """A token's bytes as text: U+FFFD for what is only a part of a character."""
+    return piece.decode(errors="replace")
