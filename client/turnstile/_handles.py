@@ -28,6 +28,7 @@ from turnstile.models import (
     TokenWindow,
     Turn,
     TurnOutline,
+    WorkDiff,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import ForkOptions, RegradeOptions, task_ref
@@ -143,6 +144,11 @@ class AsyncEpisodeHandle:
     ) -> TokenMatches:
         """Where a text or a token id stands on that path, behind the token ``after``."""
         return await self._client._operations.find_tokens(self.episode_id, turn_id, text, token_id, after, limit)
+
+    async def work(self) -> WorkDiff:
+        """What the kept work of the ended episode changed, file by file (``docs/look.md``). Raises Gone where it
+        is not kept."""
+        return await self._client._operations.work(self.episode_id)
 
     async def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

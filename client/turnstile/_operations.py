@@ -48,6 +48,7 @@ from turnstile.models import (
     TokenWindow,
     Turn,
     TurnOutlines,
+    WorkDiff,
     new_id,
     statistics_by,
 )
@@ -235,6 +236,9 @@ class Operations:
 
     async def audit(self, episode_id: str) -> AuditReport:
         return await self._on_episode(episode_id, requests.audit(episode_id, self._settings.slow_s))
+
+    async def work(self, episode_id: str) -> WorkDiff:
+        return await self._on_episode(episode_id, requests.work(episode_id, self._settings.slow_s))
 
     async def network(self, episode_id: str) -> NetworkReport:
         return await self._on_episode(episode_id, requests.network(episode_id))

@@ -51,6 +51,7 @@ from turnstile.models import (
     TokenWindow,
     Turn,
     TurnOutlines,
+    WorkDiff,
 )
 from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
 from turnstile.task_stream import TaskPageRequest
@@ -251,6 +252,11 @@ def complete(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[CompletionAc
     body = _body(CompletionRequest, **fields)
     path = f"{_episode(episode_id)}/completions"
     return ApiCall("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
+
+
+def work(episode_id: str, extra_s: float) -> ApiCall[WorkDiff]:
+    path = f"{_episode(episode_id)}/work"
+    return ApiCall("GET", path, WorkDiff.model_validate_json, repeatable=True, extra_s=extra_s)
 
 
 def network(episode_id: str) -> ApiCall[NetworkReport]:

@@ -25,6 +25,7 @@ from turnstile.models import (
     TokenWindow,
     Turn,
     TurnOutline,
+    WorkDiff,
 )
 from turnstile.models.arrays import NumberSequence, TokenSequence
 from turnstile.rollout import ForkOptions, RegradeOptions
@@ -139,6 +140,10 @@ class EpisodeHandle:
         return self._run(
             AsyncEpisodeHandle.find_tokens, turn_id, text, token_id=token_id, after=after, limit=limit
         )
+
+    def work(self) -> WorkDiff:
+        """See ``AsyncEpisodeHandle.work``."""
+        return self._run(AsyncEpisodeHandle.work)
 
     def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

@@ -35,6 +35,7 @@ from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_
 from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.regrade_routes import build_regrade_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
+from turnstile_server.control.work_routes import build_work_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
@@ -46,6 +47,7 @@ from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.service import Episodes
+from turnstile_server.episodes.work_viewer import WorkViewer
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
@@ -308,6 +310,7 @@ async def _control_app(
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, backends.agents), address),
         build_inspection_router(inspector, settings.control, workers),
+        build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

@@ -5,7 +5,7 @@ tests/sandboxes tests real sandboxes, and test_whole_episodes.py beside this fil
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec, EndRule, Resume
@@ -176,6 +177,9 @@ class FakeGrader:
     async def grade(self, task: Task, work: Work) -> Grade:
         self.graded.append((task.id, work))
         return await self.grade_it(task, work)
+
+    async def diff(self, episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
+        return WorkDiff(episode_id=episode_id, left_out=tuple(left_out))
 
     async def close(self) -> None:
         """It has started nothing."""

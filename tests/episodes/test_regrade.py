@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from fake_backends import result
 from test_played_life import TASK, EpisodeServer, opened
 
-from turnstile.models import EpisodeStatus
+from turnstile.models import EpisodeStatus, LeftOut, WorkDiff
 from turnstile_server.episodes.work_file import EndedWork, decode, encode, facts_of
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
@@ -69,6 +69,47 @@ def work_files(folder: Path) -> list[str]:
 
 
 # What is kept
+
+
+@pytest.mark.parametrize(("cached", "times"), [(8, 1), (0, 2)])
+async def test_kept_work_is_shown_once_it_is_there_and_compared_once(
+    tiny_model: Path, tmp_path: Path, cached: int, times: int
+) -> None:
+    async with opened(tiny_model, tmp_path, cached_work_diffs=cached) as server:
+        await shows_kept_work(server, times)
+
+
+async def shows_kept_work(server: EpisodeServer, times: int) -> None:
+    compared: list[str] = []
+
+    async def diff(episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
+        compared.append(task.id)
+        return WorkDiff(episode_id=episode_id, left_out=tuple(left_out))
+
+    async def grade_it(task: Task, work: Work) -> Grade:
+        return Grade(1.0, {"tests": 1.0}, {"diff": {"left_out": [["conftest.py", "acts at import"], "odd"]}})
+
+    server.grader.grade_it, server.grader.diff = grade_it, diff  # type: ignore[method-assign]
+    created = await server.play()
+    path = f"/episodes/{created['episode_id']}/work"
+    early = await server.stage.control.get(path)
+    assert (early.status_code, early.json()["error"]["type"]) == (409, "conflict")
+    process = await server.provider.agent()
+    assert (await server.think(process)).status_code == 200
+    process.end(result())
+    await server.ended(created)
+    shown = [await server.stage.control.get(path) for _ in range(2)]
+    assert [one.json()["left_out"] for one in shown] == [[{"path": "conftest.py", "reason": "acts at import"}]] * 2
+    assert len(compared) == times
+    assert (await server.stage.control.get("/episodes/ep_x/work")).status_code == 404
+    assert "WorkDiff" in (await server.stage.control.get("/openapi.json")).json()["components"]["schemas"]
+
+
+async def test_work_that_is_not_kept_is_not_shown(tiny_model: Path, tmp_path: Path) -> None:
+    async with opened(tiny_model, tmp_path, keep_work="none") as server:
+        episode = await played(server)
+        response = await server.stage.control.get(f"/episodes/{episode['episode_id']}/work")
+        assert (response.status_code, response.json()["error"]["type"]) == (410, "work_not_kept")
 
 
 async def test_graded_work_is_kept_and_named_in_the_record(server: EpisodeServer, tmp_path: Path) -> None:

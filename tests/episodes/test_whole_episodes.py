@@ -14,6 +14,7 @@ from conversation import END
 from gate_support import Stage, says, staged
 from light import SOLVE, TASK, light_work
 
+from turnstile.models import WorkDiff
 from turnstile_server.demo.local_server import descendants
 
 pytestmark = pytest.mark.anyio
@@ -45,8 +46,14 @@ async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path
         solved = await played(stage, env={"WORK": SOLVE, "TURNS": "3"})
         assert (solved["status"], solved["reward"], solved["error"]) == ("completed", 1.0, None), solved
         assert solved["stats"]["turns"] == 3
+        response = await stage.control.get(f"/episodes/{solved['episode_id']}/work")
+        [change] = WorkDiff.model_validate_json(response.content).files
+        assert (change.path, change.change, change.left_out) == ("answer.py", "modified", None)
+        assert change.diff is not None
+        assert change.diff.endswith("-ANSWER = 41\n+ANSWER = 42\n\\ No newline at end of file\n")
         idle = await played(stage)
         assert (idle["status"], idle["reward"]) == ("completed", 0.0)
+        assert (await stage.control.get(f"/episodes/{idle['episode_id']}/work")).json()["files"] == []
         assert "thought 2 times" in idle["agent_output"]
 
 

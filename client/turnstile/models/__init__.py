@@ -3,7 +3,8 @@
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
 ``messages``, ``turn``, ``network``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary
-form; ``tokens`` and ``outline`` are for people to look at. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+form; ``tokens``, ``outline`` and ``work`` are for people to look at. ``engine`` and ``audit`` are the answers
+about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -83,6 +84,7 @@ from turnstile.models.turn import (
     TurnTimings,
     WeightSpan,
 )
+from turnstile.models.work import FileChange, LeftOut, WorkDiff
 
 __all__ = [
     "CLIENT_ID_PATTERN",
@@ -117,6 +119,7 @@ __all__ = [
     "ErrorInfo",
     "ExpertArray",
     "Fault",
+    "FileChange",
     "FinishReason",
     "Float32Array",
     "ForestRow",
@@ -133,6 +136,7 @@ __all__ = [
     "Lease",
     "LeaseState",
     "LeaseTerm",
+    "LeftOut",
     "Limits",
     "Message",
     "NetworkDecision",
@@ -198,6 +202,7 @@ __all__ = [
     "WeightUpdateBegin",
     "WeightsRequest",
     "WindowTurn",
+    "WorkDiff",
     "WorkerInfo",
     "WorkerRequest",
     "WorkerStatus",

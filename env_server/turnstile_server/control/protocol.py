@@ -37,6 +37,7 @@ from turnstile.models import (
     TokenWindow,
     Turn,
     TurnOutlines,
+    WorkDiff,
 )
 
 
@@ -220,4 +221,17 @@ class InspectionService(Protocol):
 
     async def breaks(self, episode_id: str, offset: int, limit: int) -> BreakReport:
         """The breaks with their messages, in commit order."""
+        ...
+
+
+class WorkViews(Protocol):
+    """Shows the kept work of ended episodes."""
+
+    async def work(self, episode_id: str) -> WorkDiff:
+        """What it changed, file by file, against its task as this server has it. Cancelling this ends the sandbox
+        in which it is compared.
+
+        Raises Conflict for an episode that has not ended; WorkNotKept; Unprocessable where the task is not known
+        here; and what a sandbox and a set-up raise.
+        """
         ...

@@ -18,6 +18,7 @@ In reading order:
 - ``work_store``, ``work_file``: the work that was handed to grading, kept to be judged again.
 - ``regrade``, ``amendments``: kept work judged again; changes to the record of an ended episode.
 - ``inspector``, ``turn_finder``: tokens, turns and breaks for people to look at; which episode a turn belongs to.
+- ``work_viewer``: kept work as a diff.
 - ``forks``, ``fork_point``: episodes that begin at a turn of another one, with the files of its snapshot.
 - ``snapshot_store``, ``snapshot_file``, ``kept_files``: where snapshots lie; files that are whole or not there.
 - ``accounting``: what the metrics count at the end of an episode.

@@ -47,14 +47,14 @@ class Regrader:
     """Implements the control API's RegradeService."""
 
     def __init__(self, parts: RegradeParts) -> None:
-        self._parts = parts
+        self.parts = parts
         self._places = anyio.Semaphore(parts.parallel)
         self._judged: dict[str, anyio.Lock] = {}
         """By episode: one regrade of an episode at a time, so that a repeated one finds the first one's result."""
 
     async def regrade(self, episode_id: str, request: RegradeRequest) -> Regrade:
         async with self._alone(episode_id):
-            episode = self._parts.current(episode_id)
+            episode = self.parts.current(episode_id)
             if not episode.status.ended:
                 raise Conflict(
                     f"episode {episode_id} has not ended ({episode.status.value}), so it is not graded yet"
@@ -65,7 +65,7 @@ class Regrader:
                     f"regrade_id {request.regrade_id} was used before at episode {episode_id}, for another task"
                 )
             if earlier is None:
-                await self._parts.backends.tasks.prefetch((request.task or episode.task).id)
+                await self.parts.backends.tasks.prefetch((request.task or episode.task).id)
                 made = await self._judge(episode, request)
             elif request.apply and not earlier.applied:
                 made = earlier
@@ -86,16 +86,16 @@ class Regrader:
     async def _judge(self, episode: Episode, request: RegradeRequest) -> Regrade:
         """Raises what the task, the store or the grading raises; nothing is recorded then."""
         task = self._task(episode, request)
-        kept = self._kept(episode)
+        kept = kept_work(episode)
         try:
             async with self._places:
-                ended = await self._parts.works.load(episode.episode_id, kept.digest)
+                ended = await self.parts.works.load(episode.episode_id, kept.digest)
                 judged_by = task if ended.start is None or task.world is None else ended.start.applied_to(task)
-                grade = await self._parts.backends.grader.grade(judged_by, ended.work)
+                grade = await self.parts.backends.grader.grade(judged_by, ended.work)
                 grade = grade.awaited() if judged_by.reward.pending else grade
-                digest = await anyio.to_thread.run_sync(self._parts.backends.grader_digest, judged_by)
+                digest = await anyio.to_thread.run_sync(self.parts.backends.grader_digest, judged_by)
         except Exception as error:  # whatever it was, it is counted, and raised as it is
-            self._parts.metrics.regraded("failed")
+            self.parts.metrics.regraded("failed")
             why = error.message if isinstance(error, TurnstileError) else repr(error)
             _LOG.warning("the regrade of episode %s failed: %s", episode.episode_id, why)
             raise
@@ -120,20 +120,11 @@ class Regrader:
             ),
         )
 
-    def _kept(self, episode: Episode) -> KeptWork:
-        if episode.work is not None:
-            return episode.work
-        raise WorkNotKept(
-            f"episode {episode.episode_id} ({episode.status.value}) has no kept work: its task has nothing to "
-            "grade by, its agent failed or it was cancelled before grading, or the settings did not let it be "
-            "kept (episodes.keep_work, keep_work_bytes, keep_work_s)"
-        )
-
     def _task(self, episode: Episode, request: RegradeRequest) -> Task:
         """Raises Unprocessable."""
         ref = episode.task if request.task is None else request.task
         try:
-            task = self._parts.backends.task_of(ref)
+            task = self.parts.backends.task_of(ref)
         except NotFound as error:
             raise Unprocessable(
                 f"task.id: {error.message}; name one to judge by in `task`, or start the server with its source"
@@ -156,7 +147,7 @@ class Regrader:
 
         def change(episode: Episode) -> Episode:
             others = [one for one in episode.regrades if one.regrade_id != made.regrade_id]
-            update: dict[str, object] = {"regrades": _newest((*others, made), self._parts.kept)}
+            update: dict[str, object] = {"regrades": _newest((*others, made), self.parts.kept)}
             if apply:
                 if _grade_of(episode) != (made.before.reward, made.before.components):
                     raise Conflict(
@@ -166,9 +157,20 @@ class Regrader:
                 update |= _applied(episode, made)
             return episode.model_copy(update=update)
 
-        await self._parts.amendments.amend(made.episode_id, change)
-        self._parts.metrics.regraded("applied" if apply else "recorded")
+        await self.parts.amendments.amend(made.episode_id, change)
+        self.parts.metrics.regraded("applied" if apply else "recorded")
         return made
+
+
+def kept_work(episode: Episode) -> KeptWork:
+    """Raises WorkNotKept."""
+    if episode.work is not None:
+        return episode.work
+    raise WorkNotKept(
+        f"episode {episode.episode_id} ({episode.status.value}) has no kept work: its task has nothing to grade "
+        "by, its agent failed or it was cancelled before grading, or the settings did not let it be kept "
+        "(episodes.keep_work, keep_work_bytes, keep_work_s)"
+    )
 
 
 def _recorded(episode: Episode, regrade_id: str) -> Regrade | None:

@@ -7,13 +7,14 @@ is not 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 
+from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
@@ -21,6 +22,7 @@ from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
+from turnstile_server.grading.work_diff import WorkDiffer
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -53,6 +55,7 @@ class TaskGrader:
             PackageProcesses(settings, task_settings),
         )
         self._settings = settings
+        self._differ = WorkDiffer(self._tools)
         self._graders = {name: make(self._tools) for name, make in GRADERS.items()}
 
     async def grade(self, task: Task, work: Work) -> Grade:
@@ -74,6 +77,10 @@ class TaskGrader:
             return made.grade(not_run)
         except TurnstileError as error:
             raise _with_evidence(error, None, made) from None
+
+    async def diff(self, episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
+        """See ``Grader``."""
+        return await self._differ.diff(episode_id, task, archive, left_out)
 
     async def close(self) -> None:
         """See ``Grader``."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import anyio
 
+from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
@@ -81,6 +82,10 @@ class Grader(Protocol):
         TaskFailed, GraderFailed and RewardInvalid (the task cannot be graded at all). Work that breaks the
         tests, or ends the sandbox in which it is graded, is reward 0, not an error. An error's ``detail`` has
         the name of the ``grader`` and what was graded before it: ``components`` and ``grading``."""
+        ...
+
+    async def diff(self, episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
+        """What the work with this archive changed, as ``WorkDiffer`` shows it, and raises."""
         ...
 
     async def close(self) -> None:

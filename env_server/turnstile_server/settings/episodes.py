@@ -82,6 +82,9 @@ class EpisodeSettings(Section):
         description="Ended episodes that are read from the disk to find a turn (`GET /turns/{id}/tokens` "
         "without `episode_id`); where more lived at that time, `episode_id` is needed.",
     )
+    cached_work_diffs: int = Field(
+        8, ge=0, description="Answers to `GET /episodes/{id}/work` kept in memory; each was made in a sandbox."
+    )
     keep_work: Literal["all", "ungraded", "none"] = Field(
         "all",
         description="Which work is kept beside the journal, to be judged again (`turnstile episodes regrade`): "
@@ -314,6 +317,14 @@ class GradingSettings(Section):
         64 << 10, ge=64, description="Largest reward file that a script may leave; a larger one is none."
     )
     max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
+    shown_changes: int = Field(1000, ge=1, description="Changed files in the answer to `GET /episodes/{id}/work`.")
+    shown_diff_bytes: int = Field(
+        4 << 20,
+        ge=1 << 16,
+        le=8 << 20,
+        description="Size of that answer; further diffs, then files, are left out. A file of more than "
+        "`max_read_bytes` has no diff there.",
+    )
     leak_search_s: float = Field(
         120.0,
         gt=0,
