@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ def build_work_router(views: WorkViews) -> APIRouter:
         found = await while_connected(request, lambda: views.work(episode_id))
         if found is None:
             return Response(status_code=204)  # the caller is gone
-        return Response(found.model_dump_json(), media_type=JSON)
+        written = await anyio.to_thread.run_sync(found.model_dump_json)  # of megabytes
+        return Response(written, media_type=JSON)
 
     return router

@@ -36,22 +36,11 @@ class WorkDiffer:
         known = {one.path: one.reason for one in left_out}
         with anyio.move_on_after(self._settings.timeout_s):
             async with self._copies.without_work(task) as sandbox:
-                found = await self._shown(sandbox, task, archive)
-            # The grade's reason counts: it knows what the judge protects.
-            files = [
-                {**one, "left_out": known.pop(one["path"], one["left_out"])} for one in found.get("files", ())
-            ]
-            rest = {**dict(found.get("left_out", ())), **known}
-            return WorkDiff(
-                episode_id=episode_id,
-                files=tuple(map(FileChange.model_validate, files)),
-                further=found.get("further", 0),
-                left_out=tuple(LeftOut(path=path, reason=reason) for path, reason in rest.items()),
-                refused=found.get("refused"),
-            )
+                shown = await self._shown(sandbox, task, archive)
+            return await anyio.to_thread.run_sync(_work_diff, episode_id, shown, known)
         raise SandboxFailed(f"The diff took longer than {self._settings.timeout_s:g} s (grading.timeout_s).")
 
-    async def _shown(self, sandbox: Sandbox, task: Task, archive: bytes) -> dict[str, Any]:
+    async def _shown(self, sandbox: Sandbox, task: Task, archive: bytes) -> str | bytes:
         wrapped = await anyio.to_thread.run_sync(
             lambda: pack(None, self._task_settings, extra={"work.tar": archive})
         )
@@ -78,11 +67,26 @@ class WorkDiffer:
         if result.exit_code in CANNOT_RUN:
             raise TaskFailed("the image has no python3, which comparing the work needs")
         if result.timed_out:
-            return {"refused": f"comparing it took longer than {self._settings.diff_timeout_s:g} s"}
+            return json.dumps({"refused": f"comparing it took longer than {self._settings.diff_timeout_s:g} s"})
         if result.exit_code != 0:
             said = result.stderr[-500:].decode(errors="replace")
             raise SandboxFailed.of(
                 SandboxDeath.OUTSIDE, f"comparing the work ended with {result.exit_code}: {said}"
             )
-        shown: dict[str, Any] = storable(json.loads(result.stdout))
-        return shown
+        return result.stdout
+
+
+def _work_diff(episode_id: str, shown: str | bytes, known: dict[str, str]) -> WorkDiff:
+    """The answer of the program, with what the grade says. Of files its reason counts: it knows what the judge
+    protects."""
+    found: dict[str, Any] = storable(json.loads(shown))
+    known = dict(known)
+    files = [{**one, "left_out": known.pop(one["path"], one["left_out"])} for one in found.get("files", ())]
+    rest = {**dict(found.get("left_out", ())), **known}
+    return WorkDiff(
+        episode_id=episode_id,
+        files=tuple(map(FileChange.model_validate, files)),
+        further=found.get("further", 0),
+        left_out=tuple(LeftOut(path=path, reason=reason) for path, reason in rest.items()),
+        refused=found.get("refused"),
+    )
