@@ -22,6 +22,7 @@ from turnstile_server.tasks.model import Task
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 OLD = "turnstile-test:any-old-python"
+OWN_FILES = "turnstile-test:any-own-files"
 OLD_PYTHON = b"#!/bin/sh\necho 3.6\nexit 1\n"
 CHECK = 'test "$("$AS_WORK" sh say.sh)" = right\n'
 
@@ -74,3 +75,17 @@ async def test_tests_in_python_are_refused_by_its_version_where_it_is_too_old() 
     async with started(OLD) as provider:
         with pytest.raises(TaskFailed, match=r"in the image, 3\.9 or later, which has 3\.6; use another"):
             await grader(provider).grade(the_task(), Work(archive=tar({"a": "b"})))
+
+
+async def test_a_work_is_compared_with_files_that_only_the_image_has() -> None:
+    """The image has no Python either."""
+    if not engine().images.list(OWN_FILES):
+        own: dict[str, bytes | str] = {"data/own.txt": b"image\n", "data/kept.txt": b"kept\n"}
+        import_image(OWN_FILES, busybox() | own, ["ENV PATH=/bin"])
+    fields = {"id": "own", "instruction": "x", "image": OWN_FILES, "workdir": "/data", "image_files": True}
+    async with started(OWN_FILES) as provider:
+        archive = tar({"own.txt": "work\n", "kept.txt": "kept\n"})
+        found = await grader(provider).diff("ep_1", Task.model_validate(fields), archive, ())
+    changes = {one.path: (one.change, one.diff) for one in found.files}
+    assert changes["own.txt"] == ("modified", "--- a/own.txt\n+++ b/own.txt\n@@ -1 +1 @@\n-image\n+work\n")
+    assert changes["kept.txt"] == ("mode", None)  # the image's are programs
