@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ import httpx2
 import mcp
 from mcp.client.streamable_http import streamable_http_client
 
+from turnstile.models import SpanKind
 from turnstile_server.errors import NotFound
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.intake import Intake
@@ -42,6 +43,7 @@ from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits, SandboxProvider, SandboxSpec
 from turnstile_server.settings import GateSettings, SandboxSettings, ToolSettings
+from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import EpisodeTools, ServedTool
 from turnstile_server.tools.toolbox import Toolbox
@@ -78,6 +80,7 @@ class OneEpisode:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox: Sandbox | None = sandbox
+        self._spans = SpanRecorder(time.time(), 1_000_000)
 
     has_user = False
     plain_tools = False
@@ -85,6 +88,9 @@ class OneEpisode:
     async def submit(self, answer: str) -> str | None: ...
 
     def check_open(self) -> None: ...
+
+    def recorded(self, tool: str, bytes_in: int) -> AbstractContextManager[OpenSpan]:
+        return self._spans.span(SpanKind.TOOL, tool, bytes_in=bytes_in)
 
     async def stop_requested(self) -> None:
         await anyio.sleep_forever()

@@ -23,6 +23,7 @@ from turnstile.models import (
     Regrade,
     SampleSet,
     SnapshotInfo,
+    SpanReport,
     TokenForest,
     TokenMatches,
     TokenWindow,
@@ -202,6 +203,10 @@ class AsyncEpisodeHandle:
 
     async def network(self) -> NetworkReport:
         return await self._client.network(self.episode_id)
+
+    async def spans(self) -> SpanReport:
+        """What the episode spent its time on, so far (``docs/spans.md``)."""
+        return await self._client._operations.spans(self.episode_id)
 
     async def __aenter__(self) -> Self:
         return self

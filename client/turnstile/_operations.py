@@ -40,6 +40,7 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    SpanReport,
     StatsKey,
     StatsReport,
     TaskPage,
@@ -242,6 +243,9 @@ class Operations:
 
     async def network(self, episode_id: str) -> NetworkReport:
         return await self._on_episode(episode_id, requests.network(episode_id))
+
+    async def spans(self, episode_id: str) -> SpanReport:
+        return await self._on_episode(episode_id, requests.spans(episode_id))
 
     async def page(
         self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None

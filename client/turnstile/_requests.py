@@ -43,6 +43,7 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    SpanReport,
     StatsKey,
     StatsReport,
     TaskPage,
@@ -261,6 +262,10 @@ def work(episode_id: str, extra_s: float) -> ApiCall[WorkDiff]:
 
 def network(episode_id: str) -> ApiCall[NetworkReport]:
     return ApiCall("GET", f"{_episode(episode_id)}/network", NetworkReport.model_validate_json, repeatable=True)
+
+
+def spans(episode_id: str) -> ApiCall[SpanReport]:
+    return ApiCall("GET", f"{_episode(episode_id)}/spans", SpanReport.model_validate_json, repeatable=True)
 
 
 def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:

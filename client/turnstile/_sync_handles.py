@@ -20,6 +20,7 @@ from turnstile.models import (
     Regrade,
     SampleSet,
     SnapshotInfo,
+    SpanReport,
     TokenForest,
     TokenMatches,
     TokenWindow,
@@ -197,6 +198,10 @@ class EpisodeHandle:
 
     def network(self) -> NetworkReport:
         return self._client.network(self.episode_id)
+
+    def spans(self) -> SpanReport:
+        """What the episode spent its time on, so far (``docs/spans.md``)."""
+        return self._run(AsyncEpisodeHandle.spans)
 
     def __enter__(self) -> Self:
         return self

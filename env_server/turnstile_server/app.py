@@ -34,6 +34,7 @@ from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.regrade_routes import build_regrade_router
+from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.control.work_routes import build_work_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
@@ -47,6 +48,7 @@ from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.service import Episodes
+from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.episodes.work_viewer import WorkViewer
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.router import DialectRouter
@@ -311,6 +313,7 @@ async def _control_app(
         build_fork_router(Forks(episodes, backends.agents), address),
         build_inspection_router(inspector, settings.control, workers),
         build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
+        build_span_router(SpanReports(episodes, parts.journal, settings.episodes.kept_regrades, workers), workers),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

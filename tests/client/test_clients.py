@@ -73,6 +73,8 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     forest = await episode.tree()
     assert forest.to_samples().model_dump_json() == (await episode.samples()).model_dump_json()
     assert (await episode.audit()).passed
+    spans = (await episode.spans()).spans
+    assert [span.turn_id for span in spans if span.kind == "model"] == [turn_id]
     assert (await client.audit(episode.episode_id)).episode_id == episode.episode_id
     await episode.delete()
     with pytest.raises(NotFound):

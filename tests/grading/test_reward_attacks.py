@@ -32,6 +32,7 @@ from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox
 from turnstile_server.settings import EpisodeSettings, Settings, TaskSettings
+from turnstile_server.spans import SpanRecorder
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
@@ -73,12 +74,13 @@ async def judged_here(built: Backends, provider: Watched, task: Task, attack: Re
     plan = Plan(task, None, spec_of(task), Limits(), "")
     backends = replace(built, sandboxes=provider, grader=grader(provider))
     works = WorkStore(Path("nothing-is-kept"), EpisodeSettings(keep_work="none"), 0, lambda _: None)
-    sandbox = EpisodeSandbox("e-attack", plan, spec_of(task), backends, Settings())
+    spans = SpanRecorder(0.0, 0)
+    sandbox = EpisodeSandbox("e-attack", plan, spec_of(task), backends, Settings(), spans)
     try:
         await sandbox.prepare(task)
         assert sandbox.for_tools is not None
         await acted(sandbox.for_tools, attack)
-        graded = EpisodeGrading("e-attack", sandbox, None, None, backends, works)
+        graded = EpisodeGrading("e-attack", sandbox, None, None, backends, works, spans)
         outcome = await graded.graded(Outcome(EpisodeStatus.COMPLETED), task, None)
     finally:
         await sandbox.destroy()

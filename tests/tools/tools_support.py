@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mcp import Client
 from mcp.client.session import LoggingFnT
 from mcp.client.streamable_http import streamable_http_client
 
+from turnstile.models import SpanKind
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.errors import Gone, NotFound, Unauthorized
 from turnstile_server.http.agent_app import AgentApp
@@ -24,6 +26,7 @@ from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import GateSettings, ToolSettings
+from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ServedTool
 from turnstile_server.tools.toolbox import Toolbox
@@ -46,9 +49,13 @@ class PlayedEpisode:
     """What a simulated user says to each answer; None: there is no user."""
     own_tools: Sequence[ServedTool] = ()
     plain_tools: bool = False
+    spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(time.time(), 1000))
 
     def __post_init__(self) -> None:
         self.key = KEYS.key(self.episode_id, new_nonce())
+
+    def recorded(self, tool: str, bytes_in: int) -> AbstractContextManager[OpenSpan]:
+        return self.spans.span(SpanKind.TOOL, tool, bytes_in=bytes_in)
 
     @property
     def has_user(self) -> bool:

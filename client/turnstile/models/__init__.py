@@ -2,9 +2,9 @@
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
-``messages``, ``turn``, ``network``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary
-form; ``tokens``, ``outline`` and ``work`` are for people to look at. ``engine`` and ``audit`` are the answers
-about the engine and about recorded episodes.
+``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is
+their binary form; ``summary``, ``stats``, ``group``, ``tokens``, ``outline`` and ``work`` are for people to look
+at. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -56,6 +56,7 @@ from turnstile.models.outline import BreakEntry, BreakReport, TurnList, TurnOutl
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
+from turnstile.models.spans import PartSeconds, Span, SpanKind, SpanReport, seconds_by_part
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
 from turnstile.models.stats import PassAtK, StatsKey, StatsReport, StatsRow, pass_at_k, statistics_by
 from turnstile.models.status import EpisodeStatus, ErrorInfo, Fault
@@ -144,6 +145,7 @@ __all__ = [
     "NetworkReport",
     "NetworkUse",
     "ParseStatus",
+    "PartSeconds",
     "PassAtK",
     "PauseMode",
     "PauseRequest",
@@ -166,6 +168,9 @@ __all__ = [
     "SnapshotInfo",
     "SnapshotList",
     "SnapshotMode",
+    "Span",
+    "SpanKind",
+    "SpanReport",
     "Staleness",
     "StalenessBound",
     "StalenessPolicy",
@@ -211,6 +216,7 @@ __all__ = [
     "join_experts",
     "new_id",
     "pass_at_k",
+    "seconds_by_part",
     "statistics_by",
     "summary_of",
 ]

@@ -101,8 +101,14 @@ class TurnTimings(Model):
     started_at: float
     render_s: float = 0.0
     """From the call's arrival to its prompt ids."""
+    rest_s: float = 0.0
+    """Of it, at its beginning: waiting for the snapshot of the turn before."""
+    queue_s: float = 0.0
+    """After the prompt ids: waiting for a place on a worker, before the first token."""
     first_token_s: float | None = None
     """From the call's arrival to the engine's first tokens."""
+    pieces: int = 0
+    """In which the tokens came. 1: all at once, so the first token is not told from the last; 0: not recorded."""
     engine_s: float = 0.0
     """From the prompt ids to the end of generation."""
     total_s: float = 0.0
@@ -198,6 +204,8 @@ class Delivery(Model):
 
     turn_id: str
     state: Literal["written", "lost"]
+    commit_s: float | None = None
+    """How long it took to make the turn durable, which its own record cannot say."""
 
 
 class Discard(Model):

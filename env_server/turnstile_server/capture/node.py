@@ -25,8 +25,8 @@ def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A turn in its place. Three things change later: the tree adds ``children`` and sets ``repeated``, and
-    ``record_delivery`` records what became of the reply."""
+    """A turn in its place. Four things change later: the tree adds ``children`` and sets ``repeated``,
+    ``record_delivery`` records what became of the reply, and ``commit_s`` is told once it is known."""
 
     turn: Turn
     parent: Node | None
@@ -48,6 +48,8 @@ class Node:
     inherited: bool = False
     """A turn of the episode that this one was forked from: its tokens are context here, and counted there."""
     delivery: DeliveryState = "pending"
+    commit_s: float | None = None
+    """How long it took to make the turn durable; None: not known."""
     repeated: bool = False
     """A call that is no child holds this path with its reply: it renders the conversation again."""
     _tokens: Int32Array | None = field(default=None, repr=False)
@@ -68,6 +70,7 @@ class Node:
             [],
             self.inherited,
             self.delivery,
+            self.commit_s,
             self.repeated,
             self._tokens,
         )

@@ -30,6 +30,7 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
+    SpanReport,
     StatsKey,
     StatsReport,
     TokenForest,
@@ -173,6 +174,14 @@ class RegradeService(Protocol):
         Raises Conflict for an episode that has not ended; WorkNotKept; Unprocessable for a task that cannot be
         used; and what a grading raises.
         """
+        ...
+
+
+class SpanService(Protocol):
+    """Tells what episodes spent their time on."""
+
+    async def report(self, episode_id: str) -> SpanReport:
+        """The spans of an episode, running or ended."""
         ...
 
 

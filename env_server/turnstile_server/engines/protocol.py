@@ -77,6 +77,8 @@ class EngineFinish:
     weight_spans: tuple[WeightSpan, ...]
     """Tile ``[0, completion tokens)``; empty only when nothing was sampled."""
     cached_tokens: int | None = None
+    queue_s: float = 0.0
+    """Seconds that the call waited for a place on a worker before its first token."""
     given: bool = False
     """The tokens were written, not sampled: their logprobs are 0.0 and say nothing."""
     kept: bool = False

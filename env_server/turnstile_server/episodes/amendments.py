@@ -6,8 +6,9 @@ deleted at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
@@ -16,6 +17,7 @@ from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.store import DamagedRecord, stored_of
 from turnstile_server.errors import Conflict, NotFound
 from turnstile_server.journal.protocol import Journal
+from turnstile_server.journal.records import span_record
 
 
 class Amendments:
@@ -25,6 +27,13 @@ class Amendments:
         self._journal = journal
         self._archive = archive
         self._published = published
+
+    async def add_spans(self, episode_id: str, spans: Sequence[Mapping[str, Any]]) -> None:
+        """Records spans, as JSON, of what was done to the episode after its end; of a deleted one none."""
+        async with self._archive.changing:
+            if episode_id in self._archive:
+                for meta in spans:
+                    self._journal.append_soon(span_record(episode_id, meta))
 
     async def amend(self, episode_id: str, change: Callable[[Episode], Episode]) -> Episode:
         """The record after ``change``, which is given it as it is now, and may give it back as it is. A caller

@@ -17,6 +17,7 @@ from turnstile.models import (
     ForksCreated,
     SnapshotInfo,
     SnapshotList,
+    SpanKind,
 )
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
 from turnstile_server.episodes.fork_point import ForkPoint
@@ -43,7 +44,7 @@ class Forks:
                 "rest; create its episode with `snapshots: every_turn`"
             )
         run = self._episodes.running(episode_id)
-        sandbox = None if run is None else run.sandbox
+        sandbox = None if run is None else run.tools.sandbox
         if run is None or sandbox is None:
             raise Conflict(
                 f"episode {episode_id} ({episode.status.value}) has no sandbox that tools work in now: a snapshot "
@@ -56,7 +57,8 @@ class Forks:
                 raise Conflict(f"a model call of episode {episode_id} is in flight: ask between two turns")
             return session.latest_turn_id
 
-        return await self._episodes.snapshots.take(episode_id, sandbox, latest_turn)
+        with run.spans.span(SpanKind.SNAPSHOT, "on request"):
+            return await self._episodes.snapshots.take(episode_id, sandbox, latest_turn)
 
     async def snapshots(self, episode_id: str) -> SnapshotList:
         await self._episodes.get(episode_id)  # raises NotFound

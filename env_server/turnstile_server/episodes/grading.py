@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import anyio.to_thread
 
-from turnstile.models import EpisodeStatus, KeptWork
+from turnstile.models import EpisodeStatus, KeptWork, SpanKind
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import Outcome, failed_by, unearned
 from turnstile_server.episodes.sandbox import EpisodeSandbox
@@ -24,6 +24,7 @@ from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.own_tools.resource_tools import ResourceTools
+from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class EpisodeGrading:
         resource: ResourceTools | None,
         backends: Backends,
         works: WorkStore,
+        spans: SpanRecorder,
     ) -> None:
         self._episode_id = episode_id
         self._sandbox = sandbox
@@ -47,6 +49,7 @@ class EpisodeGrading:
         self._resource = resource
         self._backends = backends
         self._works = works
+        self._spans = spans
 
     async def graded(
         self, outcome: Outcome, task: Task, answer: str | None, *, keep: bool = True, more: bool = False
@@ -56,8 +59,16 @@ class EpisodeGrading:
         Destroys the sandbox, to make room for the one in which the work is graded, unless there is ``more`` to be
         done in it. ``keep``: the work is kept, to be judged again. Raises nothing.
         """
+        with self._spans.span(SpanKind.GRADING, task.id) as span:
+            made = await self._graded(outcome, task, answer, span, keep=keep, more=more)
+            span.error = made.error.type if made.error is not None and made.error is not outcome.error else None
+            return made
+
+    async def _graded(
+        self, outcome: Outcome, task: Task, answer: str | None, span: OpenSpan, *, keep: bool, more: bool
+    ) -> Outcome:
         try:
-            work = await self._work(answer)
+            work = await self._work(answer, span)
         except AgentFailed as error:
             return replace(outcome, grade=unearned(task, f"work: {error.message}"))
         except TurnstileError as error:
@@ -70,9 +81,10 @@ class EpisodeGrading:
                 await self._sandbox.give_up()
             if keep:
                 info = outcome.error_info()
-                kept = await self._works.keep(
-                    EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
-                )
+                with span.child(SpanKind.FILES, "keep"):
+                    kept = await self._works.keep(
+                        EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
+                    )
             grade = await self._backends.grader.grade(task, work)
             named = await self._named(kept, task, grade)
             return replace(outcome, grade=grade.awaited() if task.reward.pending else grade, work=named)
@@ -92,12 +104,18 @@ class EpisodeGrading:
         digest = await anyio.to_thread.run_sync(self._backends.grader_digest, task)
         return kept.model_copy(update={"grader": digest})
 
-    async def _work(self, answer: str | None) -> Work:
+    async def _work(self, answer: str | None, span: OpenSpan) -> Work:
         """What the agent left behind. Raises AgentFailed where it has made that useless, TaskFailed,
         SandboxFailed."""
         try:
-            archive = await self._sandbox.collect_work() if self._sandbox is not None else None
-            scores = await self._world.grade(answer) if self._world is not None else None
+            archive = scores = None
+            if self._sandbox is not None:
+                with span.child(SpanKind.FILES, "collect") as collecting:
+                    archive = await self._sandbox.collect_work()
+                    collecting.attributes["bytes"] = len(archive or b"")
+            if self._world is not None:
+                with span.child(SpanKind.WORLD, "grade"):
+                    scores = await self._world.grade(answer)
         except FileProblem as error:
             raise AgentFailed(f"the work cannot be fetched: {error.message}") from error
         except SandboxFailed as error:
@@ -109,6 +127,7 @@ class EpisodeGrading:
             network=None if self._sandbox is None else self._sandbox.network,
             session=None if self._resource is None else self._resource.session,
             facts=facts_of(self._episode_id),
+            span=span,
         )
 
     def _failed(self, outcome: Outcome, error: Exception) -> Outcome:

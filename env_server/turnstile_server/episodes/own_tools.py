@@ -40,6 +40,10 @@ class EpisodeOwnTools:
         """Empty before ``open`` and after ``stop_calls``."""
         return () if self._stopped else self._tools
 
+    def __bool__(self) -> bool:
+        """Whether there are any sources."""
+        return bool(self._sources)
+
     async def open(self, episode: EpisodeTools, tasks: TaskGroup) -> None:
         """Opens every source, in a task of ``tasks``. Cancelling it releases what was opened. Raises what they
         raise."""

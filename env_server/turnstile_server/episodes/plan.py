@@ -35,6 +35,7 @@ from turnstile_server.gate.session import CallLimits, ConversationHeaders, Episo
 from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, GradingSettings, Settings
+from turnstile_server.spans import SpanRecorder
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.resource_server_options import served_tools
 from turnstile_server.tasks.workspace import sandbox_spec
@@ -263,10 +264,11 @@ def new_session(
     group_since: float,
     on_weights: Callable[[], None],
     between_turns: Callable[[str], Awaitable[None]] | None = None,
+    spans: SpanRecorder | None = None,
 ) -> EpisodeSession:
     """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped. ``group_since``:
-    when its group's first episode came, monotonic seconds. ``on_weights`` and ``between_turns``: as
-    ``EpisodeSession`` says."""
+    when its group's first episode came, monotonic seconds. ``on_weights``, ``between_turns`` and
+    ``spans``: as ``EpisodeSession`` says."""
     limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
@@ -289,6 +291,7 @@ def new_session(
         episode.adapter,
         on_weights,
         between_turns,
+        spans,
     )
     if plan.fork is not None:
         session.inherit(plan.fork.turns)

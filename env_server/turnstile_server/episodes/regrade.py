@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from turnstile.models import Episode, EpisodeStatus, GradeRecord, KeptWork, Regrade, RegradeRequest
+from turnstile.models import Episode, EpisodeStatus, GradeRecord, KeptWork, Regrade, RegradeRequest, SpanKind
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable, WorkNotKept
 from turnstile_server.grading.verdict import storable
 from turnstile_server.observability.metrics import Metrics
+from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.resource_server_options import served_tools
 
@@ -66,7 +68,7 @@ class Regrader:
                 )
             if earlier is None:
                 await self.parts.backends.tasks.prefetch((request.task or episode.task).id)
-                made = await self._judge(episode, request)
+                made = await self._recorded(episode, request)
             elif request.apply and not earlier.applied:
                 made = earlier
             else:
@@ -83,7 +85,20 @@ class Regrader:
             if not lock.statistics().locked and not lock.statistics().tasks_waiting:
                 self._judged.pop(episode_id, None)
 
-    async def _judge(self, episode: Episode, request: RegradeRequest) -> Regrade:
+    async def _recorded(self, episode: Episode, request: RegradeRequest) -> Regrade:
+        """As ``_judge``, with its spans."""
+        kept: list[Mapping[str, Any]] = []
+        spans = SpanRecorder(episode.timings.created_at, 0, kept.append)
+        try:
+            with spans.span(SpanKind.GRADING, request.reason or "", regrade_id=request.regrade_id) as span:
+                made = await self._judge(episode, request, span)
+        except Exception:
+            await self.parts.amendments.add_spans(episode.episode_id, kept)
+            raise
+        await self.parts.amendments.add_spans(episode.episode_id, kept)
+        return made
+
+    async def _judge(self, episode: Episode, request: RegradeRequest, span: OpenSpan) -> Regrade:
         """Raises what the task, the store or the grading raises; nothing is recorded then."""
         task = self._task(episode, request)
         kept = kept_work(episode)
@@ -91,7 +106,7 @@ class Regrader:
             async with self._places:
                 ended = await self.parts.works.load(episode.episode_id, kept.digest)
                 judged_by = task if ended.start is None or task.world is None else ended.start.applied_to(task)
-                grade = await self.parts.backends.grader.grade(judged_by, ended.work)
+                grade = await self.parts.backends.grader.grade(judged_by, replace(ended.work, span=span))
                 grade = grade.awaited() if judged_by.reward.pending else grade
                 digest = await anyio.to_thread.run_sync(self.parts.backends.grader_digest, judged_by)
         except Exception as error:  # whatever it was, it is counted, and raised as it is

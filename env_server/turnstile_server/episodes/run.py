@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio.abc import TaskGroup
 
-from turnstile.models import Episode, EpisodeStatus, NetworkReport
+from turnstile.models import Episode, EpisodeStatus, NetworkReport, SpanKind
 from turnstile_server.backends import Backends
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.episodes.grading import EpisodeGrading
@@ -40,6 +40,7 @@ from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session, resource_tools
 from turnstile_server.episodes.run_records import RunRecords
+from turnstile_server.episodes.run_tools import RunTools
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
@@ -47,12 +48,12 @@ from turnstile_server.episodes.steps import EpisodeSteps
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
-from turnstile_server.errors import Conflict, Gone, SandboxFailed, SandboxUnavailable, TurnstileError
+from turnstile_server.errors import Gone, SandboxFailed, SandboxUnavailable, TurnstileError
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
-from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.journal.records import span_record
 from turnstile_server.settings import Settings
-from turnstile_server.tools.protocol import ServedTool
+from turnstile_server.spans import OpenSpan, SpanRecorder
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class RunParts:
 
 
 class EpisodeRun:
-    """A running episode: its owner task, its model calls, its sandbox. Implements the MCP endpoint's EpisodeTools.
+    """A running episode: its owner task, its model calls, its sandbox.
 
     ``env``: what the trainer adds to the agent's environment; it is in no record, because it may hold secrets.
     """
@@ -90,7 +91,12 @@ class EpisodeRun:
         self._key = key
         self._env = env
         self._parts = parts
-        self._life = Lifecycle(episode, graded=plan.task.graded, now=time.monotonic())
+        self.spans = SpanRecorder(
+            episode.timings.created_at,
+            settings.episodes.max_spans,
+            lambda meta: parts.journal.append_soon(span_record(episode.episode_id, meta)),
+        )
+        self._life = Lifecycle(episode, graded=plan.task.graded, now=self.spans.zero)
         self.session = new_session(
             episode,
             plan,
@@ -99,24 +105,27 @@ class EpisodeRun:
             group_since=group.since,
             on_weights=lambda: parts.weights(self),
             between_turns=self._snapshot if plan.keeps_turns else None,
+            spans=self.spans,
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
-        self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings)
+        self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings, self.spans)
         self._world = RunningWorld.of(
             plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
         )
         resource = resource_tools(plan.task, settings.grading)
         self._grader = EpisodeGrading(
-            self.episode_id, self._sandbox, self._world, resource, parts.backends, parts.works
+            self.episode_id, self._sandbox, self._world, resource, parts.backends, parts.works, self.spans
         )
-        of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline)
+        of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline, self.spans)
         self._steps = EpisodeSteps(*of_steps, settings.gate, self._agent_outcome) if plan.task.steps else None
         self._judge = self._steps or self._grader
         self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, resource))
-        self._answer: str | None = None
         self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
+        parts_of_run = (self._life, plan.agent, self.session, self._sandbox, self._world, self._own_tools)
+        self.tools = RunTools(*parts_of_run, self._steps, self.spans, self.request_stop, self._stopping)
+        """The MCP endpoint's view."""
         self._grading = anyio.CancelScope()
         self._has_place = False
         self._changed = anyio.Event()  # set, and replaced, at each change of status
@@ -157,18 +166,23 @@ class EpisodeRun:
         async with anyio.create_task_group() as active:
             if self._plan.prepared:
                 active.start_soon(self._prepare_and_run, tasks)
+            else:
+                active.start_soon(self._agent_outcome)
             await self._stopping.wait()
-            await self._own_tools.stop_calls()
-            await self._drain()
+            with self.spans.span(SpanKind.DRAIN):
+                await self._own_tools.stop_calls()
+                await self._drain()
             active.cancel_scope.cancel()
 
     async def _prepare_and_run(self, tasks: TaskGroup) -> None:
         """Requests the stop itself: with the agent's exit, or with what failed."""
         try:
-            await self._parts.places.acquire(PlaceClaim(self.episode.priority, self.staleness.group.since))
-            self._has_place = True
+            with self.spans.span(SpanKind.QUEUE, start_s=0.0):
+                await self._parts.places.acquire(PlaceClaim(self.episode.priority, self.staleness.group.since))
+                self._has_place = True
             self._move(EpisodeStatus.PREPARING)
-            await self._prepare(tasks)
+            with self.spans.span(SpanKind.SETUP) as span:
+                await self._prepare(tasks, span)
             self._move(EpisodeStatus.RUNNING)
             outcome = await (self._agent_outcome() if self._steps is None else self._steps.play())
         except SandboxFailed as error:
@@ -181,32 +195,42 @@ class EpisodeRun:
             outcome = failed_by(error, "the server failed")
         self.request_stop(outcome)
 
-    async def _prepare(self, tasks: TaskGroup) -> None:
+    async def _prepare(self, tasks: TaskGroup, span: OpenSpan) -> None:
         """The world first, because it may write the instruction and the files of the work folder."""
         if self._world is not None:
-            task = await self._world.reset(self._plan.task, self.episode_id, self.episode.seed)
+            with span.child(SpanKind.WORLD, "reset"):
+                task = await self._world.reset(self._plan.task, self.episode_id, self.episode.seed)
             self._plan = replace(self._plan, task=task)
             self._life.instruct(task.instruction)
         if self._sandbox is not None:
-            await self._sandbox.prepare(self._plan.task)
-        await self._own_tools.open(self, tasks)
+            await self._sandbox.prepare(self._plan.task, span)
+        if self._own_tools:
+            with span.child(SpanKind.OWN_TOOLS):
+                await self._own_tools.open(self.tools, tasks)
 
     async def _agent_outcome(self) -> Outcome:
+        """Of an external agent: lasts until a stop that is requested elsewhere cancels it, or its sandbox dies."""
         agent, session, sandbox = self._plan.agent, self.session, self._sandbox
         before = len(session.tree)
-        if sandbox is None:  # an external agent's; a stop that is requested elsewhere cancels this wait
-            await anyio.sleep_forever()
-        assert sandbox is not None
-        if agent is None:
-            raise await sandbox.death()
-        end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
-        turns = len(session.tree) - before
-        return outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
+        with self.spans.span(SpanKind.AGENT, self.episode.agent, stoppable=True, step=session.step) as span:
+            if sandbox is None:
+                await anyio.sleep_forever()
+            assert sandbox is not None
+            if agent is None:
+                raise await sandbox.death()
+            end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+            turns = len(session.tree) - before
+            outcome = outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
+            span.attributes["exit_code"] = end.exit_code
+            span.error = None if outcome.error is None else outcome.error.type
+            return outcome
 
     async def _snapshot(self, turn_id: str) -> None:
         sandbox = None if self._sandbox is None else self._sandbox.at_work
         if sandbox is not None:
-            await self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id, self._plan.settle_s)
+            with self.spans.span(SpanKind.SNAPSHOT, "after turn", turn_id=turn_id) as span:
+                taken = self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id, self._plan.settle_s)
+                span.error = None if await taken else "missed"
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
@@ -231,7 +255,7 @@ class EpisodeRun:
         self._move(EpisodeStatus.GRADING)
         graded = None
         with self._grading:
-            graded = await self._judge.graded(stop, self._plan.task, self._answer)
+            graded = await self._judge.graded(stop, self._plan.task, self.tools.answer)
         if graded is not None and self._life.needs_grade:
             self._life.settle(graded)
 
@@ -244,10 +268,14 @@ class EpisodeRun:
 
     async def _try_to_store(self) -> bool:
         before = self.episode.status
-        stored = await self._records.end(self.session.seal)
+        stored = await self._records.end(self._seal)
         if stored:
             self._report(before)
         return stored
+
+    def _seal(self) -> None:
+        self.session.seal()
+        self.spans.seal()
 
     def _complete(self, episode: Episode) -> Stored:
         return replace(self._stored, episode=self.measured(episode), network=self.network)
@@ -309,48 +337,6 @@ class EpisodeRun:
         self._stopping.set()
         self._grading.cancel()
         self._retry.set()
-
-    # The MCP endpoint's view (EpisodeTools)
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        return self._sandbox.for_tools if self._sandbox is not None else None
-
-    @property
-    def own_tools(self) -> tuple[ServedTool, ...]:
-        return self._own_tools.tools
-
-    @property
-    def has_user(self) -> bool:
-        return self._world is not None and self._world.talks
-
-    @property
-    def plain_tools(self) -> bool:
-        return self._plan.agent is not None and self._plan.agent.plain_tools
-
-    async def submit(self, answer: str) -> str | None:
-        self.check_open()
-        self._answer = answer
-        try:
-            said = await self._world.respond(answer) if self._world is not None else None
-        except TurnstileError as error:
-            self.request_stop(Outcome(EpisodeStatus.FAILED, error))
-            raise
-        ends = said is None and self._plan.agent is not None and self._plan.agent.ends_on_submit
-        if self._steps is not None:
-            self._steps.submit(answer, ends=ends)
-        elif ends:
-            self.request_stop(Outcome(EpisodeStatus.COMPLETED))
-        return said
-
-    def check_open(self) -> None:
-        self.session.check_open()
-        if self.episode.status in (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING):
-            raise Conflict("the episode is still being prepared; wait until the episode is running")
-
-    async def stop_requested(self) -> None:
-        """Returns at the first stop request, or when the server stops: from then on no tool is served."""
-        await self._stopping.wait()
 
     # What others see
 

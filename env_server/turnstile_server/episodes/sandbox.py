@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
+from turnstile.models import SpanKind
 from turnstile_server.agents.ending import read_ending
 from turnstile_server.agents.installer import PYTHON_VERSION
 from turnstile_server.agents.launch import AgentLaunch, LaunchContext, build_launch
@@ -24,6 +25,7 @@ from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
 from turnstile_server.settings import Settings
+from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent, prepare_step
 
@@ -43,7 +45,9 @@ class EpisodeSandbox:
         spec: SandboxSpec,
         backends: Backends,
         settings: Settings,
+        spans: SpanRecorder,
     ) -> None:
+        self._spans = spans
         self._episode_id = episode_id
         self._plan = plan
         self._task = plan.task
@@ -61,9 +65,11 @@ class EpisodeSandbox:
         """The agent may have run in it, so what happened from then on may be its doing."""
 
     @classmethod
-    def of(cls, episode_id: str, plan: Plan, backends: Backends, settings: Settings) -> EpisodeSandbox | None:
+    def of(
+        cls, episode_id: str, plan: Plan, backends: Backends, settings: Settings, spans: SpanRecorder
+    ) -> EpisodeSandbox | None:
         """None where the episode needs none."""
-        return None if plan.sandbox is None else cls(episode_id, plan, plan.sandbox, backends, settings)
+        return None if plan.sandbox is None else cls(episode_id, plan, plan.sandbox, backends, settings, spans)
 
     @property
     def for_tools(self) -> Sandbox | None:
@@ -81,26 +87,40 @@ class EpisodeSandbox:
         """The sandbox while the task's world may look at it: prepared, and not yet destroyed."""
         return self._sandbox if self._prepared and self._task.offers_sandbox else None
 
-    async def prepare(self, task: Task) -> None:
+    async def prepare(self, task: Task, span: OpenSpan | None = None) -> None:
         """Installs the agent, sees to the task's image, creates the sandbox and puts the task into it.
 
-        ``task``: as this episode has it.
+        ``task``: as this episode has it. ``span``: of the set-up.
 
         Raises SandboxUnavailable, SandboxFailed, AgentNotInstalled, TaskFailed, WorkNotKept.
         """
         self._task = task
-        agent, backends = self._plan.agent, self._backends
+        agent, backends, kind = self._plan.agent, self._backends, SpanKind.SANDBOX
         if agent is not None:
-            await backends.installer.install(agent, carried=backends.sandboxes.carries_runtime)
-        await backends.images.ensure(task, backends.sandboxes.name)
-        self._sandbox = sandbox = await backends.sandboxes.create(self._spec)
+            with self._spans.span(kind, "install", parent=span, agent=agent.name):
+                await backends.installer.install(agent, carried=backends.sandboxes.carries_runtime)
+        with self._spans.span(kind, "image", parent=span):
+            await backends.images.ensure(task, backends.sandboxes.name)
+        with self._spans.span(kind, "create", parent=span, backend=backends.sandboxes.name):
+            self._sandbox = sandbox = await backends.sandboxes.create(self._spec)
         if agent is not None and sandbox.agent_url is None:
             raise TaskFailed(
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3, and no runtime "
                 "is carried into it), so no agent in it can reach the model; use an image for x86-64, or one with "
                 "Python 3.8 or later (the task's or sandboxes.docker_image)"
             )
-        fork = self._plan.fork
+        with self._spans.span(SpanKind.FILES, "task", parent=span):
+            await self._put_files(sandbox, task)
+        with self._spans.span(kind, "check", parent=span):
+            await self._check(sandbox, agent)
+        sandbox.admit(self._episode_id)
+        sandbox.enter_phase(NetworkPhase.AGENT, self.network)
+        self._usable = self._prepared = True
+        self._acted = agent is None  # an external one may act as soon as its tools do
+
+    async def _put_files(self, sandbox: Sandbox, task: Task) -> None:
+        """Raises SandboxFailed, TaskFailed, WorkNotKept."""
+        fork, backends = self._plan.fork, self._backends
         try:
             if fork is None or task.setup:  # which may have written elsewhere
                 await prepare_for_agent(sandbox, task, backends.archive_of, self._task_settings, self.network)
@@ -108,6 +128,9 @@ class EpisodeSandbox:
                 await put_files(sandbox, await fork.files(), clear=bool(task.setup) or task.image_files)
         except FileProblem as error:
             raise TaskFailed(f"the files of task {task.id} cannot be unpacked: {error.message}") from error
+
+    async def _check(self, sandbox: Sandbox, agent: AgentSpec | None) -> None:
+        """Raises TaskFailed where the sandbox lacks what the agent needs; SandboxFailed."""
         if agent is not None and agent.install.pip and sandbox.python == IMAGE_PYTHON:
             await _check_python(sandbox, agent)
         if agent is not None and (missing := await missing_programs(sandbox, agent.programs)):
@@ -115,10 +138,6 @@ class EpisodeSandbox:
                 f"the sandbox has no {', '.join(missing)}, which agent {agent.name} starts by name: use another "
                 f"image than {self._plan.image}, or another agent"
             )
-        sandbox.admit(self._episode_id)
-        sandbox.enter_phase(NetworkPhase.AGENT, self.network)
-        self._usable = self._prepared = True
-        self._acted = agent is None  # an external one may act as soon as its tools do
 
     async def begin_step(self, task: Task, index: int) -> None:
         """Prepares the task's step ``index`` and opens the sandbox to its agent. Raises as ``prepare_step``."""
@@ -219,7 +238,7 @@ class EpisodeSandbox:
         self._usable = self._prepared = False
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), self._spans.span(SpanKind.SANDBOX, "remove"):
                 await sandbox.destroy()
 
 

@@ -157,7 +157,7 @@ class Episodes:
         return self._opened(episode_id, key).session
 
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
-        return self._opened(episode_id, key)
+        return self._opened(episode_id, key).tools
 
     def _opened(self, episode_id: str, key: str) -> EpisodeRun:
         run = self._running.get(episode_id)

@@ -66,10 +66,11 @@ class Snapshots:
                 await self.store.make_room(episode_id, turn_id)
                 return await self.store.keep(info, tars)
 
-    async def after_turn(self, episode_id: str, sandbox: Sandbox, turn_id: str, settle_s: float) -> None:
-        """Takes one after ``settle_s``, or logs and counts why there is none. Raises only a cancellation."""
+    async def after_turn(self, episode_id: str, sandbox: Sandbox, turn_id: str, settle_s: float) -> bool:
+        """Takes one after ``settle_s``, or logs and counts why there is none; whether it did. Raises only a
+        cancellation."""
         if self._missing.get(sandbox) == turn_id:
-            return
+            return False
         self._missing[sandbox] = turn_id
         await anyio.sleep(settle_s)
         try:
@@ -85,6 +86,8 @@ class Snapshots:
         else:
             del self._missing[sandbox]
             self._metrics.turn_snapshot("kept")
+            return True
+        return False
 
     def _missed(self, episode_id: str, turn_id: str, why: str) -> None:
         self._metrics.turn_snapshot("missed")

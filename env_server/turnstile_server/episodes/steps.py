@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 
-from turnstile.models import EpisodeStatus, Fault
+from turnstile.models import EpisodeStatus, Fault, SpanKind
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.lifecycle import DRAINED, GRADED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome
@@ -33,6 +33,7 @@ from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.step_grades import StepGrades
 from turnstile_server.settings import GateSettings
+from turnstile_server.spans import SpanRecorder
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import SetUpFailed
 
@@ -50,6 +51,7 @@ class EpisodeSteps:
         life: Lifecycle,
         session: EpisodeSession,
         pipeline: CallPipeline,
+        spans: SpanRecorder,
         gate: GateSettings,
         run_agent: Callable[[], Awaitable[Outcome]],
     ) -> None:
@@ -60,6 +62,7 @@ class EpisodeSteps:
         self._life = life
         self._session = session
         self._pipeline = pipeline
+        self._spans = spans
         self._gate = gate
         self._run_agent = run_agent
         self._grades = StepGrades(task)
@@ -106,7 +109,7 @@ class EpisodeSteps:
         index = len(self._grades)
         self._turns_before, self._answer, self._submitted = len(self._session.tree), None, False
         self._session.begin_step(index)
-        with self._standing_still():
+        with self._standing_still(), self._spans.span(SpanKind.SETUP, self._task.steps[index].name):
             try:
                 await self._sandbox.begin_step(self._task, index)
             except (SetUpFailed, FileProblem) as error:
@@ -137,7 +140,8 @@ class EpisodeSteps:
 
     async def _drain(self, outcome: Outcome, wait_s: float) -> None:
         """As at the end of an episode, before another agent begins."""
-        await self._pipeline.drain(self._session, wait_s, outcome.status.value)
+        with self._spans.span(SpanKind.DRAIN, self._task.steps[self._session.step].name):
+            await self._pipeline.drain(self._session, wait_s, outcome.status.value)
 
     async def _judge(self, outcome: Outcome, *, more: bool) -> Outcome:
         index = len(self._grades)

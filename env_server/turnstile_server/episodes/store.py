@@ -202,7 +202,9 @@ def rebuild(records: Iterable[Record], inherited: Sequence[Turn] = ()) -> Forest
                 case RecordType.DELIVERY:
                     delivery = delivery_of(record)
                     if delivery.turn_id in known:
-                        tree[delivery.turn_id].record_delivery(delivery.state)
+                        node = tree[delivery.turn_id]
+                        node.record_delivery(delivery.state)
+                        node.commit_s = delivery.commit_s
                 case RecordType.DISCARD:
                     discard = discard_of(record)
                     discarded[discard.reason] += discard.tokens

@@ -57,6 +57,8 @@ class ModelCall:
         self.turn_id = turn_id
         self.request_key = request_key
         self.created = int(created)
+        self.began = created
+        """As ``created``, unrounded."""
         self.prompt_tokens = 0
         """Tokens of the prompt; 0 until it is rendered."""
         self.deltas: list[Delta] = []

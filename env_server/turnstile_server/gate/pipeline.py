@@ -13,6 +13,7 @@ group, not to a caller: callers come, join and go.
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import aclosing
 
 import anyio
@@ -210,7 +211,8 @@ class CallPipeline:
         """One generation, to its outcome."""
         try:
             with session.counting_refusals(call), self._stopping.interruptible(), call.scope:
-                await session.rest(call, context.continued_turn)
+                if await session.rest(call, context.continued_turn):
+                    context.stopwatch.rested()
                 builder, sampling = await self._prepare(session, call, context)
                 call.finish(await self._sample(session, call, builder, sampling))
                 if call.abandoned is not None:  # it ended by itself before the engine took the abort
@@ -310,8 +312,10 @@ class CallPipeline:
     async def _commit(self, session: EpisodeSession, turn: Turn, tokenized_bytes: int) -> Node:
         """Durable, then visible. A cancellation cannot come between the two."""
         with anyio.CancelScope(shield=True):
+            began = time.perf_counter()
             record_bytes = await self._journal.append(turn_record(turn))
             node = session.commit(turn, record_bytes)
+            node.commit_s = time.perf_counter() - began
         self._metrics.turn_committed(turn, tokenized_bytes)
         return node
 

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -43,8 +44,27 @@ from turnstile_server.settings import GateSettings
 from turnstile_server.shortages import failure_of
 
 _LOG = logging.getLogger(__name__)
-_CALLER_GONE = 499
-"""The status of a call whose caller went away, in the metrics."""
+_CALLER_GONE, _GONE = 499, "caller_gone"
+"""The status of a call whose caller went away, in the metrics, and its error, in the spans."""
+
+
+@dataclass(slots=True)
+class _ServedCall:
+    """What is known of a call while it is served."""
+
+    call: ModelCall | None = None
+    """None: it was not admitted (yet)."""
+    status: int = _CALLER_GONE
+    failed: str | None = None
+    """Type of the error because of which its caller got no whole reply."""
+
+    def note(self, error: Exception) -> None:
+        """``error`` ended it."""
+        if isinstance(error, CallerGone):
+            self.failed = _GONE
+        else:
+            known = error if isinstance(error, TurnstileError) else TurnstileError("")
+            self.status, self.failed = known.status, known.type
 
 
 class EpisodeDirectory(Protocol):
@@ -128,8 +148,23 @@ class Gate:
                         tokens = await self._pipeline.count(session, _incoming(exchange, session, route))
                     await exchange.respond(200, dialect.count(tokens))
             case Purpose.TURN:
-                with self._in_flight(session), exchange.reserving(session.episode_id):
-                    await self._measured(exchange, session, route)
+                await self._turn(exchange, session, route)
+
+    async def _turn(self, exchange: AgentExchange, session: EpisodeSession, route: Route) -> None:
+        """One model call; where it gets no whole reply, the episode's spans say so."""
+        began = time.perf_counter()
+        served = _ServedCall()
+        try:
+            with self._in_flight(session), exchange.reserving(session.episode_id):
+                await self._measured(exchange, session, route, served)
+        except Exception as error:
+            served.note(error)
+            raise
+        finally:
+            if served.failed is not None:
+                lasted_s = time.perf_counter() - began
+                name, call = route.dialect.name, served.call
+                session.record_failure(name, lasted_s, served.status, served.failed, call)
 
     @contextlib.contextmanager
     def _in_flight(self, session: EpisodeSession) -> Iterator[None]:
@@ -154,8 +189,10 @@ class Gate:
         finally:
             self._calls.give(owner)
 
-    async def _measured(self, exchange: AgentExchange, session: EpisodeSession, route: Route) -> None:
-        """One model call; the metrics count it whatever its outcome."""
+    async def _measured(
+        self, exchange: AgentExchange, session: EpisodeSession, route: Route, served: _ServedCall
+    ) -> None:
+        """The metrics count it whatever its outcome."""
         self._metrics.call_started()
         started = time.perf_counter()
         opened: OpenedCall | None = None
@@ -163,10 +200,14 @@ class Gate:
         try:
             with self._stopping.interruptible():
                 opened = await self._pipeline.open(session, _incoming(exchange, session, route))
+            served.call = opened.call
             error = await self._follow(exchange, session, route.dialect, opened.request, opened.call)
             if error is not None:
                 raise error
-            status = exchange.status or _CALLER_GONE
+            status = served.status = exchange.status or _CALLER_GONE
+            if opened.call.committed is None:  # the error was sent within the stream, or nobody waited any more
+                cause = None if exchange.gone else opened.call.error
+                served.failed = _GONE if cause is None else cause.type
         except TurnstileError as error:
             status = error.status
             raise

@@ -21,13 +21,14 @@ from types import MappingProxyType
 
 import anyio
 
-from turnstile.models import Delivery, Sampling, Thread, Turn
+from turnstile.models import Delivery, Sampling, SpanKind, Thread, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.capture.node import sampled_spans
 from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.spans import SpanRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,13 @@ class EpisodeSession:
         adapter: str | None = None,
         on_weights: Callable[[], None] = lambda: None,
         between_turns: Callable[[str], Awaitable[None]] | None = None,
+        spans: SpanRecorder | None = None,
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
         its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
         them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before.
         ``between_turns``: awaited with a turn's id when a call continues that turn and no other call is in
-        flight; may not raise."""
+        flight; may not raise. ``spans``: where calls that are refused or fail are recorded."""
         self.episode_id = episode_id
         self.origin = origin or CallOrigin(episode_id)
         self.sampling = sampling
@@ -88,6 +90,7 @@ class EpisodeSession:
         self._on_exhausted = on_exhausted
         self._on_weights = on_weights
         self._between_turns = between_turns
+        self._spans = spans
         self._resting = anyio.Lock()
         self.step = 0
         """Index of the task's step that is played."""
@@ -189,18 +192,19 @@ class EpisodeSession:
         del self._in_flight[call.call_id]
         self._last_activity = time.monotonic()
 
-    async def rest(self, call: ModelCall, turn_id: str | None) -> None:
+    async def rest(self, call: ModelCall, turn_id: str | None) -> bool:
         """Lets ``between_turns`` work before an admitted call is generated. ``turn_id``: the turn that it
-        continues; None where its agent as a whole is not at rest.
+        continues; None where its agent as a whole is not at rest. False: there was nothing to wait for.
 
         Calls that come meanwhile wait here, and leave in order of arrival. So one that is not the oldest in flight
         finds another one at work.
         """
         if self._between_turns is None:
-            return
+            return False
         async with self._resting:
             if turn_id is not None and next(iter(self._in_flight)) == call.call_id:
                 await self._between_turns(turn_id)
+        return True
 
     @contextmanager
     def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:
@@ -236,6 +240,17 @@ class EpisodeSession:
                     detail={"last": error.type},
                 )
             )
+
+    def record_failure(
+        self, dialect: str, lasted_s: float, status: int, error: str, call: ModelCall | None
+    ) -> None:
+        """Records a call that got no whole reply, as its caller saw it. ``error``: its type. ``call``: what it had
+        come to; None where it was refused."""
+        if self._spans is None:
+            return
+        began, turn_id = self._spans.now() - lasted_s, None if call is None else call.turn_id
+        kind = SpanKind.MODEL
+        self._spans.begin(kind, dialect, start_s=began, turn_id=turn_id, status=status).end(error)
 
     def begin_step(self, index: int) -> None:
         """Another agent begins: what was refused to the one before is not why this one ends, and no call of it
@@ -331,7 +346,7 @@ class EpisodeSession:
         """
         if self._sealed or not node.record_delivery("written" if written else "lost"):
             return None
-        return Delivery(turn_id=node.turn.turn_id, state=node.delivery)
+        return Delivery(turn_id=node.turn.turn_id, state=node.delivery, commit_s=node.commit_s)
 
     @contextmanager
     def replying(self) -> Iterator[None]:

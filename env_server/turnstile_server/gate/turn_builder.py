@@ -60,12 +60,16 @@ class Stopwatch:
     def __init__(self) -> None:
         self.started_at = time.time()
         self._zero = time.perf_counter()
+        self.rest_s = 0.0
         self.render_s = 0.0
         self.first_token_s: float | None = None
         self.engine_s = 0.0
 
     def elapsed(self) -> float:
         return time.perf_counter() - self._zero
+
+    def rested(self) -> None:
+        self.rest_s = self.elapsed()
 
     def rendered(self) -> None:
         self.render_s = self.elapsed()
@@ -232,6 +236,8 @@ class TurnBuilder:
     """Tokens that were sampled for the call and did not come back: they are in no turn."""
     kept: int = 0
     """Tokens that came back with numbers that can be recorded."""
+    pieces: int = 0
+    """In which they came."""
     _ids: list[Int32Array] = field(default_factory=list)
     _logprobs: list[Float32Array] = field(default_factory=list)
     _weights: WeightSpans = field(default_factory=WeightSpans)
@@ -258,6 +264,7 @@ class TurnBuilder:
         self._ids.append(chunk.ids)
         self._logprobs.append(chunk.logprobs)
         self.kept += len(chunk.ids)
+        self.pieces += len(chunk.ids) > 0
         self._weights.add(len(chunk.ids), chunk.weight_version, chunk.stale_kv)
         self.finish = chunk.finish or self.finish
 
@@ -304,7 +311,10 @@ class TurnBuilder:
             "timings": TurnTimings(
                 started_at=watch.started_at,
                 render_s=watch.render_s,
+                rest_s=watch.rest_s,
+                queue_s=0.0 if self.finish is None else self.finish.queue_s,
                 first_token_s=watch.first_token_s,
+                pieces=self.pieces,
                 engine_s=watch.engine_s,
                 total_s=watch.elapsed(),
             ),

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import anyio
 
-from turnstile.models import LeftOut, WorkDiff
+from turnstile.models import LeftOut, SpanKind, WorkDiff
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.grading.protocol import ComponentGrader, Grade, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.grading.work_diff import WorkDiffer
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.spans import nested
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
 
@@ -69,7 +70,7 @@ class TaskGrader:
                 not_run.append(name)
                 continue
             try:
-                grade = partial(self._grader_of(task, name, tools).grade, task, work)
+                grade = partial(_tried, name, self._grader_of(task, name, tools), task, work)
                 made.add(name, await with_retries(grade, self._settings))
             except TurnstileError as error:
                 raise _with_evidence(error, name, made) from error.__cause__
@@ -91,6 +92,14 @@ class TaskGrader:
         if isinstance(entry, GraderOptions):
             return ENTRY_GRADERS[entry.grader](tools, name, entry)
         return self._graders[name]
+
+
+async def _tried(name: str, grader: ComponentGrader, task: Task, work: Work) -> Component:
+    with nested(work.span, SpanKind.GRADER, name) as span:
+        component = await grader.grade(task, replace(work, span=span))
+        if span is not None:
+            span.attributes["value"] = component.value
+        return component
 
 
 def _with_evidence(error: TurnstileError, grader: str | None, made: Composition) -> TurnstileError:

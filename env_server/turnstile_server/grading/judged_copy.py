@@ -19,6 +19,7 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
+from turnstile.models import SpanKind
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
@@ -26,6 +27,7 @@ from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_prog
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, read_diff
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.spans import OpenSpan, nested
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
@@ -105,7 +107,8 @@ class JudgedCopies:
                 for _ in range(self._settings.attempts):
                     attempts.append(_Attempt())
                     try:
-                        return await self._attempt(task, judge, work.archive, work.network, attempts[-1])
+                        with nested(work.span, SpanKind.GRADER, f"attempt {len(attempts)}") as span:
+                            return await self._attempt(task, judge, work, span, attempts[-1])
                     except (SandboxFailed, SandboxUnavailable) as error:
                         attempts[-1].error = error
         if attempts[-1].error is None:
@@ -121,17 +124,21 @@ class JudgedCopies:
         return _none(judge, f"the work ended its own grading: {latest.error.message}")
 
     async def _attempt(
-        self, task: Task, judge: CopyJudge, archive: bytes, log: NetworkLog | None, attempt: _Attempt
+        self, task: Task, judge: CopyJudge, work: Work, span: OpenSpan | None, attempt: _Attempt
     ) -> Component:
-        async with self._sandbox(task) as sandbox:
-            await self._prepare(sandbox, task, judge, log)
+        log = work.network
+        async with self._sandbox(task, span) as sandbox:
+            with nested(span, SpanKind.FILES, "task"):
+                await self._prepare(sandbox, task, judge, log)
             attempt.with_work = True
-            diff = await self._apply_diff(sandbox, task, judge, archive)
+            with nested(span, SpanKind.FILES, "diff"):
+                diff = await self._apply_diff(sandbox, task, judge, work.archive or b"")
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             sandbox.enter_phase(NetworkPhase.TESTS, log)
             try:
-                return await judge.judge(sandbox, diff)
+                with nested(span, SpanKind.GRADER, "judge"):
+                    return await judge.judge(sandbox, diff)
             finally:
                 attempt.elsewhere = judge.elsewhere
 
@@ -144,7 +151,7 @@ class JudgedCopies:
             yield sandbox
 
     @asynccontextmanager
-    async def _sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+    async def _sandbox(self, task: Task, span: OpenSpan | None = None) -> AsyncIterator[Sandbox]:
         if self._provider is None:
             raise SandboxUnavailable(
                 "This task is graded by tests, and this server has no sandboxes to run them in."
@@ -152,11 +159,12 @@ class JudgedCopies:
         spec = self._spec_of(task)
         if task.script is not None and task.script.image is not None:
             spec = replace(spec, image=task.script.image)
-        sandbox = await self._provider.create(spec)
+        with nested(span, SpanKind.SANDBOX, "create"):
+            sandbox = await self._provider.create(spec)
         try:
             yield sandbox
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), nested(span, SpanKind.SANDBOX, "remove"):
                 await sandbox.destroy()
 
     async def _prepare(

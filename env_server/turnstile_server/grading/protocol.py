@@ -15,6 +15,7 @@ from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.integrations.resource_session import ResourceSession
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.spans import OpenSpan
 from turnstile_server.tasks.model import Task
 
 
@@ -30,6 +31,8 @@ class Work:
     """What the episode's world gave, by component; None: its task has no world that grades."""
     network: NetworkLog | None = field(default=None, compare=False)
     """Where what its judging reaches by the network is recorded; None: nowhere."""
+    span: OpenSpan | None = field(default=None, compare=False)
+    """Of its grading, in which graders record their own; None: nowhere."""
     session: ResourceSession | None = field(default=None, compare=False)
     """With the task's resource server: the one in which the agent called its tools; None: it has none, or the work
     was kept, which a session cannot be."""

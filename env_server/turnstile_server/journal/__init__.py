@@ -16,6 +16,7 @@ from turnstile_server.journal.records import (
     discard_of,
     discard_record,
     episode_record,
+    span_record,
     turn_of,
     turn_record,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "discard_of",
     "discard_record",
     "episode_record",
+    "span_record",
     "turn_of",
     "turn_record",
 ]

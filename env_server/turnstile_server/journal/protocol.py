@@ -26,6 +26,8 @@ class RecordType(IntEnum):
     EPISODE_DELETED = 5
     EXPORTED = 6
     """A trainer has fetched the ended episode: bounds of the disk may delete it."""
+    SPAN = 7
+    """A piece of an episode's time that has ended, or how many were left out."""
 
 
 @dataclass(frozen=True, slots=True)

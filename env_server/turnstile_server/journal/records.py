@@ -62,6 +62,11 @@ def delivery_of(record: Record) -> Delivery:
     return Delivery.model_validate(record.meta)
 
 
+def span_record(episode_id: str, meta: Mapping[str, Any]) -> Record:
+    """``meta``: a span as JSON, or ``{"dropped": n}``."""
+    return Record(RecordType.SPAN, episode_id, meta)
+
+
 def discard_record(episode_id: str, discard: Discard) -> Record:
     return Record(RecordType.DISCARD, episode_id, discard.model_dump(mode="json"))
 

@@ -123,6 +123,12 @@ class EpisodeSettings(Section):
     keep_snapshot_s: float | None = Field(
         86_400.0, gt=0, description="Snapshots older than this are removed; none: kept as long as their episode."
     )
+    max_spans: int = Field(
+        5000,
+        ge=0,
+        description="Tool calls, failed model calls and snapshots of one episode whose times are recorded "
+        "([spans](spans.md)); further ones are counted.",
+    )
     trained_share_alert: float = Field(
         0.9,
         ge=0,

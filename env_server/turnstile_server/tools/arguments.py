@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
+import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from turnstile_server.tools.protocol import WrongArguments
@@ -84,6 +86,17 @@ def schema(model: type[Arguments]) -> dict[str, Any]:
     properties = {name: _plain(about) for name, about in made["properties"].items()}
     required = made.get("required", [])
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def json_size(value: Mapping[str, Any]) -> int:
+    """Bytes of it as JSON; 0 for what has none in any form that is sent."""
+    try:
+        return len(orjson.dumps(value, default=str))
+    except (orjson.JSONEncodeError, UnicodeEncodeError):  # a number longer than this library writes
+        try:
+            return len(json.dumps(value, default=str))
+        except (RecursionError, ValueError, TypeError):
+            return 0
 
 
 def _plain(about: dict[str, Any]) -> dict[str, Any]:

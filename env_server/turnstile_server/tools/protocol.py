@@ -7,13 +7,14 @@ the owner task of the episode opens it when the episode is prepared and releases
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mcp_types as mcp
 
 from turnstile_server.sandboxes.protocol import Sandbox
+from turnstile_server.spans import OpenSpan
 
 
 class WrongArguments(Exception):
@@ -61,6 +62,13 @@ class ToolResult:
     is_error: bool = False
     structured: Mapping[str, Any] | None = None
     content: tuple[mcp.ContentBlock, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of its text, and of what it has in its place."""
+        if not self.content:
+            return len(self.text.encode(errors="surrogatepass"))
+        return sum(len(block.model_dump_json()) for block in self.content)
 
     def as_mcp(self, *, text_alone: bool = False) -> mcp.CallToolResult:
         """The result as MCP has it. ``text_alone``: without its structured content."""
@@ -124,6 +132,10 @@ class EpisodeTools(Protocol):
 
     @property
     def episode_id(self) -> str: ...
+
+    def recorded(self, tool: str, bytes_in: int) -> AbstractContextManager[OpenSpan]:
+        """Records a call of a tool, around the block. ``bytes_in``: of its arguments."""
+        ...
 
     @property
     def sandbox(self) -> Sandbox | None:

@@ -26,6 +26,7 @@ from turnstile_server.tools.arguments import (
     ReadFileArguments,
     SubmitArguments,
     WriteFileArguments,
+    json_size,
     parsed,
     schema,
 )
@@ -180,6 +181,15 @@ class Toolbox:
         ``is_error``. Raises Gone when the episode has ended, Conflict while it is still being prepared,
         SandboxFailed when its sandbox died.
         """
+        with episode.recorded(name, json_size(arguments or {})) as span:
+            result = await self._called(episode, name, arguments, progress)
+            span.attributes["bytes_out"] = result.size
+            span.error = "tool_error" if result.is_error else None
+            return result
+
+    async def _called(
+        self, episode: EpisodeTools, name: str, arguments: Mapping[str, Any] | None, progress: Progress
+    ) -> ToolResult:
         while (pause := self._paused.get(episode.episode_id)) is not None:
             await pause.wait()
         episode.check_open()

@@ -111,6 +111,8 @@ class FleetCalls:
         try:
             while True:
                 worker = await self._place(call)
+                if not joined.count:
+                    joined.queue_s += anyio.current_time() - call.ticket.queued_at
                 if worker is None:  # aborted while it waited
                     yield joined.hand_out(joined.ended("abort"))
                     return

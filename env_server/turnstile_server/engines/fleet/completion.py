@@ -52,6 +52,8 @@ class JoinedCompletion:
         """Tokens that were sampled and are not in the completion, and of which the caller was not told yet."""
         self.parts = 0
         """Parts that were begun."""
+        self.queue_s = 0.0
+        """Waited for a place on a worker, before its first token."""
 
     @property
     def input_ids(self) -> Int32Array:
@@ -167,6 +169,7 @@ class JoinedCompletion:
             matched=matched,
             weight_spans=tuple(self._spans),
             cached_tokens=self._cached,
+            queue_s=self.queue_s,
             given=given,
             routed_experts=np.concatenate(self._experts) if self._experts else None,
         )
