@@ -53,7 +53,7 @@ class OpenSpan:
     def child(self, kind: SpanKind, name: str = "", **attributes: Attribute) -> Iterator[OpenSpan]:
         """A span within this one, around the block."""
         with self._recorder.span(kind, name, parent=self) as span:
-            span.attributes |= attributes
+            span.note(**attributes)
             yield span
 
     def end(self, error: str | None = None) -> None:
@@ -75,6 +75,10 @@ class OpenSpan:
             attributes={name: _short(value) for name, value in self.attributes.items()},
             turn_id=self._turn_id,
         )
+
+    def note(self, **attributes: Attribute) -> None:
+        """More of its attributes, known by now."""
+        self.attributes |= attributes
 
     @property
     def kind(self) -> SpanKind:

@@ -25,7 +25,7 @@ from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.protocol import Command, ExecResult, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import MADE_AT_ONCE, Command, ExecResult, SandboxOrigin, SandboxSpec, User
 from turnstile_server.settings import AgentSettings, Settings
 from turnstile_server.tasks.model import Task
 
@@ -73,6 +73,7 @@ class FakeSandbox:
     started: anyio.Event = field(default_factory=anyio.Event)
     dead: anyio.Event = field(default_factory=anyio.Event)
     write_error: Exception | None = None
+    origin: SandboxOrigin = MADE_AT_ONCE
 
     @property
     def python(self) -> str:

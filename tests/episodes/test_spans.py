@@ -89,6 +89,8 @@ async def test_a_played_episode_says_where_its_time_went() -> None:
         (T.FILES, "task"),
         (T.SANDBOX, "check"),
     ]
+    made = next(span for span in report.spans if span.name == "create")
+    assert (made.attributes["backend"], made.attributes["warm"]) == ("local", False)
     assert (agent.name, agent.attributes["exit_code"]) == ("tool-loop", 0)
     assert [kind for kind, _ in below(report, agent)] == [T.MODEL, T.TOOL, T.MODEL, T.TOOL, T.MODEL]
     calls = of_kind(report, T.MODEL)

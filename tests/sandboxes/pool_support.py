@@ -12,7 +12,16 @@ from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import (
+    MADE_AT_ONCE,
+    Command,
+    ExecResult,
+    Process,
+    SandboxLimits,
+    SandboxOrigin,
+    SandboxSpec,
+    User,
+)
 
 LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=32, disk_bytes=8 << 20)
 
@@ -33,6 +42,7 @@ class MemorySandbox:
     alive: bool = True
     destroyed: bool = False
     agent_url: str | None = None
+    origin: SandboxOrigin = MADE_AT_ONCE
 
     @property
     def workdir(self) -> str:

@@ -213,3 +213,17 @@ async def test_a_sandbox_that_was_being_made_at_close_is_destroyed() -> None:
             await making
         assert provider.made
         assert not provider.open
+
+
+async def test_a_sandbox_tells_how_long_it_was_waited_for_and_whether_it_was_warm() -> None:
+    provider = MemoryProvider()
+    async with pooled(provider, max_open=1, warm=1) as pool:
+        first = await pool.create(spec())
+        waiting = asyncio.create_task(pool.create(spec()))
+        await anyio.sleep(0.02)
+        await first.destroy()
+        second = await waiting
+        assert (first.origin.warm, second.origin.waited_s > first.origin.waited_s) == (False, True)
+        await second.destroy()
+        await until(lambda: pool.warm == 1)
+        assert (await pool.create(spec())).origin.warm

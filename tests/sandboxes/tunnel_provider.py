@@ -17,7 +17,15 @@ from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import SandboxDeath
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint, TcpEpisodeListener
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, ProviderSetup, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import (
+    MADE_AT_ONCE,
+    Command,
+    ExecResult,
+    Process,
+    ProviderSetup,
+    SandboxSpec,
+    User,
+)
 
 
 class Tunnel:
@@ -52,6 +60,8 @@ async def _pump(source: ByteStream, target: ByteStream) -> None:
 
 
 class TunnelSandbox:
+    origin = MADE_AT_ONCE
+
     def __init__(self, number: int, listener: TcpEpisodeListener, tunnel: Tunnel, tasks: BackgroundTasks) -> None:
         self.sandbox_id = f"tunnel-{number}"
         self._folder = TemporaryDirectory()

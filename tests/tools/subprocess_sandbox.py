@@ -16,7 +16,7 @@ import anyio
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath
-from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, User
+from turnstile_server.sandboxes.protocol import MADE_AT_ONCE, Command, ExecResult, Process, User
 
 
 class SubprocessSandbox:
@@ -24,6 +24,7 @@ class SubprocessSandbox:
 
     sandbox_id = "subprocess"
     agent_url = None
+    origin = MADE_AT_ONCE
 
     def __init__(self, folder: Path) -> None:
         self.workdir = str(folder)

@@ -112,7 +112,7 @@ class EpisodeGrading:
             if self._sandbox is not None:
                 with span.child(SpanKind.FILES, "collect") as collecting:
                     archive = await self._sandbox.collect_work()
-                    collecting.attributes["bytes"] = len(archive or b"")
+                    collecting.note(bytes=len(archive or b""))
             if self._world is not None:
                 with span.child(SpanKind.WORLD, "grade"):
                     scores = await self._world.grade(answer)

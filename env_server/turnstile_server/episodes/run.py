@@ -221,7 +221,7 @@ class EpisodeRun:
             end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
             turns = len(session.tree) - before
             outcome = outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
-            span.attributes["exit_code"] = end.exit_code
+            span.note(exit_code=end.exit_code)
             span.error = None if outcome.error is None else outcome.error.type
             return outcome
 

@@ -101,8 +101,9 @@ class EpisodeSandbox:
                 await backends.installer.install(agent, carried=backends.sandboxes.carries_runtime)
         with self._spans.span(kind, "image", parent=span):
             await backends.images.ensure(task, backends.sandboxes.name)
-        with self._spans.span(kind, "create", parent=span, backend=backends.sandboxes.name):
+        with self._spans.span(kind, "create", parent=span, backend=backends.sandboxes.name) as creating:
             self._sandbox = sandbox = await backends.sandboxes.create(self._spec)
+            creating.note(waited_s=sandbox.origin.waited_s, warm=sandbox.origin.warm)
         if agent is not None and sandbox.agent_url is None:
             raise TaskFailed(
                 f"image {self._plan.image} cannot run the sandbox helper (it has no python3, and no runtime "

@@ -98,7 +98,7 @@ async def _tried(name: str, grader: ComponentGrader, task: Task, work: Work) -> 
     with nested(work.span, SpanKind.GRADER, name) as span:
         component = await grader.grade(task, replace(work, span=span))
         if span is not None:
-            span.attributes["value"] = component.value
+            span.note(value=component.value)
         return component
 
 

@@ -159,8 +159,10 @@ class JudgedCopies:
         spec = self._spec_of(task)
         if task.script is not None and task.script.image is not None:
             spec = replace(spec, image=task.script.image)
-        with nested(span, SpanKind.SANDBOX, "create"):
+        with nested(span, SpanKind.SANDBOX, "create") as creating:
             sandbox = await self._provider.create(spec)
+            if creating is not None:
+                creating.note(waited_s=sandbox.origin.waited_s, warm=sandbox.origin.warm)
         try:
             yield sandbox
         finally:

@@ -22,7 +22,16 @@ from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTask
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient, HelperReply, HelperRequest
 from turnstile_server.sandboxes.link import SandboxLink
-from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, WORKDIR, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.protocol import (
+    HOMES,
+    IMAGE_PYTHON,
+    MADE_AT_ONCE,
+    WORKDIR,
+    Command,
+    ExecResult,
+    Process,
+    User,
+)
 from turnstile_server.sandboxes.search_path import search_path
 from turnstile_server.settings import SandboxSettings
 
@@ -80,6 +89,8 @@ class HelperSandbox:
     is gone already. ``diagnose``: what ended the sandbox, from what the backend sees of it from outside; asked
     once, when the connection has ended."""
 
+    origin = MADE_AT_ONCE
+
     def __init__(
         self,
         sandbox_id: str,
@@ -106,7 +117,6 @@ class HelperSandbox:
         """Whether each user really has the uid that the layout gives it."""
         self.compartments = False
         """Whether users are kept apart by name spaces, where they are not by uids."""
-
         self.filtered = False
         """Whether the helper takes capabilities and system calls from every command."""
 

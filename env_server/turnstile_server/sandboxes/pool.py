@@ -17,7 +17,7 @@ import anyio
 from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.protocol import Sandbox, SandboxProvider, SandboxSpec
+from turnstile_server.sandboxes.protocol import Sandbox, SandboxOrigin, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 from turnstile_server.settings import SandboxSettings
 
@@ -31,10 +31,17 @@ class PooledSandbox(SandboxWrapper):
     """A sandbox that was lent out. ``end`` begins to destroy ``inner`` and to free its place; it is called once,
     and every call of ``destroy`` waits for it."""
 
-    def __init__(self, inner: Sandbox, end: Callable[[PooledSandbox], BackgroundTask[None]]) -> None:
+    def __init__(
+        self, inner: Sandbox, end: Callable[[PooledSandbox], BackgroundTask[None]], origin: SandboxOrigin
+    ) -> None:
         super().__init__(inner)
+        self._origin = origin
         self._end = end
         self._ending: BackgroundTask[None] | None = None
+
+    @property
+    def origin(self) -> SandboxOrigin:
+        return self._origin
 
     def begin_destroy(self) -> BackgroundTask[None]:
         if self._ending is None:
@@ -88,8 +95,12 @@ class SandboxPool(ProviderWrapper):
             self._refiller = tasks.start(self._refill, name="sandbox refill", shielded=False)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        waited_s = 0.0
         while True:
+            began = anyio.current_time()
             ready = await self._claim(spec)
+            waited_s += anyio.current_time() - began
+            warm = ready is not None
             if ready is None:
                 try:
                     ready = await self._make(spec)
@@ -106,7 +117,7 @@ class SandboxPool(ProviderWrapper):
                 break
             self._discard(ready)
         self._keep_warm(spec)
-        lent = PooledSandbox(ready, self._end)
+        lent = PooledSandbox(ready, self._end, SandboxOrigin(waited_s, warm))
         self._lent.add(lent)
         return lent
 

@@ -151,8 +151,24 @@ class Process(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxOrigin:
+    """How a sandbox came to whoever asked for it."""
+
+    waited_s: float = 0.0
+    """For room, before it was made or handed out."""
+    warm: bool = False
+    """It had been made before."""
+
+
+MADE_AT_ONCE = SandboxOrigin()
+
+
 class Sandbox(Protocol):
     """One isolated place to run commands in."""
+
+    @property
+    def origin(self) -> SandboxOrigin: ...
 
     @property
     def sandbox_id(self) -> str: ...

@@ -15,6 +15,7 @@ from turnstile_server.sandboxes.protocol import (
     ImageFacts,
     Process,
     Sandbox,
+    SandboxOrigin,
     SandboxProvider,
     User,
 )
@@ -29,6 +30,10 @@ class SandboxWrapper:
     @property
     def sandbox_id(self) -> str:
         return self.inner.sandbox_id
+
+    @property
+    def origin(self) -> SandboxOrigin:
+        return self.inner.origin
 
     @property
     def workdir(self) -> str:

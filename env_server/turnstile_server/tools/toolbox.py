@@ -183,7 +183,7 @@ class Toolbox:
         """
         with episode.recorded(name, json_size(arguments or {})) as span:
             result = await self._called(episode, name, arguments, progress)
-            span.attributes["bytes_out"] = result.size
+            span.note(bytes_out=result.size)
             span.error = "tool_error" if result.is_error else None
             return result
 

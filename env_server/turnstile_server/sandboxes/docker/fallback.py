@@ -19,13 +19,15 @@ from turnstile_server.sandboxes.docker import scripts
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import ExecProcess, wrapped
 from turnstile_server.sandboxes.helper_sandbox import Layout
-from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Process, User
+from turnstile_server.sandboxes.protocol import HOMES, MADE_AT_ONCE, Command, ExecResult, Process, User
 from turnstile_server.sandboxes.search_path import search_path
 from turnstile_server.settings import SandboxSettings
 
 
 class ExecSandbox:
     """A ``Sandbox``. ``release`` removes the container; it is called once, by ``destroy``."""
+
+    origin = MADE_AT_ONCE
 
     def __init__(
         self,
