@@ -7,6 +7,7 @@ bound are counted; nothing is recorded after ``seal``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,12 +68,12 @@ class OpenSpan:
             span_id=self.span_id,
             parent_id=self._parent_id,
             kind=self._kind,
-            name=_short(self._name),
+            name=_text(self._name),
             start_s=self._start_s,
             end_s=end_s,
             ok=self.error is None,
             error=self.error,
-            attributes={name: _short(value) for name, value in self.attributes.items()},
+            attributes={name: _storable(value) for name, value in self.attributes.items()},
             turn_id=self._turn_id,
         )
 
@@ -194,5 +195,13 @@ def error_type(error: BaseException) -> str:
     return TurnstileError.type if isinstance(error, Exception) else CANCELLED
 
 
-def _short(value: Any) -> Any:
-    return f"{value[:_MAX_NAME]}…" if isinstance(value, str) and len(value) > _MAX_NAME else value
+def _storable(value: Attribute) -> Attribute:
+    """With a form in JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    short = text if len(text) <= _MAX_NAME else f"{text[:_MAX_NAME]}…"
+    return short if short.isascii() else short.encode(errors="replace").decode()

@@ -28,6 +28,9 @@ from turnstile.models import (
 from turnstile_server.capture import Node, TokenTree
 from turnstile_server.episodes.turn_spans import report_of
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.journal.protocol import RecordType
+from turnstile_server.journal.records import span_record
+from turnstile_server.journal.segments import decode, encode
 from turnstile_server.spans import SpanRecorder
 
 T = SpanKind
@@ -100,11 +103,21 @@ def test_after_the_end_nothing_is_recorded() -> None:
     assert (only.error, len(kept)) == ("cancelled", 1)
 
 
-def test_a_long_name_is_cut() -> None:
-    spans, _ = recorder()
-    with spans.span(T.TOOL, "x" * 100_000):
-        pass
-    assert len(spans.spans()[0].name) == 201
+def test_whatever_a_tool_is_called_and_gives_is_recorded() -> None:
+    spans, kept = recorder()
+    for name in ("x" * 100_000, "lone \ud800 surrogate", "nul \0, \u202e bidi"):
+        with spans.span(T.TOOL, name) as span:
+            span.note(value=float("nan"), more=float("-inf"), said="\udfff", whole=1, true=True)
+    assert [one.name for one in spans.spans()] == [f"{'x' * 200}…", "lone ? surrogate", "nul \0, \u202e bidi"]
+    assert spans.spans()[0].attributes == {
+        "value": "nan",
+        "more": "-inf",
+        "said": "?",
+        "whole": 1,
+        "true": True,
+    }
+    stored = [decode(RecordType.SPAN, b"".join(encode(span_record("e", meta)).parts)) for meta in kept]
+    assert [Span.model_validate(record.meta) for record in stored] == spans.spans()
 
 
 # Sums
@@ -260,8 +273,12 @@ def test_a_call_that_was_cut_is_shown_once_as_its_turn() -> None:
     assert [(one.span_id, one.error) for one in found.spans] == [("turn_1", "caller_gone")]
     (alone,) = report([node("turn_1", finish="abort")]).spans
     assert (alone.ok, alone.error) == (False, "interrupted")
-    (whole,) = report([node("turn_1")], [failure("turn_1")]).spans
-    assert whole.ok, "another caller got it"
+    whole = node("turn_1")
+    (lost,) = report([whole], [failure("turn_1")]).spans
+    assert lost.error == "caller_gone"
+    whole.record_delivery("written")
+    (got,) = report([whole], [failure("turn_1")]).spans
+    assert got.ok, "another caller had it"
 
 
 def test_calls_that_became_no_turn_are_shown_as_they_were_recorded() -> None:

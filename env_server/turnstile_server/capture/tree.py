@@ -47,6 +47,11 @@ class Turns:
     def __getitem__(self, turn_id: str) -> Node:
         return self._nodes[turn_id]
 
+    @property
+    def newest(self) -> Node | None:
+        """The one that was added last."""
+        return next(reversed(self._nodes.values()), None)
+
     def leaves(self) -> list[Node]:
         """Childless nodes in commit order."""
         return [node for node in self if not node.children]

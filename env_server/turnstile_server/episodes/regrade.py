@@ -90,7 +90,8 @@ class Regrader:
         kept: list[Mapping[str, Any]] = []
         spans = SpanRecorder(episode.timings.created_at, 0, kept.append)
         try:
-            with spans.span(SpanKind.GRADING, request.reason or "", regrade_id=request.regrade_id) as span:
+            name = (request.task or episode.task).id or ""
+            with spans.span(SpanKind.GRADING, name, regrade_id=request.regrade_id) as span:
                 made = await self._judge(episode, request, span)
         except Exception:
             await self.parts.amendments.add_spans(episode.episode_id, kept)

@@ -59,7 +59,10 @@ def _turn_spans(node: Node, created_at: float, failure: Span | None) -> Iterator
     """The span of the model call, then its parts."""
     turn = node.turn
     cut = turn.finish_reason == "abort"
-    error = None if not cut else INTERRUPTED if failure is None else failure.error
+    if failure is not None and (cut or node.delivery != "written"):
+        error = failure.error
+    else:
+        error = INTERRUPTED if cut else None
     start_s = _since(turn.timings.started_at, created_at)
     yield Span(
         span_id=turn.turn_id,

@@ -120,7 +120,8 @@ class EpisodeSession:
     @property
     def latest_turn_id(self) -> str | None:
         """Of the turn that was recorded last; None: there is none yet."""
-        return next((node.turn.turn_id for node in reversed(list(self.tree))), None)
+        node = self.tree.newest
+        return None if node is None else node.turn.turn_id
 
     @property
     def in_flight(self) -> Mapping[str, ModelCall]:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.errors import SandboxFailed, TurnstileError, error_of_type
+from turnstile_server.tools.arguments import json_size
 from turnstile_server.tools.protocol import ToolDirectory, ToolResult, ToolSpec
 from turnstile_server.tools.toolbox import Toolbox
 
@@ -69,6 +70,8 @@ class EpisodeToolCalls:
             episode = self._directory.open_tools(episode_id, key)
             known = [spec.name for spec in self._toolbox.tools_of(episode)]
             if name not in known:
+                with episode.recorded(name, json_size(arguments)) as span:
+                    span.error = "tool_error"
                 message = f"there is no tool {name!r} in this episode; there are {', '.join(known)}"
                 return ToolAnswer(error=ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=message))
             done = await self._toolbox.call(episode, name, arguments)
