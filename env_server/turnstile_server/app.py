@@ -66,6 +66,7 @@ from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.metrics import JournalCollector, Metrics
+from turnstile_server.observability.tracing import start_trace_export
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import RenderingSettings, Settings
@@ -228,6 +229,9 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
             )
         )
     )
+    workers = anyio.CapacityLimiter(settings.episodes.export_threads)
+    spans = SpanReports(episodes, parts.journal, settings.episodes.kept_regrades, workers)
+    start_trace_export(settings, engine.capabilities.model_name, episodes.subscribe, spans.report, tasks)
     intake = Intake("gate", settings.gate, settings.gate.max_body_bytes_per_episode)
     gate = Gate(
         pipeline,
@@ -252,7 +256,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     )
     await backends.sandboxes.start(sandbox_endpoint, tasks)
     control = await _control_app(
-        parts, backends, episodes, toolbox, gate, closing, stopping, address, control_key, stack
+        parts, backends, episodes, spans, workers, toolbox, gate, closing, stopping, address, control_key, stack
     )
     return Apps(control, agent, closing, stopping, episodes, backends.sandboxes.name)
 
@@ -261,6 +265,8 @@ async def _control_app(
     parts: Parts,
     backends: Backends,
     episodes: Episodes,
+    spans: SpanReports,
+    workers: anyio.CapacityLimiter,
     toolbox: Toolbox,
     gate: Gate,
     closing: anyio.Event,
@@ -270,7 +276,6 @@ async def _control_app(
     stack: AsyncExitStack,
 ) -> ASGIApp:
     settings, engines, renderer = parts.settings, parts.engines, parts.renderer
-    workers = anyio.CapacityLimiter(settings.episodes.export_threads)
     parked_calls = engines.sampler.capabilities.parked_calls
     if parked_calls is not None:
         await stack.enter_async_context(_closed_at(parked_calls, closing))
@@ -313,7 +318,7 @@ async def _control_app(
         build_fork_router(Forks(episodes, backends.agents), address),
         build_inspection_router(inspector, settings.control, workers),
         build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
-        build_span_router(SpanReports(episodes, parts.journal, settings.episodes.kept_regrades, workers), workers),
+        build_span_router(spans, workers),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

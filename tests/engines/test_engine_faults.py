@@ -164,6 +164,17 @@ async def test_the_call_carries_its_routing_key_and_rid(server: ScriptedEngine) 
     assert headers["X-SMG-Routing-Key"] == "test"
 
 
+async def test_a_call_in_a_trace_says_so_and_no_other(server: ScriptedEngine) -> None:
+    server.answers(whole("whole_length"))
+    async with attached(server) as engine:
+        for origin in (CallOrigin("e", traceparent="00-ab-cd-01"), CallOrigin("e")):
+            async for _ in engine.generate(PROMPT, FOUR, rid="call-1", origin=origin, stream=False):
+                pass
+    traced, other = (headers for _, headers in server.calls)
+    assert traced["traceparent"] == "00-ab-cd-01"
+    assert "traceparent" not in other
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_silence_before_the_first_chunk_times_out(server: ScriptedEngine, stream: bool) -> None:
     server.never_answers()

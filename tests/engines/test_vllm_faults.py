@@ -228,6 +228,17 @@ async def test_the_key_of_the_engine_is_sent(server: ScriptedVllm) -> None:
     assert "secret" not in repr(EngineSettings(api_key="secret"))  # type: ignore[arg-type]
 
 
+async def test_a_call_in_a_trace_says_so_and_no_other(server: ScriptedVllm) -> None:
+    server.replies(whole("whole_length"))
+    async with attached(server) as engine:
+        for origin in (CallOrigin("e", traceparent="00-ab-cd-01"), CallOrigin("e")):
+            async for _ in engine.generate(PROMPT, FOUR, rid="call-1", origin=origin, stream=False):
+                pass
+    traced, other = (headers for _, headers in server.calls)
+    assert traced["traceparent"] == "00-ab-cd-01"
+    assert "traceparent" not in other
+
+
 async def test_priorities_are_sent_where_the_engine_orders_by_them(server: ScriptedVllm) -> None:
     info = whole("server_info")
     info["vllm_config"]["scheduler_config"]["policy"] = "priority"

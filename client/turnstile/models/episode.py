@@ -31,6 +31,7 @@ from turnstile.models.status import EpisodeStatus, ErrorInfo
 from turnstile.models.tasks import TaskRef
 
 MAX_PRIORITY = 1000
+TRACEPARENT_PATTERN = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 
 
 class Sampling(Model):
@@ -107,6 +108,9 @@ class EpisodeRequest(Model):
     """Any JSON of the trainer's, returned exactly as it was sent; bounds as ``check_json`` says."""
     lease: Lease | None = None
     """The episode is cancelled when its owner no longer renews this lease; None: it outlives whoever made it."""
+    traceparent: str | None = Field(default=None, pattern=TRACEPARENT_PATTERN)
+    """W3C Trace Context: the span of the trainer's that the episode is part of. The header of this name does the
+    same."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
     """The same key with the same body gives the same episode."""
 
@@ -201,6 +205,8 @@ class Episode(Model):
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings
     stats: EpisodeStats = EpisodeStats()
+    traceparent: str | None = None
+    """The trainer's span that it is part of; None: it was given none."""
     forked_from: ForkOrigin | None = None
     """The turn of another episode that its tree continues; None: it began anew."""
     work: KeptWork | None = None

@@ -38,6 +38,7 @@ from turnstile_server.engines.admin import EngineAdmin
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
+from turnstile_server.trace_context import is_traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes", status_code=201)
     async def create(request: Request) -> Response:
-        wanted = await read_model(request, EpisodeRequest)
+        wanted = _traced(await read_model(request, EpisodeRequest), request.headers.get("traceparent"))
         created, is_new = await episodes.create(wanted, parts.address.of(request.scope))
         return _model(created, 201 if is_new else 200)
 
@@ -219,6 +220,13 @@ def _add_watch_routes(router: APIRouter, parts: ControlParts) -> None:
 
 def _model(found: BaseModel, status: int = 200) -> Response:
     return Response(found.model_dump_json(), status, media_type=JSON)
+
+
+def _traced(wanted: EpisodeRequest, traceparent: str | None) -> EpisodeRequest:
+    """With the header's trace, where the body names none. One that is not W3C's is ignored, as it says."""
+    if wanted.traceparent is not None or traceparent is None or not is_traceparent(traceparent):
+        return wanted
+    return wanted.model_copy(update={"traceparent": traceparent})
 
 
 def _wants_json(accept: str) -> bool:

@@ -81,6 +81,11 @@ class Deadline:
             yield scope
 
 
+def trace_headers(traceparent: str | None) -> dict[str, str]:
+    """W3C Trace Context for an engine that traces; none for a call that is in no trace."""
+    return {} if traceparent is None else {"traceparent": traceparent}
+
+
 @dataclass(frozen=True, slots=True)
 class _EngineRequest:
     method: str

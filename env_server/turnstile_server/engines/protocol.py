@@ -44,6 +44,8 @@ class CallOrigin:
     group: str | None = None
     priority: int = 0
     group_since: float = 0.0
+    traceparent: str | None = None
+    """W3C Trace Context, for engines that trace; None: the call is in no trace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.resource_server_options import served_tools
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
+from turnstile_server.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         snapshots=plan.snapshots,
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
+        traceparent=request.traceparent,
         late_rewards=late_rewards_of(plan.task),
         forked_from=None if plan.fork is None else plan.fork.origin,
         timings=EpisodeTimings(created_at=time.time(), running_s=None if queued else 0.0),
@@ -265,10 +267,11 @@ def new_session(
     on_weights: Callable[[], None],
     between_turns: Callable[[str], Awaitable[None]] | None = None,
     spans: SpanRecorder | None = None,
+    trace: TraceContext | None = None,
 ) -> EpisodeSession:
     """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped. ``group_since``:
-    when its group's first episode came, monotonic seconds. ``on_weights``, ``between_turns`` and
-    ``spans``: as ``EpisodeSession`` says."""
+    when its group's first episode came, monotonic seconds. ``on_weights``, ``between_turns``,
+    ``spans`` and ``trace``: as ``EpisodeSession`` says."""
     limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
@@ -292,6 +295,7 @@ def new_session(
         on_weights,
         between_turns,
         spans,
+        trace,
     )
     if plan.fork is not None:
         session.inherit(plan.fork.turns)

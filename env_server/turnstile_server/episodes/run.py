@@ -54,6 +54,7 @@ from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import span_record
 from turnstile_server.settings import Settings
 from turnstile_server.spans import OpenSpan, SpanRecorder
+from turnstile_server.trace_context import TraceContext
 
 _LOG = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class EpisodeRun:
             on_weights=lambda: parts.weights(self),
             between_turns=self._snapshot if plan.keeps_turns else None,
             spans=self.spans,
+            trace=TraceContext.of(episode.episode_id, episode.traceparent, exported=settings.tracing.otlp),
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)

@@ -175,7 +175,7 @@ class Episodes:
     async def create(
         self, request: EpisodeRequest, agent_url: str | None = None, fork: ForkPoint | None = None
     ) -> tuple[EpisodeCreated, bool]:
-        asked = request.model_dump_json(exclude={"lease"})
+        asked = request.model_dump_json(exclude={"lease", "traceparent"})
         asked += "" if fork is None else fork.origin.model_dump_json()
         digest = hashlib.sha256(asked.encode()).hexdigest()
         async with self._creating:  # two equal creations at once must become one episode

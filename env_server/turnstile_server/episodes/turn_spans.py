@@ -89,15 +89,15 @@ def _turn_spans(node: Node, created_at: float, failure: Span | None) -> Iterator
 
 
 def _attributes(turn: Turn, prompt_tokens: int) -> dict[str, str | bool | int | float]:
-    thread = None if turn.thread is None else turn.thread.name
     said: dict[str, str | bool | int | float] = {
         "seq": turn.seq,
         "prompt_tokens": prompt_tokens,
         "completion_tokens": len(turn.completion_ids),
         "finish_reason": turn.finish_reason,
     }
-    if thread is not None:
-        said["thread"] = thread
+    if turn.thread is not None:
+        named = {"thread": turn.thread.name, "thread_parent": turn.thread.parent}
+        said |= {key: name for key, name in named.items() if name is not None}
     if turn.break_ is not None:
         said["break"] = turn.break_.reason.value
     return said

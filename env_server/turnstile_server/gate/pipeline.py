@@ -281,7 +281,7 @@ class CallPipeline:
             if call.abandoned is not None:
                 raise _end_error(call)
             chunks = self._engine.generate(
-                input_ids, sampling, rid=call.call_id, origin=session.origin, stream=request.stream
+                input_ids, sampling, rid=call.call_id, origin=session.origin_of(call), stream=request.stream
             )
             async with aclosing(chunks):
                 async for chunk in chunks:

@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import anyio
@@ -29,6 +29,7 @@ from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCal
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.json import ParseCache
 from turnstile_server.spans import SpanRecorder
+from turnstile_server.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,17 @@ class EpisodeSession:
         on_weights: Callable[[], None] = lambda: None,
         between_turns: Callable[[str], Awaitable[None]] | None = None,
         spans: SpanRecorder | None = None,
+        trace: TraceContext | None = None,
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
         its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
         them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before.
         ``between_turns``: awaited with a turn's id when a call continues that turn and no other call is in
-        flight; may not raise. ``spans``: where calls that are refused or fail are recorded."""
+        flight; may not raise. ``spans``: where calls that are refused or fail are recorded. ``trace``:
+        that its calls tell the engine of."""
         self.episode_id = episode_id
-        self.origin = origin or CallOrigin(episode_id)
+        self._origin = origin or CallOrigin(episode_id)
+        self._trace = trace
         self.sampling = sampling
         self.adapter = adapter
         self.limits = limits
@@ -154,6 +158,12 @@ class EpisodeSession:
         """The weight versions that sampled its turns, and the first tokens of its calls in flight."""
         in_flight = (call.first_version for call in self._in_flight.values())
         return (*self._turn_versions, *(name for name in in_flight if name is not None))
+
+    def origin_of(self, call: ModelCall) -> CallOrigin:
+        """Whose call it is, for the engine."""
+        if self._trace is None:
+            return self._origin
+        return replace(self._origin, traceparent=self._trace.header(call.turn_id))
 
     # Admission
 

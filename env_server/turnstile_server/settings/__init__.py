@@ -18,6 +18,7 @@ from turnstile_server.settings.listeners import ControlSettings, GateSettings, O
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
+from turnstile_server.settings.tracing import TracingSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
@@ -39,6 +40,7 @@ __all__ = [
     "Settings",
     "TaskSettings",
     "ToolSettings",
+    "TracingSettings",
     "WorkerSettings",
     "WorldSettings",
     "load_settings",

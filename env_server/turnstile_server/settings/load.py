@@ -23,6 +23,7 @@ from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, G
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
+from turnstile_server.settings.tracing import TracingSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
@@ -98,6 +99,7 @@ class Settings(BaseSettings):
     worlds: WorldSettings = WorldSettings()
     grading: GradingSettings = GradingSettings()
     agents: AgentSettings = AgentSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @classmethod
     def settings_customise_sources(

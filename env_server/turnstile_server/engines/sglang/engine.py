@@ -22,7 +22,7 @@ import numpy as np
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.aborts import abort_ended, logged
 from turnstile_server.engines.call_checks import check_input, check_output, check_start
-from turnstile_server.engines.http_client import EngineHttp, EngineReply
+from turnstile_server.engines.http_client import EngineHttp, EngineReply, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
 from turnstile_server.engines.protocol import (
     CallOrigin,
@@ -139,7 +139,7 @@ class SGLangEngine(Engine):
         settled = False
         experts = expert_request(self.capabilities, sampling, len(input_ids))
         extra = None if experts is None else experts.fields()
-        headers = {_ROUTING_HEADER: origin.episode_id}
+        headers = {_ROUTING_HEADER: origin.episode_id, **trace_headers(origin.traceparent)}
         try:
             with self._calls.watch(rid, len(input_ids)) as call:
                 async with self._http.place():

@@ -21,7 +21,7 @@ import orjson
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.aborts import abort_ended, logged
 from turnstile_server.engines.call_checks import check_input, check_output
-from turnstile_server.engines.http_client import EngineHttp, EngineReply
+from turnstile_server.engines.http_client import EngineHttp, EngineReply, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
 from turnstile_server.engines.protocol import (
     CallOrigin,
@@ -126,9 +126,8 @@ class VLLMEngine(Engine):
         try:
             # No X-Request-Id: vLLM takes it for the call's id, which no abort of ours would then name. Its session
             # header keeps an episode's calls on one of a server's data-parallel ranks.
-            async with self._http.call(
-                "/inference/v1/generate", body, {"X-Session-ID": origin.episode_id}
-            ) as reply:
+            headers = {"X-Session-ID": origin.episode_id, **trace_headers(origin.traceparent)}
+            async with self._http.call("/inference/v1/generate", body, headers) as reply:
                 if reply.status != 200:
                     raise error_for_status(reply.status, await reply.body())
                 chunks = (
