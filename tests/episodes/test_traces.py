@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,8 +18,14 @@ from conversation import END, auth, body, url
 from gate_support import Stage, says, staged
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from test_recorded_spans import EPISODE
 
+from turnstile.models import Episode, EpisodeStatus, SpanReport
 from turnstile_server.gate.session import ConversationHeaders
+from turnstile_server.observability.otel import ModelNames, TraceExport
+from turnstile_server.settings import TracingSettings
 from turnstile_server.trace_context import TraceContext, is_traceparent
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +210,58 @@ async def test_what_has_ended_is_exported_before_the_server_is_gone_and_no_colle
         assert (await stage.get(lost))["status"] == "completed"
 
 
+class StuckExporter(SpanExporter):
+    """Takes what it is given once it is let go."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.go = threading.Event()
+        self.taken: list[str] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.go.wait(30)
+        self.taken += [span.name for span in spans]
+        return SpanExportResult.SUCCESS
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_collector_that_hangs_costs_traces_and_nothing_else(
+    slow: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    send, receive = anyio.create_memory_object_stream[Episode](100)
+    exporter = StuckExporter()
+
+    async def changes() -> AsyncIterator[Episode]:
+        async for episode in receive:
+            yield episode
+        await anyio.sleep_forever()
+
+    async def report(episode_id: str) -> SpanReport:
+        return SpanReport(episode_id=episode_id, started_at=0.0)
+
+    settings = TracingSettings(max_queued=2, shutdown_s=0.05 if slow else 20.0)
+    export = TraceExport(changes, report, ModelNames("e", "m"), settings, exporter)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(export.run)
+        for number in range(4):
+            for status in (EpisodeStatus.RUNNING, EpisodeStatus.COMPLETED, EpisodeStatus.COMPLETED):
+                await send.send(EPISODE.model_copy(update={"episode_id": f"e{number}", "status": status}))
+        with anyio.fail_after(20):
+            while "2 episodes were not exported" not in caplog.text:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert exporter.asked.is_set()
+        if not slow:
+            exporter.go.set()
+        tasks.cancel_scope.cancel()
+    exporter.go.set()
+    if slow:
+        assert "2 episodes were not exported: the server stopped" in caplog.text
+    else:
+        assert set(exporter.taken) == {"episode inline"}
+        assert len(exporter.taken) >= 2  # the one that was under way is sent again
+
+
 async def test_a_traceparent_is_passed_on_as_it_is_where_nothing_is_exported(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +282,7 @@ async def test_a_traceparent_is_passed_on_as_it_is_where_nothing_is_exported(
         assert (again.status_code, again.json()["episode_id"]) == (200, first["episode_id"])
 
 
+@pytest.mark.slow
 def test_without_the_setting_nothing_of_the_sdk_is_imported() -> None:
     look = (
         "import sys, turnstile_server.app; "
