@@ -317,6 +317,7 @@ class RolloutRun:
             "snapshots": options.snapshots,
             "run_id": options.run_id,
             "train_step": options.train_step,
+            "traceparent": options.traceparent,
             "limits": options.limits,
             "env": options.env,
             "metadata": options.metadata,

@@ -165,6 +165,8 @@ class EpisodeOptions(TypedDict, total=False):
     """The run that it belongs to, by which runs are looked at and compared; None: no run."""
     train_step: int | None
     """The trainer's own counter of steps."""
+    traceparent: str | None
+    """W3C Trace Context: your span that it is part of (``docs/spans.md``); None: it is a trace of its own."""
 
 
 class RegradeOptions(TypedDict, total=False):
@@ -256,6 +258,7 @@ class RolloutOptions:
     snapshots: SnapshotMode | None = None
     run_id: str | None = None
     train_step: int | None = None
+    traceparent: str | None = None
     env: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None
     on_progress: OnProgress = _ignore

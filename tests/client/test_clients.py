@@ -47,7 +47,11 @@ def free_socket() -> socket.socket:
 
 
 async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> None:
-    episode = await client.create_episode("say hello", metadata={"split": "train"}, limits={"max_turns": 3})
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    episode = await client.create_episode(
+        "say hello", metadata={"split": "train"}, limits={"max_turns": 3}, traceparent=trace
+    )
+    assert (await episode.status()).traceparent == trace
     assert episode.model_url.endswith(f"/e/{episode.episode_id}")
     assert episode.episode_key
     turn_id = door.add_turn(episode.episode_id)

@@ -91,9 +91,14 @@ async def test_another_conflict_is_raised(stub: StubServer) -> None:
 
 async def test_the_options_reach_every_episode(stub: StubServer) -> None:
     bound = {"max_versions": 2, "scope": "group", "policy": "stop_admitting"}
-    await collect(stub.url, ["a"], n=2, priority=7, staleness=bound, adapter="mine")
-    asked = [(request.priority, request.staleness, request.adapter) for request in stub.created]
-    assert asked == [(7, StalenessBound(max_versions=2, scope="group", policy="stop_admitting"), "mine")] * 2
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    await collect(stub.url, ["a"], n=2, priority=7, staleness=bound, adapter="mine", traceparent=trace)
+    asked = [
+        (request.priority, request.staleness, request.adapter, request.traceparent) for request in stub.created
+    ]
+    assert (
+        asked == [(7, StalenessBound(max_versions=2, scope="group", policy="stop_admitting"), "mine", trace)] * 2
+    )
 
 
 async def test_impossible_options_are_refused_by_name(stub: StubServer) -> None:
