@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from turnstile.models import Span, SpanKind, new_id
+from turnstile.models.spans import Interval
 from turnstile_server.errors import TurnstileError
 
 BOUNDED: Final = frozenset({SpanKind.MODEL, SpanKind.TOOL, SpanKind.SNAPSHOT})
@@ -152,6 +153,14 @@ class SpanRecorder:
         """Those that ended, in that order, then those that go on."""
         ended = [Span.model_validate_json(data) for data in self._ended]
         return [*ended, *(span.as_span(None) for span in self._open.values())]
+
+    def intervals(self) -> dict[SpanKind, list[Interval]]:
+        """Beginning and end of those that ended."""
+        found: dict[SpanKind, list[Interval]] = {}
+        for data in self._ended:
+            meta = orjson.loads(data)
+            found.setdefault(SpanKind(meta["kind"]), []).append((meta["start_s"], meta["end_s"]))
+        return found
 
     def seal(self) -> None:
         """Ends what goes on; nothing is recorded any more."""

@@ -121,6 +121,7 @@ async def test_a_played_episode_says_where_its_time_went() -> None:
         (T.SANDBOX, "remove"),
     ]
     parts = seconds_by_part(report.spans)
+    assert played.episode.seconds == parts
     assert min(parts.setup, parts.agent, parts.model, parts.tools, parts.grading) > 0
     assert sum(parts.model_dump().values()) <= (played.episode.timings.ended_s or 0)
 

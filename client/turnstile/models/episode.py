@@ -26,6 +26,7 @@ from turnstile.models.fork import ForkOrigin, SnapshotMode
 from turnstile.models.lease import Lease
 from turnstile.models.regrade import KeptWork, Regrade
 from turnstile.models.reward import LateRewards
+from turnstile.models.spans import PartSeconds
 from turnstile.models.staleness import Staleness, StalenessBound
 from turnstile.models.status import EpisodeStatus, ErrorInfo
 from turnstile.models.tasks import TaskRef
@@ -205,6 +206,8 @@ class Episode(Model):
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings
     stats: EpisodeStats = EpisodeStats()
+    seconds: PartSeconds | None = None
+    """Where its time went; None while it runs, and of one that a restart of the server ended."""
     traceparent: str | None = None
     """The trainer's span that it is part of; None: it was given none."""
     forked_from: ForkOrigin | None = None

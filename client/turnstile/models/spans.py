@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from pydantic import Field
@@ -90,7 +90,8 @@ class PartSeconds(Model):
     grading: float = 0.0
 
 
-_Interval = tuple[float, float]
+Interval = tuple[float, float]
+"""Beginning and end, in seconds since the episode's creation."""
 
 
 def seconds_by_part(spans: Iterable[Span], now_s: float | None = None) -> PartSeconds:
@@ -100,11 +101,16 @@ def seconds_by_part(spans: Iterable[Span], now_s: float | None = None) -> PartSe
     ``now_s``: seconds since the creation at which open spans are cut; None: they are left out. Gradings after the
     episode's end (``regrade_id``) do not count.
     """
-    found: dict[SpanKind, list[_Interval]] = {}
+    found: dict[SpanKind, list[Interval]] = {}
     for span in spans:
         end_s = now_s if span.end_s is None else span.end_s
         if end_s is not None and end_s > span.start_s and "regrade_id" not in span.attributes:
             found.setdefault(span.kind, []).append((span.start_s, end_s))
+    return seconds_of(found)
+
+
+def seconds_of(found: Mapping[SpanKind, Iterable[Interval]]) -> PartSeconds:
+    """As ``seconds_by_part``, of the spans' times by kind; they may overlap and have any order."""
     of = {kind: _merged(intervals) for kind, intervals in found.items()}
     grading = of.get(SpanKind.GRADING, [])
     tools = _without(of.get(SpanKind.TOOL, []), grading)
@@ -121,9 +127,9 @@ def seconds_by_part(spans: Iterable[Span], now_s: float | None = None) -> PartSe
     )
 
 
-def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
+def _merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Disjoint intervals that cover the same, in order."""
-    merged: list[_Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -132,9 +138,9 @@ def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
     return merged
 
 
-def _without(intervals: list[_Interval], taken: list[_Interval]) -> list[_Interval]:
+def _without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
     """``intervals`` without what ``taken`` covers; both disjoint and in order."""
-    left: list[_Interval] = []
+    left: list[Interval] = []
     first = 0
     for start, end in intervals:
         while first < len(taken) and taken[first][1] <= start:
@@ -150,5 +156,5 @@ def _without(intervals: list[_Interval], taken: list[_Interval]) -> list[_Interv
     return left
 
 
-def _length(intervals: Iterable[_Interval]) -> float:
+def _length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)

@@ -46,6 +46,7 @@ from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import EpisodeStaleness, StaleAction
 from turnstile_server.episodes.steps import EpisodeSteps
 from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.turn_spans import seconds_spent
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import Gone, SandboxFailed, SandboxUnavailable, TurnstileError
@@ -280,7 +281,11 @@ class EpisodeRun:
         self.spans.seal()
 
     def _complete(self, episode: Episode) -> Stored:
-        return replace(self._stored, episode=self.measured(episode), network=self.network)
+        measured = self.measured(episode)
+        if episode.status.ended:
+            spent = seconds_spent(episode, self.session.tree, self.spans)
+            measured = measured.model_copy(update={"seconds": spent})
+        return replace(self._stored, episode=measured, network=self.network)
 
     async def store_rewarded(self, make: Callable[[Episode, Sequence[str]], Episode]) -> Episode | None:
         """Stores what ``make`` makes of the running record and its turns' ids. None: it has ended meanwhile."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from turnstile.models import Episode, Span, SpanKind, SpanReport, Turn, TurnTimings
+from turnstile.models import Episode, PartSeconds, Span, SpanKind, SpanReport, Turn, TurnTimings
+from turnstile.models.spans import Interval, seconds_of
 from turnstile_server.capture import Node
+from turnstile_server.spans import SpanRecorder
 
 _ROUNDING_S = 0.01
 """Turns are placed by the system's clock, all else by the monotonic one."""
@@ -55,6 +57,22 @@ def report_of(
     )
 
 
+def seconds_spent(episode: Episode, nodes: Iterable[Node], recorded: SpanRecorder) -> PartSeconds:
+    """Where the time of an episode went, as ``seconds_by_part`` would say of its report."""
+    found = recorded.intervals()
+    found.setdefault(SpanKind.MODEL, []).extend(
+        _call_times(node, episode.timings.created_at) for node in nodes if not node.inherited
+    )
+    return seconds_of(found)
+
+
+def _call_times(node: Node, created_at: float) -> Interval:
+    """From the call's arrival to its durable turn."""
+    times = node.turn.timings
+    start_s = _since(times.started_at, created_at)
+    return start_s, start_s + times.total_s + (node.commit_s or 0.0)
+
+
 def _turn_spans(node: Node, created_at: float, failure: Span | None) -> Iterator[Span]:
     """The span of the model call, then its parts."""
     turn = node.turn
@@ -63,13 +81,13 @@ def _turn_spans(node: Node, created_at: float, failure: Span | None) -> Iterator
         error = failure.error
     else:
         error = INTERRUPTED if cut else None
-    start_s = _since(turn.timings.started_at, created_at)
+    start_s, end_s = _call_times(node, created_at)
     yield Span(
         span_id=turn.turn_id,
         kind=SpanKind.MODEL,
         name=turn.dialect,
         start_s=start_s,
-        end_s=start_s + turn.timings.total_s + (node.commit_s or 0.0),
+        end_s=end_s,
         ok=error is None,
         error=error,
         attributes=_attributes(turn, node.prompt_count),
