@@ -15,6 +15,7 @@ import unicodedata
 
 _CANDIDATES = re.compile(r"[^\x20-\x7e]")
 """Most text has none."""
+_BLANK = re.compile(r"[ \t\r\n]+")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -27,6 +28,15 @@ def visible(text: str, *, lines: bool = False) -> str:
         return found[0] if _harmless(found[0]) or (lines and found[0] in "\n\t") else _escape(found[0])
 
     return _CANDIDATES.sub(shown, text.replace("\r\n", "\n") if lines else text)
+
+
+def visible_line(text: str, most: int) -> str:
+    """``text`` as one line of at most ``most`` characters, for a place in a sentence: blanks, tabs and line ends
+    become single spaces, the rest is as ``visible`` shows it, and what is cut off leaves an ellipsis."""
+    # Escapes only grow, so nothing behind these characters could be shown.
+    begin = text[: 4 * most]
+    shown = visible(_BLANK.sub(" ", begin).strip(" "))
+    return shown if len(shown) <= most and len(begin) == len(text) else f"{shown[: most - 1].rstrip(' ')}…"
 
 
 def visible_json(text: str) -> str:

@@ -29,27 +29,20 @@ from turnstile_server.control.app import build_control_app, build_standby_app, s
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
-from turnstile_server.control.fork_routes import build_fork_router
-from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
-from turnstile_server.control.overview_routes import build_overview_router
-from turnstile_server.control.regrade_routes import build_regrade_router
-from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.control.work_routes import build_work_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
-from turnstile_server.episodes.forks import Forks
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
+from turnstile_server.episodes.routers import episode_routers
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
-from turnstile_server.episodes.work_viewer import WorkViewer
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
@@ -231,7 +224,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     )
     workers = anyio.CapacityLimiter(settings.episodes.export_threads)
     spans = SpanReports(episodes, parts.journal, settings.episodes.kept_regrades, workers)
-    start_trace_export(settings, engine.capabilities.model_name, episodes.subscribe, spans.report, tasks)
+    start_trace_export(settings, engine.capabilities.model_name, episodes.changes, spans.report, tasks)
     intake = Intake("gate", settings.gate, settings.gate.max_body_bytes_per_episode)
     gate = Gate(
         pipeline,
@@ -313,12 +306,7 @@ async def _control_app(
                 settings.workers.pause_alarm_s,
             )
         ),
-        build_overview_router(episodes.overview, episodes.group_view, settings.control.page_size),
-        build_regrade_router(episodes.regrades),
-        build_fork_router(Forks(episodes, backends.agents), address),
-        build_inspection_router(inspector, settings.control, workers),
-        build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
-        build_span_router(spans, workers),
+        *episode_routers(episodes, inspector, spans, backends.agents, address, workers, settings),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(
             backends.tasks,

@@ -121,12 +121,15 @@ def test_list_filters_by_status_and_bounds_the_number(door: Door, recorded: tupl
 def test_show_gives_the_accounting_and_the_turns(door: Door, recorded: tuple[str, str]) -> None:
     shown = turnstile("episodes", "show", recorded[0], "--turns", **on(door))
     assert shown.returncode == DONE
+    why = "not graded: its task has no grader; its caller finished it after 2 turns"
+    assert shown.stdout.splitlines()[0] == why
     assert "stats.sampled_tokens" in shown.stdout
     assert "(root)" in shown.stdout
     assert "call 0" in shown.stdout
     assert "call 1" in shown.stdout
     episode, *turns = rows_of(turnstile("episodes", "show", recorded[0], "--turns", "--json", **on(door)))
     assert episode["stats"]["turns"] == len(turns) == 2
+    assert episode["why"] == why
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
+from turnstile.models import EndedBy, Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
 from turnstile_server.episodes.lifecycle import ENDED, GRADED, TRANSITIONS, Lifecycle
 from turnstile_server.episodes.outcome import AgentEnd, Outcome
-from turnstile_server.errors import BudgetExhausted, SandboxFailed
+from turnstile_server.errors import BudgetExhausted, LeaseLapsed, SandboxFailed
 from turnstile_server.grading.protocol import Grade
 
 S = EpisodeStatus
@@ -104,6 +104,16 @@ def test_with_a_grading_the_first_decides_but_for_a_cancellation(
     assert life.stop.status is (S.CANCELLED if replaced else first)
     assert life.stop.agent is OUTCOMES[first].agent, "what the agent printed is kept"
     assert life.decided == (first not in GRADED or replaced)
+
+
+def test_a_cancellation_that_replaces_an_outcome_keeps_its_own_reason() -> None:
+    for outcome in (Outcome(S.CANCELLED, LeaseLapsed("gone")), Outcome(S.CANCELLED, by=EndedBy.REQUEST)):
+        life = lifecycle()
+        life.request_stop(OUTCOMES[S.COMPLETED])
+        life.request_stop(outcome)
+        record = life.final_record(110.0)
+        assert record.ended_by is outcome.by
+        assert (record.error is None) == (outcome.error is None)
 
 
 @pytest.mark.parametrize("later", OUTCOMES)

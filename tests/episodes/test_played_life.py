@@ -555,6 +555,7 @@ async def test_a_submission_ends_an_episode_whose_agent_says_so(server: EpisodeS
     await server.stage.apps.tools.open_tools(created["episode_id"], key).submit("42")
     shown = await server.ended(created)
     assert shown["status"] == "completed"
+    assert shown["why"].endswith("; the agent ended with its answer after 1 turn")
     assert server.grader.graded[0][1].answer == "42"
     assert process.killed
 

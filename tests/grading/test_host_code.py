@@ -15,6 +15,7 @@ from grading_support import BASE, Watched, grader, work
 from pydantic import ValidationError
 
 from turnstile.models import Fault, TaskRef
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TurnstileError, Unprocessable
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
@@ -48,6 +49,7 @@ async def test_a_function_gives_a_number_or_components() -> None:
     graded = await grader(None).grade(the_task("function", "length", arguments={"most": 4}), Work(answer="abc"))
     assert (graded.reward, graded.components) == (0.75, {"code": 0.75})
     assert graded.detail["summary"] == ["code: code is 0.75"]
+    assert grade_in_words(graded.detail, graded.components) == "code: code is 0.75"
     graded = await grader(None).grade(the_task("function", "later"), Work())
     assert graded.reward == 0.5
     graded = await grader(None).grade(the_task("function", "sees_facts"), Work(facts={"episode_id": "ep"}))
@@ -130,6 +132,7 @@ async def test_an_openenv_rubric_is_a_grader_and_its_children_stand_beside_it() 
     assert graded.reward == pytest.approx(0.8 * 0.25 + 0.2)
     assert graded.components["code.both"] == graded.components["code"] == graded.reward
     assert graded.components["code.both.rubric_0"] == 0.25
+    assert grade_in_words(graded.detail, graded.components) == "code: code is 0.4"
 
 
 @pytest.mark.slow
@@ -164,6 +167,8 @@ async def test_an_answer_fits_its_schema_or_is_0_with_the_reason() -> None:
         graded = await grader(None).grade(task, Work(answer=answer))
         assert graded.reward == 0.0
         assert said in " ".join(graded.detail["code"]["errors"])
+        words = grade_in_words(graded.detail, graded.components)
+        assert words.startswith(f"code does not fit its schema: {graded.detail['code']['errors'][0][:20]}")
 
 
 async def test_a_text_that_no_check_can_follow_is_0_and_a_schema_without_an_end_is_no_reward() -> None:

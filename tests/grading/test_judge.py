@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from real_disk import tmpfs
 from turnstile.models import Fault, TaskRef
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, Unprocessable
 from turnstile_server.grading.errors import GraderUnavailable
@@ -82,6 +83,7 @@ async def test_a_verdict_is_a_component_with_its_evidence(judge: JudgeServer) ->
     grade = await grader(judge).grade(the_task(), WORK)
     assert grade.reward == 0.0
     assert grade.detail["summary"] == [f"polite: the judge gives 0: {WRONG.text}"]
+    assert grade_in_words(grade.detail, grade.components) == "polite: the judge gave 0: bad"
 
 
 async def test_the_scripted_judge_speaks_what_the_official_client_understands(judge: JudgeServer) -> None:

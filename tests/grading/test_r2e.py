@@ -12,6 +12,7 @@ from grading_support import NO_AGENTS, SANDBOXES
 from r2e_support import FIX, SOLVED, author, build, make
 
 from turnstile.models import EpisodeStatus, Limits
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Grade, Work
@@ -177,6 +178,7 @@ async def test_wrong_work_scores_0_with_the_tests_that_differ(
     failed = {one["id"]: one["status"] for one in found.detail["r2e"]["failed"]}
     assert differ.items() <= failed.items(), found.detail
     assert ".venv" not in str(found.detail["diff"])
+    assert " tests of R2E-Gym " in grade_in_words(found.detail, found.components)
 
 
 FORGERIES = {

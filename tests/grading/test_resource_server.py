@@ -13,6 +13,7 @@ from nemo_server import NemoServer, Verdict, exact
 from openai.types.responses import Response
 
 from turnstile.models import EpisodeStatus, Fault
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
@@ -58,6 +59,7 @@ async def test_the_server_gives_the_reward_for_the_submitted_answer(server: Nemo
     wrong = await graded(task, "41")
     assert wrong.reward == 0.0
     assert wrong.detail["summary"] == ["resource_server: the resource server gives 0"]
+    assert grade_in_words(wrong.detail, wrong.components) == "resource_server: the resource server gave 0"
 
 
 async def test_it_is_sent_the_whole_row_and_a_response_that_the_official_client_takes(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from grading_support import SANDBOXES, Watched, grader, spec_of, tar
 
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.script import ScriptFailed
@@ -60,6 +61,7 @@ sleep 600 &
     detail = grade.detail["script"]
     assert detail["output"] == "/workspace of the task of the tests changed how.sh test.sh"
     assert detail["rewards"] == {"reward": 0.5, "style": 1.0}
+    assert grade_in_words(grade.detail, grade.components) == "the script gave 0.5"
     assert (detail["exit_code"], detail["trust"], detail["ignored"]) == (3, "in_process", ["reward.txt"])
     assert grade.detail["diff"]["changed"] == ["work.txt"]
 

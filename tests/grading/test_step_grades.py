@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harbor_support import loaded, steps_folder
 
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.step_grades import StepGrades
 from turnstile_server.tasks.model import Task
@@ -98,6 +99,8 @@ def test_each_step_keeps_its_evidence_and_a_failure_takes_only_the_reward(task: 
         "script": {"rewards": {"reward": 0.5}},
         "summary": ["script: it gave 0.5"],
     }
+    words = "the mean of 3 steps: one is 0.5 (script: it gave 0.5), two was not played, three was not played"
+    assert grade_in_words(failed.detail, failed.components) == words
     assert failed.detail["summary"] == [
         "agent: it broke",
         "one: script: it gave 0.5",

@@ -19,6 +19,7 @@ import pytest
 from grading_support import BASE, FIX, Watched, spec_of, tar
 
 from local import ROOT
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
 from turnstile_server.grading.errors import GraderUnavailable
@@ -109,6 +110,8 @@ async def test_work_that_resolves_scores_1_and_other_work_0_with_the_tests_that_
     half = await graded(provider, python(starts), the_task(), work("def double(n):\n    return 4\n"))
     assert half.reward == 0.0
     assert [(one["id"], one["message"]) for one in half.detail["swe"]["failed"]] == [("five", "PASS_TO_PASS")]
+    words = [grade_in_words(one.detail, one.components) for one in (right, half)]
+    assert words == ["all 2 tests of SWE-bench passed", "1 of 2 tests of SWE-bench failed: five"]
 
 
 @IN_ONE_KIND
@@ -116,6 +119,7 @@ async def test_a_log_that_contradicts_itself_is_not_believed(provider: Watched, 
     forged = await graded(provider, python(starts), the_task(), work(f"print('DOUBTFUL')\n{FIX}"))
     assert forged.reward == 0.0
     assert forged.detail["swe"]["note"] == "tampered: it says so itself"
+    assert grade_in_words(forged.detail, forged.components) == "tests of SWE-bench: tampered: it says so itself"
 
 
 @pytest.mark.parametrize("package", ["import os\nos._exit(0)\n", "raise SystemExit(3)\n"])

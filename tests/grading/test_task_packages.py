@@ -15,6 +15,7 @@ import pytest
 from grading_support import NO_AGENTS, SANDBOXES, spec_of
 from package_examples import BOXED_TASKSET, INSPECT_TASKS, TASKSET, UNPLAYABLE_TASKSET, pythons
 
+from turnstile.models.evidence import grade_in_words
 from turnstile_server.errors import StartupError
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
@@ -84,6 +85,8 @@ async def test_a_taskset_of_verifiers_is_listed_and_scored_by_verifiers(sources:
     assert right.detail["verifiers"]["version"] == "0.4.0"
     wordy = await grader.grade(task, Work(answer="it is 5 I think"))
     assert (wordy.reward, wordy.components) == (0.0, {"correct": 0.0, "short": 0.0})
+    assert grade_in_words(right.detail, right.components) == "correct: 0.8; short: 0.2"
+    assert grade_in_words(wordy.detail, wordy.components) == "correct: 0; short: 0"
     assert (await grader.grade(task, Work())).reward == 0.0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnstile.cli.output import echo, show_facts, show_text
-from turnstile.models import Episode, Turn
+from turnstile.models import Episode, Turn, why_of
 from turnstile.models.messages import Message
 from turnstile.visible import visible
 
@@ -16,8 +16,10 @@ MOST_CHARACTERS = 1200
 
 
 def show_episode_facts(episode: Episode, *, full: bool) -> None:
-    """The episode's record, then the failed tests: a line for each, and its message."""
-    facts = episode.model_dump(mode="json", exclude={"schema_version"})
+    """Why it ended as it did, its record, then the failed tests: a line for each, and its message."""
+    show_text(why_shown(episode))
+    echo("")
+    facts = episode.model_dump(mode="json", exclude={"schema_version", "why"})
     failed = _take_failed_tests(facts["grading"])
     show_facts(facts)
     if failed:
@@ -25,6 +27,11 @@ def show_episode_facts(episode: Episode, *, full: bool) -> None:
     for test in failed:
         echo(visible(f"{test['id']}: {test.get('status', 'failed')}"))
         show_text(_bounded(str(test.get("message") or "").strip(), full=full), first="    ")
+
+
+def why_shown(episode: Episode) -> str:
+    """The server's line; this client's own where the server is older, and gives none."""
+    return visible(episode.why or why_of(episode))
 
 
 def show_turns(turns: Sequence[Turn], *, full: bool) -> None:

@@ -4,7 +4,8 @@ Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays 
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
 ``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is
 their binary form; ``summary``, ``stats``, ``group``, ``tokens``, ``outline`` and ``work`` are for people to look
-at. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are the answers
+about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -59,7 +60,7 @@ from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, Sample
 from turnstile.models.spans import PartSeconds, Span, SpanKind, SpanReport, seconds_by_part
 from turnstile.models.staleness import Staleness, StalenessBound, StalenessPolicy, StalenessScope
 from turnstile.models.stats import PassAtK, StatsKey, StatsReport, StatsRow, pass_at_k, statistics_by
-from turnstile.models.status import EpisodeStatus, ErrorInfo, Fault
+from turnstile.models.status import EndedBy, EpisodeStatus, ErrorInfo, Fault
 from turnstile.models.summary import (
     EpisodeFilter,
     EpisodeSeconds,
@@ -85,6 +86,7 @@ from turnstile.models.turn import (
     TurnTimings,
     WeightSpan,
 )
+from turnstile.models.why import explained, why_of
 from turnstile.models.work import FileChange, LeftOut, WorkDiff
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "CompletionRequest",
     "Delivery",
     "Discard",
+    "EndedBy",
     "EngineInfo",
     "Episode",
     "EpisodeCreated",
@@ -212,6 +215,7 @@ __all__ = [
     "WorkerRequest",
     "WorkerStatus",
     "expert_array",
+    "explained",
     "group_advantages",
     "join_experts",
     "new_id",
@@ -219,4 +223,5 @@ __all__ = [
     "seconds_by_part",
     "statistics_by",
     "summary_of",
+    "why_of",
 ]

@@ -28,7 +28,7 @@ from turnstile.models.regrade import KeptWork, Regrade
 from turnstile.models.reward import LateRewards
 from turnstile.models.spans import PartSeconds
 from turnstile.models.staleness import Staleness, StalenessBound
-from turnstile.models.status import EpisodeStatus, ErrorInfo
+from turnstile.models.status import EndedBy, EpisodeStatus, ErrorInfo
 from turnstile.models.tasks import TaskRef
 
 MAX_PRIORITY = 1000
@@ -196,6 +196,11 @@ class Episode(Model):
     agent_output: str | None = None
     """The end of its output, bounded by ``agents.max_output_bytes``."""
     error: ErrorInfo | None = None
+    ended_by: EndedBy | None = None
+    """None: it has not ended, or ``error`` says what ended it."""
+    why: str | None = None
+    """Why it ended, and why it has its reward or none, as one line of at most 300 characters
+    (``turnstile.models.why``). The server writes it into each of its answers, and keeps it nowhere."""
     sampling: Sampling
     adapter: str | None = None
     priority: int = 0

@@ -55,6 +55,17 @@ class Fault(StrEnum):
     own function, given as agent, raised."""
 
 
+class EndedBy(StrEnum):
+    """What ended an episode whose ``error`` does not say it."""
+
+    EXIT = "exit"
+    """The process of its agent ended."""
+    SUBMISSION = "submission"
+    """The agent submitted its answer, and is one that ends with it."""
+    REQUEST = "request"
+    """A request to the control API: ``finish`` or ``cancel``."""
+
+
 class ErrorInfo(Model):
     """A typed error: a stable ``type``, a sentence for the reader, and structured detail where there is any."""
 

@@ -25,6 +25,7 @@ from turnstile.models import (
     RewardUpdate,
     TurnList,
     TurnOutlines,
+    explained,
 )
 from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
 from turnstile.models.wire import forest_parts, sample_parts
@@ -112,7 +113,7 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         if wait > 0:
             wait_s = min(wait, settings.max_wait_s)
             changed = await while_connected(request, lambda: episodes.get(episode_id, wait_s), parts.closing)
-        return _model(changed if changed is not None else await episodes.get(episode_id))
+        return _model(explained(changed if changed is not None else await episodes.get(episode_id)))
 
     @router.delete("/episodes/{episode_id}", status_code=204)
     async def delete(episode_id: str) -> Response:
@@ -121,15 +122,15 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.post("/episodes/{episode_id}/finish")
     async def finish(episode_id: str) -> Response:
-        return _model(await episodes.finish(episode_id))
+        return _model(explained(await episodes.finish(episode_id)))
 
     @router.post("/episodes/{episode_id}/cancel")
     async def cancel(episode_id: str) -> Response:
-        return _model(await episodes.cancel(episode_id))
+        return _model(explained(await episodes.cancel(episode_id)))
 
     @router.post("/episodes/{episode_id}/reward")
     async def reward(request: Request, episode_id: str) -> Response:
-        return _model(await episodes.reward(episode_id, await read_model(request, RewardUpdate)))
+        return _model(explained(await episodes.reward(episode_id, await read_model(request, RewardUpdate))))
 
     @router.post("/leases/{lease_id}")
     async def renew_lease(request: Request, lease_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:

@@ -19,6 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from turnstile.models import explained
 from turnstile_server.control.body import json_bytes, until_disconnect, until_set
 from turnstile_server.control.protocol import EpisodeEvent
 
@@ -93,7 +94,7 @@ def _frame(event: EpisodeEvent) -> bytes:
     if event.lost is not None:
         what = b"event: reset\ndata: %b\n" % json_bytes({"reason": event.lost})
     elif event.episode is not None:
-        what = b"event: episode\ndata: %b\n" % event.episode.model_dump_json().encode()
+        what = b"event: episode\ndata: %b\n" % explained(event.episode).model_dump_json().encode()
     else:
         what = b""
     return b"id: %b\n%b\n" % (event.event_id.encode(), what)

@@ -93,3 +93,10 @@ class Broadcast:
     def _drop(self, stream: MemoryObjectSendStream[EpisodeEvent]) -> None:
         self._streams.discard(stream)
         stream.close()
+
+
+async def changes_of(events: AsyncIterator[EpisodeEvent]) -> AsyncIterator[Episode]:
+    """The changed episodes alone, for readers that need no place to come back to."""
+    async for event in events:
+        if event.episode is not None:
+            yield event.episode

@@ -13,6 +13,7 @@ Times are monotonic seconds, pushed in by the caller. What must hold:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from turnstile.models import Episode, EpisodeStatus
 from turnstile_server.episodes.outcome import Outcome
@@ -95,7 +96,7 @@ class Lifecycle:
             self.stop = outcome
             return True
         if outcome.status is EpisodeStatus.CANCELLED and self.needs_grade:
-            self.stop = Outcome(EpisodeStatus.CANCELLED, None, self.stop.agent)
+            self.stop = replace(outcome, agent=self.stop.agent)
             return True
         return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Fault, KeptWork
+from turnstile.models import EndedBy, Episode, EpisodeStatus, ErrorInfo, Fault, KeptWork
 from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentFailed, ContextOverflow, SandboxUnavailable, TurnstileError
@@ -43,6 +43,8 @@ class Outcome:
     grade: Grade | None = None
     work: KeptWork | None = None
     """What is kept of the work that was handed to grading."""
+    by: EndedBy | None = None
+    """What requested it, where neither ``error`` nor the agent's exit says so."""
 
     @property
     def by_agent(self) -> bool:
@@ -55,6 +57,7 @@ class Outcome:
         update: dict[str, Any] = {
             "status": self.status,
             "error": self.error_info(),
+            "ended_by": self.ended_by,
             "work": self.work,
             "timings": episode.timings.model_copy(update={"ended_s": ended_s}),
         }
@@ -69,6 +72,13 @@ class Outcome:
             if self.grade.pending and episode.late_rewards is not None:
                 update["late_rewards"] = episode.late_rewards.model_copy(update={"pending": True})
         return episode.model_copy(update=update)
+
+    @property
+    def ended_by(self) -> EndedBy | None:
+        """As the record has it."""
+        if self.error is not None:
+            return None
+        return EndedBy.EXIT if self.by is None and self.agent is not None else self.by
 
     def error_info(self) -> ErrorInfo | None:
         """The error as the record has it."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import anyio
 
-from turnstile.models import EpisodeStatus, SpanKind
+from turnstile.models import EndedBy, EpisodeStatus, SpanKind
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.episodes.lifecycle import Lifecycle
 from turnstile_server.episodes.outcome import Outcome
@@ -88,7 +88,7 @@ class RunTools:
         if self._steps is not None:
             self._steps.submit(answer, ends=ends)
         elif ends:
-            self._request_stop(Outcome(EpisodeStatus.COMPLETED))
+            self._request_stop(Outcome(EpisodeStatus.COMPLETED, by=EndedBy.SUBMISSION))
         return said
 
     def check_open(self) -> None:

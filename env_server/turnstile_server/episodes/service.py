@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from turnstile.models import (
     AuditReport,
+    EndedBy,
     Episode,
     EpisodeCreated,
     EpisodeRequest,
@@ -39,7 +40,7 @@ from turnstile_server.data_dir import snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
-from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.broadcast import Broadcast, changes_of
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.groups import EpisodeGroups
@@ -285,7 +286,7 @@ class Episodes:
         """Waits for a grading at most ``episodes.finish_wait_s``; the episode is ``grading`` then."""
         run = self._running.get(episode_id)
         if run is not None:
-            run.request_stop(Outcome(EpisodeStatus.COMPLETED))
+            run.request_stop(Outcome(EpisodeStatus.COMPLETED, by=EndedBy.REQUEST))
             with anyio.move_on_after(self._settings.finish_wait_s if run.graded else math.inf):
                 await run.wait_until_stored()
         return await self.get(episode_id)
@@ -293,7 +294,7 @@ class Episodes:
     async def cancel(self, episode_id: str) -> Episode:
         run = self._running.get(episode_id)
         if run is not None:
-            run.request_stop(Outcome(EpisodeStatus.CANCELLED))
+            run.request_stop(Outcome(EpisodeStatus.CANCELLED, by=EndedBy.REQUEST))
             await run.wait_until_stored()
         return await self.get(episode_id)
 
@@ -340,6 +341,9 @@ class Episodes:
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
         return self._broadcast.subscribe(after)
+
+    def changes(self) -> AsyncIterator[Episode]:
+        return changes_of(self._broadcast.subscribe())
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self.exported(episode_id)

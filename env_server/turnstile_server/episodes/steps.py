@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 
-from turnstile.models import EpisodeStatus, Fault, SpanKind
+from turnstile.models import EndedBy, EpisodeStatus, Fault, SpanKind
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.lifecycle import DRAINED, GRADED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome
@@ -125,7 +125,7 @@ class EpisodeSteps:
         with anyio.move_on_after(timeout_s) as self._agent:
             return await self._run_agent()
         if self._submitted:
-            return Outcome(EpisodeStatus.COMPLETED)
+            return Outcome(EpisodeStatus.COMPLETED, by=EndedBy.SUBMISSION)
         return Outcome(
             EpisodeStatus.TIMED_OUT,
             EpisodeOverdue(f"the step ran longer than its agent.timeout_sec = {timeout_s:g} s"),

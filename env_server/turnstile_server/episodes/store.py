@@ -45,7 +45,7 @@ class Stored:
 
     def record(self) -> Record:
         """The journal record; the episode's fields are at its top, where retention finds status and timings."""
-        meta = self.episode.model_dump(mode="json")
+        meta = self.episode.model_dump(mode="json", exclude={"why"})  # made anew for each answer
         meta["creation"] = {
             "key_nonce": self.key_nonce,
             "idempotency_key": self.idempotency_key,
@@ -66,6 +66,7 @@ def stored_of(record: Record) -> Stored:
     check_json(fields, max_depth=_MAX_DEPTH)  # no reader of the answers could take more
     creation = fields.pop("creation")
     fields.pop(_NETWORK, None)
+    fields.pop("why", None)
     return Stored(Episode.model_validate(fields), **creation)
 
 
