@@ -31,7 +31,7 @@ from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
-from turnstile_server.observability.metrics import Metrics
+from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings, Settings
@@ -157,7 +157,9 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             client = SGLangEngine("http://embedded", wanted.engine, unix_socket=engine.socket)
             stack.push_async_callback(client.close)
             await client.start()
-            parts = Parts(wanted, journal, _renderer(engine.model), lone(client), KEYS, Metrics())
+            metrics = Metrics()
+            metrics.watch(JournalCollector(journal.stats))
+            parts = Parts(wanted, journal, _renderer(engine.model), lone(client), KEYS, metrics)
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
             pings = {
                 "ping_interval_s": wanted.openenv.ping_interval_s,
