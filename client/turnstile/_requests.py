@@ -147,6 +147,12 @@ def agents() -> ApiCall[AgentList]:
     return ApiCall("GET", "/agents", AgentList.model_validate_json, repeatable=True)
 
 
+def metrics() -> ApiCall[str]:
+    return ApiCall(
+        "GET", "/metrics", lambda body: body.decode(errors="replace"), accept="text/plain", repeatable=True
+    )
+
+
 def regrade(episode_id: str, fields: Mapping[str, Any], extra_s: float) -> ApiCall[Regrade]:
     """Repeatable: the server knows the ``regrade_id``."""
     body = _body(RegradeRequest, **fields)

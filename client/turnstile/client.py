@@ -255,6 +255,10 @@ class AsyncClient(AsyncEngineControl):
         """The agents that ``server``, or every server, can launch, by URL."""
         return await self._operations.on_servers(requests.agents(), server)
 
+    async def metrics(self, server: str | None = None) -> dict[str, str]:
+        """The metrics of ``server``, or of every server, in Prometheus's text format, by URL."""
+        return await self._operations.on_servers(requests.metrics(), server)
+
     async def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return await self._operations.audit(episode_id)

@@ -259,6 +259,10 @@ class Client(EngineControl):
         """The agents that ``server``, or every server, can launch, by URL."""
         return self._run(AsyncClient.agents, server)
 
+    def metrics(self, server: str | None = None) -> dict[str, str]:
+        """The metrics of ``server``, or of every server, in Prometheus's text format, by URL."""
+        return self._run(AsyncClient.metrics, server)
+
     def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return self._run(AsyncClient.audit, episode_id)

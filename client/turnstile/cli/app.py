@@ -19,6 +19,15 @@ EPISODES = {
         "turnstile.cli.episodes:show_episode",
         "One episode: its state, its token accounting and, with --turns, every model call.",
     ),
+    "tree": CommandEntry(
+        "turnstile.cli.episode_tree:show_tree",
+        "The turns as a tree: branches, sub-agents, breaks, what is trained.",
+    ),
+    "diff": CommandEntry(
+        "turnstile.cli.episode_diff:diff_episodes",
+        "Two episodes beside each other, and where their messages part.",
+    ),
+    "tail": CommandEntry("turnstile.cli.tail:tail_episode", "Follow an episode's turns until it ends."),
     "reward": CommandEntry(
         "turnstile.cli.reward:reward_episode", "Give an ended episode, or turns of it, a reward."
     ),
@@ -55,6 +64,7 @@ COMMANDS = {
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
     "engine": CommandEntry(ENGINE, "The engine: state, pauses, weights, adapters, sleep, workers."),
+    "top": CommandEntry("turnstile.cli.top:top", "What the servers do now: rates, engines, running episodes."),
     "mcp": CommandEntry(
         "turnstile.cli.mcp:mcp", "Serve the tools of an episode as an MCP server on standard input and output."
     ),
