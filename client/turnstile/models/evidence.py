@@ -7,7 +7,7 @@ is taken for granted: what is not understood is left to the grading's own ``summ
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from turnstile.visible import visible_line
@@ -34,7 +34,8 @@ def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) 
     found += said.values()
     others = [name for name in components if name not in said]
     if others and not (found and all(components[name] == 0 for name in others)):
-        found.append(_listed(f"{visible_line(name, _NAME)} is {components[name]:g}" for name in others))
+        shown = [f"{visible_line(name, _NAME)} is {components[name]:g}" for name in others[:MOST_NAMES]]
+        found.append(_listed(shown, len(others)))
     return "; ".join(found)
 
 
@@ -84,13 +85,14 @@ def _part(name: str, part: Mapping[str, Any], value: float | None) -> str:
 
 def _tests(suite: str, expected: int, passed: int, part: Mapping[str, Any]) -> str:
     failed = part.get("failed")
-    ids = [_short(one.get("id"), _NAME) for one in map(_object, failed if isinstance(failed, list) else ())]
+    tests = failed if isinstance(failed, list) else []
+    ids = [_short(_object(one).get("id"), _NAME) for one in tests[:MOST_NAMES]]
     count = max(expected - passed, 0)
     if count:
         of = f"{count} of {expected} {suite} failed"
         return f"{of}: {_listed(ids, count)}" if ids else of
     if ids:  # such as a test that nobody expects
-        return f"the {suite} have other outcomes than they must: {_listed(ids)}"
+        return f"the {suite} have other outcomes than they must: {_listed(ids, len(tests))}"
     if part.get("exit_code") not in (0, None) and "resolved" not in part and suite == _SUITES["tests"]:
         return (
             f"the {expected} {suite} passed, but their run ended with exit status {_short(part['exit_code'], 20)}"
@@ -126,11 +128,10 @@ def _steps(steps: Mapping[str, Any], grading: Mapping[str, Any]) -> str:
     return f"the {how} of {len(steps) + len(unplayed)} steps: {', '.join([*played, *unplayed])}"
 
 
-def _listed(names: Iterable[str], count: int | None = None) -> str:
-    """The first few names, and how many more there are. ``count``: of all, where not all are given."""
-    found = list(names)
-    more = max(len(found), count or 0) - MOST_NAMES
-    return ", ".join(found[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _listed(names: Sequence[str], count: int) -> str:
+    """The first few names, and how many more of ``count`` there are."""
+    more = count - MOST_NAMES
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def _short(value: Any, most: int = _NOTE) -> str:
