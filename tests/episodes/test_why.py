@@ -327,7 +327,12 @@ GRADINGS: list[tuple[float, dict[str, float], dict[str, Any], str]] = [
         {"tests": _three(exit_code=2)},
         "0: the 3 hidden tests passed, but their run ended with exit status 2",
     ),
-    (0, {"swe": 0}, {"swe": _three("a", "b", resolved=False)}, "0: 2 of 3 tests of SWE-bench failed: a, b"),
+    (
+        0,
+        {"swe": 0},
+        {"diff": {"counts": {"left_out": 2}}, "swe": _three("a", "b", resolved=False)},
+        "0: 2 of 3 tests of SWE-bench failed: a, b; 2 changed paths were left out",
+    ),
     (0, {"r2e": 0}, {"r2e": _three("a")}, "0: 1 of 3 tests of R2E-Gym failed: a"),
     (0, {"answer": 0}, {"answer": {"right": False, "note": "another number"}}, "0: answer: another number"),
     (1, {"answer": 1}, {"answer": {"right": True, "note": ""}}, "1: the answer is right"),
@@ -364,6 +369,17 @@ GRADINGS: list[tuple[float, dict[str, float], dict[str, Any], str]] = [
         },
         "0.2: tests is 0, below its gate 1; 3 of 3 hidden tests failed: a, b, c; the answer is right; "
         "style is 0.5",
+    ),
+    (
+        0.1,
+        {"b": 1, "z": 0, "a": 0, "y": 0.4},
+        {
+            "b": {"fits": True},
+            "z": {"note": "nothing was submitted"},
+            "a": {"fits": False, "errors": ["$: 3"]},
+            "y": {"credit": 0.4, "note": "off by 1"},
+        },
+        "0.1: z: nothing was submitted; a does not fit its schema: $: 3; y gives 0.4: off by 1; b fits its schema",
     ),
     (
         0.5,

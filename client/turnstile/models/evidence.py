@@ -26,7 +26,8 @@ def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) 
     if steps:
         return _steps(steps, grading)
     found = [*_first(grading)]
-    names = sorted((set(grading) - _NOT_OF_A_GRADER), key=lambda name: components.get(name, 0.0) >= 1)
+    names = [name for name in grading if name not in _NOT_OF_A_GRADER]
+    names.sort(key=lambda name: components.get(name, 0.0) >= 1)  # stable: else in the order of the graders
     said = {name: words for name in names if (words := _part(name, _object(grading[name]), components.get(name)))}
     summary = grading.get("summary")
     if not found and not said and isinstance(summary, list) and summary:
@@ -36,6 +37,9 @@ def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) 
     if others and not (found and all(components[name] == 0 for name in others)):
         shown = [f"{visible_line(name, _NAME)} is {components[name]:g}" for name in others[:MOST_NAMES]]
         found.append(_listed(shown, len(others)))
+    left_out = _count(_object(_object(grading.get("diff")).get("counts")).get("left_out"))
+    if left_out and any(value < 1 for value in components.values()):
+        found.append(f"{left_out} changed path{' was' if left_out == 1 else 's were'} left out")
     return "; ".join(found)
 
 
