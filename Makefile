@@ -17,6 +17,8 @@
 # make harbor   Harbor's task folders played by `harbor run` and by Turnstile: equal rewards (HARBOR=program;
 #               RECORD=1 keeps Harbor's for the tests)
 # make lint     format, lint, types, import rules, lock
+# make ui       the viewer: its types from the server's OpenAPI, its bundle from ui/ (needs Node 20 and npm)
+# make ui-check the committed types and bundle are those of the sources, and all types fit
 # make docs     the documentation site, into site/: fails on a link that leads nowhere
 # make clean    removes .venv and everything that was made here
 #
@@ -31,7 +33,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs clean
+.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs ui ui-check clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -100,6 +102,19 @@ harbor: $(INSTALLED)
 docs: $(INSTALLED)
 	rm -rf site
 	$(BIN)/zensical build --strict
+
+# A change of package-lock.json installs again; openapi.json lies in a folder that git does not know.
+ui/node_modules: ui/package.json ui/package-lock.json
+	cd ui && npm ci --silent
+	touch $@
+
+ui: $(INSTALLED) ui/node_modules
+	mkdir -p ui/build
+	$(BIN)/python scripts/openapi.py > ui/build/openapi.json
+	cd ui && npm run --silent types && npm run --silent check && npm run --silent build
+
+ui-check: ui
+	git diff --exit-code --stat -- ui/src/api/schema.d.ts env_server/turnstile_server/viewer
 
 # An interrupted installation has no stamp, so the next make completes it.
 $(INSTALLED): pyproject.toml uv.lock scripts/constraints.py

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from turnstile import errors
 from turnstile.conditions import EpisodeConditions, condition_params
@@ -51,6 +51,7 @@ from turnstile.models import (
     TokenMatches,
     TokenWindow,
     Turn,
+    TurnList,
     TurnOutlines,
     WorkDiff,
 )
@@ -406,10 +407,7 @@ def _invalid(error: ValidationError) -> errors.InvalidRequest:
 
 
 def _turns(body: bytes) -> tuple[Turn, ...]:
-    return _TURNS.validate_json(body)["turns"]
-
-
-_TURNS: TypeAdapter[dict[str, tuple[Turn, ...]]] = TypeAdapter(dict[str, tuple[Turn, ...]])
+    return TurnList.model_validate_json(body).turns
 
 
 def _nothing(_body: bytes) -> None:

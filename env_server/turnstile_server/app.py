@@ -31,6 +31,7 @@ from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.trainer_sampling import TrainerSampling
+from turnstile_server.control.viewer_routes import build_viewer_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
@@ -315,6 +316,7 @@ async def _control_app(
             backends.sandboxes,
             settings.control.page_size,
         ),
+        build_viewer_router(),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
     ]
     return build_control_app(

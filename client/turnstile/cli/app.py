@@ -63,6 +63,7 @@ COMMANDS = {
     ),
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
+    "ui": CommandEntry("turnstile.cli.ui:ui", "Open the server's viewer in a browser."),
     "engine": CommandEntry(ENGINE, "The engine: state, pauses, weights, adapters, sleep, workers."),
     "top": CommandEntry("turnstile.cli.top:top", "What the servers do now: rates, engines, running episodes."),
     "mcp": CommandEntry(

@@ -19,6 +19,7 @@ from turnstile.models import (
     CLIENT_ID_PATTERN,
     AuditReport,
     CompletionRequest,
+    Episode,
     EpisodeRequest,
     LeaseTerm,
     NetworkReport,
@@ -105,7 +106,7 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
         created, is_new = await episodes.create(wanted, parts.address.of(request.scope))
         return _model(created, 201 if is_new else 200)
 
-    @router.get("/episodes/{episode_id}")
+    @router.get("/episodes/{episode_id}", response_model=Episode)
     async def get(
         request: Request, episode_id: str, wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
     ) -> Response:

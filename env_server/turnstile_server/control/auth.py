@@ -1,9 +1,10 @@
 """The control key: where it comes from, and the middleware that checks it.
 
-What must hold: no request but ``/health`` and ``/ready`` passes without the key, unless the setting
-``control.auth`` switches authentication off; the comparison takes the same time wherever the keys differ; the key
-is in no log. A request carries it as ``Authorization: Bearer KEY``, or as the path prefix ``/k/KEY`` for clients
-that cannot send headers.
+What must hold: no request but those for ``/health``, ``/ready`` and the viewer's files (``/ui``, which hold no
+data) passes without the key, unless the setting ``control.auth`` switches authentication off; the comparison takes
+the same time wherever the keys differ; the key is in no log. A request carries it as
+``Authorization: Bearer KEY``, or as the path prefix ``/k/KEY`` for clients that cannot send headers. A browser
+that asks for the viewer with such a prefix is sent to the viewer's own address.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstile_server.control.viewer_routes import is_viewer_path, key_into_fragment
 from turnstile_server.data_dir import SECRET_BYTES, private_file
 from turnstile_server.errors import StartupError, Unauthorized
 from turnstile_server.http.connections import admit
@@ -80,7 +82,10 @@ class ControlKey:
         offered = _take_from_path(scope)
         if self._passes(scope, offered):
             admit(scope)
-            await self._app(scope, receive, send)
+            if offered is not None and scope["type"] == "http" and is_viewer_path(scope["path"]):
+                await key_into_fragment(scope, offered)(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "control key missing or wrong"})
         else:
@@ -90,11 +95,15 @@ class ControlKey:
     def _passes(self, scope: Scope, offered: str | None) -> bool:
         if self._key is None:
             return True
-        if offered is None and scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+        if offered is None and scope["type"] == "http" and _is_open(scope["path"]):
             return True
         if offered is None:
             offered = _bearer(Headers(scope=scope).get("authorization", ""))
         return hmac.compare_digest(offered.encode("utf-8", errors="replace"), self._key)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or is_viewer_path(path)
 
 
 def _bearer(header: str) -> str:

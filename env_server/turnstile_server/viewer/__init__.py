@@ -1,0 +1,1 @@
+"""The viewer as it is served: built from ``ui/`` by ``make ui``; never edited by hand."""

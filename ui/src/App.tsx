@@ -1,0 +1,45 @@
+/** Which page is shown, or the form that asks for the key. */
+
+import { useEffect, useMemo } from "preact/hooks";
+import { KeyForm } from "./KeyForm";
+import { Layout } from "./Layout";
+import { PAGES, START } from "./pages";
+import { Link, match, navigate, useLocation } from "./router";
+import { useSession } from "./session";
+import { visibleLine } from "./text/visible";
+
+export function App() {
+  const { path } = useLocation();
+  const { refused } = useSession();
+  const shown = useMemo(() => {
+    for (const page of PAGES) {
+      const params = match(page.path, path);
+      if (params) return { page, params };
+    }
+    return null;
+  }, [path]);
+  const crumbs = shown ? shown.page.crumbs(shown.params) : [{ title: "No such page" }];
+  const title = crumbs.at(-1)?.title ?? "";
+  useEffect(() => {
+    if (path === "/") navigate(START, undefined, { replace: true });
+  }, [path]);
+  useEffect(() => {
+    document.title = title ? `${visibleLine(title, 60)} – Turnstile` : "Turnstile";
+  }, [title]);
+  if (refused !== null) return <KeyForm refused={refused} />;
+  if (path === "/") return null;
+  return (
+    <Layout crumbs={crumbs}>
+      {shown ? (
+        <shown.page.component key={path} params={shown.params} />
+      ) : (
+        <>
+          <h1>No such page</h1>
+          <p>
+            Nothing is at this address. <Link to={START}>Go to the start.</Link>
+          </p>
+        </>
+      )}
+    </Layout>
+  );
+}

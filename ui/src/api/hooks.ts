@@ -1,0 +1,57 @@
+/** Data for components: loading, an error with the server's message, or the answer. */
+
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useSession } from "../session";
+import { type Answer, ApiError, get, type GetOptions, type GetRoute } from "./client";
+import { type ServerEvent, listen } from "./events";
+
+export type Loaded<Data> =
+  | { readonly state: "loading"; readonly data: Data | null }
+  | { readonly state: "error"; readonly error: ApiError; readonly data: Data | null }
+  | { readonly state: "ok"; readonly data: Data };
+
+/** ``data`` stays while it is loaded again. ``reload`` asks once more. */
+export type Loading<Data> = Loaded<Data> & { readonly reload: () => void };
+
+/** What ``load`` gives, asked for again when ``deps`` or the key change. The request of before is then aborted. */
+export function useLoaded<Data>(load: (signal: AbortSignal) => Promise<Data>, deps: readonly unknown[]): Loading<Data> {
+  const { key } = useSession();
+  const [asked, setAsked] = useState(0);
+  const [found, setFound] = useState<{ of: string; now: Loaded<Data> }>();
+  const reload = useCallback(() => setAsked((before) => before + 1), []);
+  const of = JSON.stringify([key, ...deps]);
+  useEffect(() => {
+    const abort = new AbortController();
+    const show = (next: (data: Data | null) => Loaded<Data>): void =>
+      setFound((before) => ({ of, now: next(before?.of === of ? before.now.data : null) }));
+    show((data) => ({ state: "loading", data }));
+    load(abort.signal).then(
+      (data) => abort.signal.aborted || show(() => ({ state: "ok", data })),
+      (error: unknown) => abort.signal.aborted || show((data) => ({ state: "error", error: asApiError(error), data })),
+    );
+    return () => abort.abort();
+  }, [of, asked]);
+  const now: Loaded<Data> = found?.of === of ? found.now : { state: "loading", data: null };
+  return { ...now, reload };
+}
+
+/** What ``GET route`` answers, asked for again when the route or its options change. */
+export function useGet<Route extends GetRoute>(route: Route, options: GetOptions = {}): Loading<Answer<Route>> {
+  return useLoaded((signal) => get(route, options, signal), [route, options]);
+}
+
+export function asApiError(error: unknown): ApiError {
+  if (error instanceof ApiError) return error;
+  return new ApiError(0, "viewer", error instanceof Error ? error.message : String(error));
+}
+
+/** Calls ``handle`` for each event of ``GET /events``, and ``gap`` when some may have been missed. */
+export function useEvents(handle: (event: ServerEvent) => void, gap: () => void): void {
+  const { key } = useSession();
+  const now = useRef({ handle, gap });
+  now.current = { handle, gap };
+  useEffect(
+    () => listen({ handle: (event) => now.current.handle(event), gap: () => now.current.gap() }),
+    [key],
+  );
+}

@@ -1,0 +1,10 @@
+/** The viewer's start: takes the key out of the address first, then draws. */
+
+import { render } from "preact";
+import { App } from "./App";
+import "./style.css";
+import { openSession } from "./session";
+
+openSession();
+const root = document.getElementById("app");
+if (root) render(<App />, root);

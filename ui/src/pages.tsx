@@ -1,0 +1,34 @@
+/** The table of pages: one line each. The first whose path fits is shown. */
+
+import type { FunctionComponent } from "preact";
+import { EpisodePage } from "./pages/EpisodePage";
+import { EpisodesPage } from "./pages/EpisodesPage";
+import type { Params } from "./router";
+
+export interface Crumb {
+  readonly title: string;
+  /** A path below `/ui`; none for the page itself. */
+  readonly to?: string;
+}
+
+export interface Page {
+  /** Below `/ui`; ``:name`` stands for one part, which the page gets as ``params.name``. */
+  readonly path: string;
+  readonly component: FunctionComponent<{ params: Params }>;
+  /** From the outermost page to this one. */
+  readonly crumbs: (params: Params) => readonly Crumb[];
+  /** Its name in the navigation; none: it is not there. */
+  readonly nav?: string;
+}
+
+export const PAGES: readonly Page[] = [
+  { path: "/episodes", nav: "Episodes", component: EpisodesPage, crumbs: () => [{ title: "Episodes" }] },
+  {
+    path: "/episodes/:id",
+    component: EpisodePage,
+    crumbs: ({ id = "" }) => [{ title: "Episodes", to: "/episodes" }, { title: id }],
+  },
+];
+
+/** Where `/ui` itself leads. */
+export const START = "/episodes";
