@@ -1,5 +1,6 @@
 # make test     lint and the default test suite (what every change must pass)
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
+# make test-browser  the viewer in a real browser
 # make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
 #               image with Python) in Docker too
 # make test-thorough  the properties with 100 examples each (make test: 30), and the longest loops
@@ -33,7 +34,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs ui ui-check clean
+.PHONY: test test-slow test-browser cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs ui ui-check clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -43,6 +44,10 @@ test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
 	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough and not sglang and not vllm"
+
+test-browser: $(INSTALLED) ui/node_modules
+	scripts/install_chromium.sh
+	$(BIN)/pytest -m browser tests/ui
 
 cheats: $(INSTALLED)
 	scripts/bubblewrap.sh

@@ -142,7 +142,7 @@ def pytest_command(*options: str) -> list[str]:
     return [
         str(BIN / "pytest"),
         "-m",
-        "not sglang and not vllm and not agents and not slow and not docker",
+        "not sglang and not vllm and not agents and not slow and not docker and not browser",
         *options,
     ]
 

@@ -113,10 +113,14 @@ def test_the_policy_is_in_the_wheel_once_and_in_the_sdist_with_what_a_reader_nee
         names = wheel.namelist()
     assert [name for name in names if name.endswith(".safetensors")] == [TINY]
     assert "turnstile_server/engines/vllm/extension/turnstile_vllm.py" in names
+    viewer = {name.rpartition("/")[2] for name in names if name.startswith("turnstile_server/viewer/")}
+    assert viewer == {"__init__.py", "LICENSES.txt", "app.css", "app.js", "index.html"}
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"turnstile", "turnstile_server"}
     with tarfile.open(built.sdist) as sdist:
         parts = {"/".join(name.split("/")[1:]) for name in sdist.getnames()}
+    assert {"ui/src/main.tsx", "ui/package-lock.json"} <= parts
+    assert not any("node_modules" in part or part.startswith("ui/build/") for part in parts)
     assert {"README.md", "CHANGELOG.md", "LICENSE", "uv.lock", "examples/grpo/grpo.py", "Makefile"} <= parts
     assert [part for part in parts if part.endswith("tiny/model.safetensors")] == [f"env_server/{TINY}"]
 

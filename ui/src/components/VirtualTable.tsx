@@ -13,8 +13,10 @@ export interface Column<Row> {
   readonly id: string;
   readonly title: string;
   readonly cell: (row: Row) => ComponentChildren;
-  /** A track of a CSS grid: ``8rem``, ``minmax(10rem, 2fr)``. */
-  readonly width: string;
+  /** In rem, at least. */
+  readonly width: number;
+  /** Its share of the width that is left; none: it keeps its own. */
+  readonly grow?: number;
   readonly numeric?: boolean;
   readonly sortable?: boolean;
 }
@@ -107,7 +109,12 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
     event.preventDefault();
   };
 
-  const tracks = { gridTemplateColumns: columns.map((column) => column.width).join(" ") };
+  const tracks = {
+    gridTemplateColumns: columns
+      .map(({ width, grow }) => (grow ? `minmax(${width}rem, ${grow}fr)` : `${width}rem`))
+      .join(" "),
+  };
+  const least = { minWidth: `${columns.reduce((sum, { width }) => sum + width, 0)}rem` }; // the same for head and rows
   const shown = Array.from({ length: Math.max(0, last - first) }, (_, index) => first + index);
   return (
     <div class="table-frame">
@@ -125,14 +132,14 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
         onScroll={(event) => setTop(event.currentTarget.scrollTop)}
         onKeyDown={onKeyDown}
       >
-        <div role="rowgroup" class="table-head">
+        <div role="rowgroup" class="table-head" style={least}>
           <div role="row" aria-rowindex={1} class="table-row" style={{ ...tracks, height: `${rowHeight}px` }}>
             {columns.map((column) => (
               <Head key={column.id} column={column} sort={props.sort} onSort={props.onSort} />
             ))}
           </div>
         </div>
-        <div role="rowgroup" class="table-body" style={{ height: `${(total ?? 0) * rowHeight}px` }}>
+        <div role="rowgroup" class="table-body" style={{ ...least, height: `${(total ?? 0) * rowHeight}px` }}>
           {shown.map((index) => {
             const row = rowAt(index);
             const place = { ...tracks, height: `${rowHeight}px`, transform: `translateY(${index * rowHeight}px)` };

@@ -101,13 +101,13 @@ function trainedShare(episode: Episode): string {
 }
 
 function timesOf(episode: Episode): BarPart[] {
-  const { preparing_s, running_s, grading_s, ended_s } = episode.timings;
+  const { created_at, preparing_s, running_s, grading_s, ended_s } = episode.timings;
   const marks: readonly (readonly [string, number | null | undefined])[] = [
     ["queue", 0],
     ["set-up", preparing_s ?? running_s],
     ["agent", running_s],
     ["grading", grading_s],
-    ["end", ended_s],
+    ["end", ended_s ?? Date.now() / 1000 - created_at],
   ];
   const reached = marks.filter((mark): mark is readonly [string, number] => typeof mark[1] === "number");
   return reached.slice(0, -1).map(([name, from], index) => ({ name, value: (reached[index + 1]?.[1] ?? from) - from }));

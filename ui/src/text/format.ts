@@ -21,6 +21,7 @@ export function share(value: number | null | undefined): string {
 /** A duration in seconds. */
 export function seconds(value: number | null | undefined): string {
   if (value === null || value === undefined) return NONE;
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1000).toFixed(0)} ms`;
   if (value < 60) return `${value.toFixed(1)} s`;
