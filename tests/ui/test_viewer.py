@@ -6,7 +6,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from control_support import Door
 from ui.conftest import HOSTILE_GROUP, Watched
@@ -29,6 +29,20 @@ def test_the_key_in_the_fragment_leaves_the_address_and_is_kept_by_the_tab(
     assert page.evaluate("sessionStorage.length + localStorage.length + document.cookie.length") == 0
     page.go_back()
     assert door.key not in page.url
+
+
+def test_a_new_tab_has_the_key_of_an_open_one_and_all_forget_it_together(
+    watched: Watched, door: Door, episodes: list[str]
+) -> None:
+    page = watched.open("/episodes", door.key)
+    expect(page.get_by_role("grid", name="Episodes")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(f"{door.url}/ui/episodes/{episodes[0]}")
+    expect(other.get_by_role("heading", level=1)).to_have_text(episodes[0])
+    other.get_by_role("button", name="Forget the key").click()
+    for tab in (page, other):
+        expect(tab.get_by_label("Control key")).to_be_visible()
+        assert tab.evaluate("sessionStorage.length") == 0
 
 
 def test_a_wrong_key_is_refused_with_the_servers_reason_and_a_right_one_opens_the_page_asked_for(
@@ -92,6 +106,22 @@ def test_a_change_is_told_and_shown_when_wanted(watched: Watched, door: Door, ap
     page.get_by_role("button", name=re.compile("change")).click()
     expect(page.get_by_role("link", name=made)).to_be_visible()
     watched.check()
+
+
+def test_a_broken_stream_of_events_goes_on_after_the_last_one(watched: Watched, door: Door) -> None:
+    asked: list[dict[str, str]] = []
+
+    def two_parts(route: Route) -> None:
+        asked.append(route.request.headers)
+        line_ends = "\r\n" if len(asked) == 1 else "\n"
+        event = [f"id: {6 + len(asked)}", "event: episode", 'data: {"episode_id":', 'data: "e"}', ""]
+        route.fulfill(body=line_ends.join([*event, ": silence", "", ""]), content_type="text/event-stream")
+
+    watched.page.route("**/events", two_parts)
+    page = watched.open("/episodes", door.key)
+    expect(page.get_by_role("button", name="Show 2 changes")).to_be_visible()
+    assert [headers.get("last-event-id") for headers in asked[:2]] == [None, "7"]
+    assert asked[0]["authorization"] == f"Bearer {door.key}"
 
 
 @both_schemes

@@ -35,7 +35,7 @@ export function KeyForm({ refused }: { refused: string }) {
         <SafeText text={refused} />
       </div>
       <p class="calm">
-        The key is kept by this tab until it is closed. <code>turnstile ui</code> opens this page with the key.
+        The key is kept until the last tab of the viewer is closed. <code>turnstile ui</code> opens this page with the key.
       </p>
     </main>
   );

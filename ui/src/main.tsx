@@ -5,6 +5,6 @@ import { App } from "./App";
 import "./style.css";
 import { openSession } from "./session";
 
-openSession();
+await openSession();
 const root = document.getElementById("app");
 if (root) render(<App />, root);

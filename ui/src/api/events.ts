@@ -1,6 +1,7 @@
 /** `GET /events` over fetch, because EventSource sends no key. It resumes after the last event that had an id.
  *
- * One stream serves all listeners of the page; it ends with the last of them. */
+ * One stream serves all listeners of the page; it ends with the last of them. A tab that is not seen has none: browsers
+ * open six connections to a server for all of their tabs together. */
 
 import { ApiError, request, urlOf } from "./client";
 
@@ -48,10 +49,16 @@ async function run(signal: AbortSignal): Promise<void> {
   let wait = FIRST_WAIT_MS;
   let broken = false;
   while (!signal.aborted) {
+    await untilSeen();
+    const seen = new AbortController();
+    const hide = (): void => {
+      if (document.hidden) seen.abort();
+    };
+    document.addEventListener("visibilitychange", hide);
     try {
       const headers: Record<string, string> = { accept: "text/event-stream" };
       if (last !== null) headers["last-event-id"] = last;
-      const response = await request(urlOf("/events"), { headers, signal });
+      const response = await request(urlOf("/events"), { headers, signal: AbortSignal.any([signal, seen.signal]) });
       if (broken && last === null) for (const listener of listeners) listener.gap();
       if (!response.body) return;
       for await (const event of eventsOf(response.body)) {
@@ -62,12 +69,27 @@ async function run(signal: AbortSignal): Promise<void> {
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) return;
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
     }
     broken = true;
+    if (seen.signal.aborted) continue;
     // Spread, so that all pages of a server that starts again do not come at once.
     await pause(wait * (0.5 + Math.random() / 2), signal);
     wait = Math.min(wait * 2, LONGEST_WAIT_MS);
   }
+}
+
+function untilSeen(): Promise<void> {
+  return new Promise((done) => {
+    const look = (): void => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      done();
+    };
+    document.addEventListener("visibilitychange", look);
+    look();
+  });
 }
 
 function pause(ms: number, signal: AbortSignal): Promise<void> {
