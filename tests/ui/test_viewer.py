@@ -124,6 +124,26 @@ def test_a_broken_stream_of_events_goes_on_after_the_last_one(watched: Watched, 
     assert asked[0]["authorization"] == f"Bearer {door.key}"
 
 
+def test_the_viewer_works_below_a_proxys_prefix(watched: Watched, door: Door, episodes: list[str]) -> None:
+    def proxy(route: Route) -> None:
+        if route.request.url.endswith("/events"):
+            route.abort()  # has no end, which this proxy would wait for
+        else:
+            route.fulfill(response=route.fetch(url=route.request.url.replace("/behind/it/", "/")))
+
+    watched.page.route(f"{door.url}/behind/it/**", proxy)
+    asked: list[str] = []
+    watched.page.on("request", lambda request: asked.append(request.url))
+    watched.page.goto(f"{door.url}/behind/it/ui/episodes/{episodes[0]}#key={door.key}")
+    page = watched.page
+    expect(page.get_by_role("heading", level=1)).to_have_text(episodes[0])
+    page.get_by_role("link", name="Episodes").first.click()
+    page.get_by_role("link", name=episodes[-1]).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(episodes[-1])
+    assert page.url == f"{door.url}/behind/it/ui/episodes/{episodes[-1]}"
+    assert [url for url in asked if not url.startswith((f"{door.url}/behind/it/", "data:"))] == []
+
+
 @both_schemes
 def test_hostile_text_is_text(watched: Watched, door: Door, hostile: str) -> None:
     page = watched.open(f"/episodes/{hostile}", door.key)
