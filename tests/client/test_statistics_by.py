@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.models import (
-    EpisodeSeconds,
     EpisodeStatus,
     EpisodeSummary,
     Fault,
+    PartSeconds,
     StatsKey,
     pass_at_k,
     statistics_by,
@@ -26,7 +26,14 @@ def row(**fields: Any) -> EpisodeSummary:
     numbers = ("attempt", "weight_versions", "turns", "roots", "branches", "regraded")
     base |= dict.fromkeys((*numbers, "sampled_tokens", "trained_tokens", "discarded_tokens"), 0)
     base |= {"episode_id": "ep", "rollout_id": "ep", "task": "t", "agent": "a", "tags": (), "stale": False}
-    base |= {"untrained": {}, "breaks": {}, "created_at": 0.0, "seconds": EpisodeSeconds(), "forked": False}
+    base |= {
+        "untrained": {},
+        "breaks": {},
+        "created_at": 0.0,
+        "seconds": PartSeconds(),
+        "forked": False,
+        "why": "",
+    }
     return EpisodeSummary.model_validate({**base, "status": EpisodeStatus.COMPLETED, **fields})
 
 
@@ -46,7 +53,8 @@ summaries = st.lists(
         breaks=st.dictionaries(st.sampled_from(["history_edited", "tools_changed"]), st.integers(1, 3)),
         lag=st.sampled_from([None, 0, 3]),
         created_at=st.floats(0, 100),
-        seconds=st.builds(EpisodeSeconds, total=st.none() | st.floats(0, 50), agent=st.none() | st.floats(0, 9)),
+        ended_s=st.none() | st.floats(0, 50),
+        seconds=st.builds(PartSeconds, agent=st.floats(0, 9)),
     ),
     max_size=12,
 )
@@ -63,7 +71,7 @@ def test_every_episode_is_in_one_row_and_the_rows_add_up(rows: list[EpisodeSumma
         assert found.total.reward_mean == pytest.approx(sum(rewards) / len(rewards))
         assert found.total.reward_std is not None
         assert min(rewards) == found.total.reward_min <= found.total.reward_mean <= (found.total.reward_max or 0.0)
-    assert found.total.seconds["agent"] == pytest.approx(sum(each.seconds.agent or 0.0 for each in rows))
+    assert found.total.seconds["agent"] == pytest.approx(sum(each.seconds.agent for each in rows))
     assert len({tuple(each.key.items()) for each in found.rows}) == len(found.rows)
 
 
@@ -101,7 +109,7 @@ def test_rows_are_numbers_in_order_then_text_then_what_has_none() -> None:
 
 
 def test_a_bucket_is_when_an_episode_ended_or_began_while_it_runs() -> None:
-    rows = [row(created_at=59.0, seconds=EpisodeSeconds(total=2.0)), row(created_at=59.0)]
+    rows = [row(created_at=59.0, ended_s=2.0), row(created_at=59.0)]
     found = statistics_by(rows, ["status"], bucket_s=60)
     assert [each.key for each in found.rows] == [
         {"status": "completed", "bucket": 0},

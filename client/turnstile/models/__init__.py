@@ -63,7 +63,6 @@ from turnstile.models.stats import PassAtK, StatsKey, StatsReport, StatsRow, pas
 from turnstile.models.status import EndedBy, EpisodeStatus, ErrorInfo, Fault
 from turnstile.models.summary import (
     EpisodeFilter,
-    EpisodeSeconds,
     EpisodeSort,
     EpisodeSummary,
     EpisodeSummaryPage,
@@ -113,7 +112,6 @@ __all__ = [
     "EpisodeFilter",
     "EpisodePage",
     "EpisodeRequest",
-    "EpisodeSeconds",
     "EpisodeSort",
     "EpisodeStats",
     "EpisodeStatus",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from turnstile.models.base import Model
-from turnstile.models.summary import EpisodeSeconds, EpisodeSummary
+from turnstile.models.spans import PartSeconds
+from turnstile.models.summary import EpisodeSummary
 
 StatsKey = Literal["task", "tag", "agent", "run", "step", "version", "status", "error", "group"]
 Value: TypeAlias = "str | int | None"
@@ -27,7 +28,7 @@ _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
     "error": lambda row: (row.error_type,),
     "group": lambda row: (row.group_id,),
 }
-_SECONDS: Mapping[str, Callable[[EpisodeSeconds], float | None]] = {
+_SECONDS: Mapping[str, Callable[[PartSeconds], float]] = {
     "queue": lambda seconds: seconds.queue,
     "setup": lambda seconds: seconds.setup,
     "agent": lambda seconds: seconds.agent,
@@ -35,7 +36,6 @@ _SECONDS: Mapping[str, Callable[[EpisodeSeconds], float | None]] = {
     "tools": lambda seconds: seconds.tools,
     "grading": lambda seconds: seconds.grading,
 }
-"""The parts that add up to the whole."""
 
 
 class PassAtK(Model):
@@ -82,7 +82,7 @@ class StatsRow(Model):
     lag_mean: float | None
     lag_max: int | None
     seconds: dict[str, float]
-    """Sums over the episodes, by part (``EpisodeSeconds``)."""
+    """Sums over the episodes, by part (``PartSeconds``)."""
 
     @property
     def trained_share(self) -> float:
@@ -193,7 +193,7 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         stale=sum(row.stale for row in rows),
         lag_mean=sum(lags) / len(lags) if lags else None,
         lag_max=max(lags, default=None),
-        seconds={part: math.fsum(of(row.seconds) or 0.0 for row in rows) for part, of in _SECONDS.items()},
+        seconds={part: math.fsum(of(row.seconds) for row in rows) for part, of in _SECONDS.items()},
     )
 
 

@@ -11,9 +11,11 @@ from typing import Literal
 from pydantic import Field, FiniteFloat
 
 from turnstile.models.base import MAX_INT64, Model
-from turnstile.models.episode import Episode, EpisodeTimings
+from turnstile.models.episode import Episode
+from turnstile.models.spans import PartSeconds
 from turnstile.models.status import EpisodeStatus, Fault
 from turnstile.models.tasks import TaskRef
+from turnstile.models.why import why_of
 
 MAX_TITLE = 120
 """Characters of a title."""
@@ -36,24 +38,6 @@ EpisodeSort = Literal[
 ]
 """What a listing is sorted by: ``trained`` is the trained share, ``breaks`` their number, ``seconds`` the whole
 time. Episodes without a value come last in either order."""
-
-
-class EpisodeSeconds(Model):
-    """Where the time of one episode went. None: it did not come to that part, or it is not known."""
-
-    queue: float | None = None
-    """Before anything was done for it."""
-    setup: float | None = None
-    """Its world, its sandbox and its files were made."""
-    agent: float | None = None
-    """The agent ran, less ``model`` and ``tools`` where those are known."""
-    model: float | None = None
-    """At least one model call was in progress."""
-    tools: float | None = None
-    """At least one tool call of the server was in progress, and no model call."""
-    grading: float | None = None
-    total: float | None = None
-    """From its creation to its stored end."""
 
 
 class EpisodeSummary(Model):
@@ -91,9 +75,14 @@ class EpisodeSummary(Model):
     discarded_tokens: int
     untrained: dict[str, int]
     breaks: dict[str, int]
+    why: str
+    """One line: why it ended, and why it has its reward or none."""
     created_at: float
     """Unix time."""
-    seconds: EpisodeSeconds
+    ended_s: float | None
+    """Seconds from its creation to its stored end; None while it runs."""
+    seconds: PartSeconds
+    """Of an episode that a restart ended, or that runs, only what its record's times tell apart."""
     exit_code: int | None
     forked: bool
     regraded: int
@@ -101,7 +90,7 @@ class EpisodeSummary(Model):
     @property
     def ended_at(self) -> float | None:
         """Unix time; None while it runs."""
-        return None if self.seconds.total is None else self.created_at + self.seconds.total
+        return None if self.ended_s is None else self.created_at + self.ended_s
 
 
 _FIELDS = set(EpisodeSummary.model_fields)
@@ -181,8 +170,10 @@ def summary_of(episode: Episode) -> EpisodeSummary:
         discarded_tokens=sum(stats.discarded.values()),
         untrained=stats.untrained,
         breaks=stats.breaks,
+        why=why_of(episode),
         created_at=episode.timings.created_at,
-        seconds=seconds_of(episode.timings),
+        ended_s=episode.timings.ended_s,
+        seconds=_seconds(episode),
         exit_code=episode.agent_exit_code,
         forked=episode.forked_from is not None,
         regraded=len(episode.regrades),
@@ -196,17 +187,22 @@ def task_name(task: TaskRef) -> str:
     return f"inline-{hashlib.sha256(task.model_dump_json().encode()).hexdigest()[:8]}"
 
 
-def seconds_of(timings: EpisodeTimings) -> EpisodeSeconds:
-    """The parts that the record's own times tell apart."""
-    steps = (timings.preparing_s, timings.running_s, timings.grading_s, timings.ended_s)
-    preparing, running, grading, ended = steps
-    began = [step for step in steps if step is not None]
-    return EpisodeSeconds(
-        queue=began[0] if began else None,
+def _seconds(episode: Episode) -> PartSeconds:
+    """Those of the record; where it has none, what its own times tell apart."""
+    if episode.seconds is not None:
+        return episode.seconds
+    timings = episode.timings
+    preparing, running, grading, ended = (
+        timings.preparing_s,
+        timings.running_s,
+        timings.grading_s,
+        timings.ended_s,
+    )
+    return PartSeconds(
+        queue=_first(preparing, running, grading, ended) or 0.0,
         setup=_between(preparing, _first(running, grading, ended)),
         agent=_between(running, _first(grading, ended)),
         grading=_between(grading, ended),
-        total=ended,
     )
 
 
@@ -214,8 +210,8 @@ def _first(*steps: float | None) -> float | None:
     return next((step for step in steps if step is not None), None)
 
 
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else max(0.0, end - start)
+def _between(start: float | None, end: float | None) -> float:
+    return 0.0 if start is None or end is None else max(0.0, end - start)
 
 
 def _title(instruction: str | None) -> str | None:

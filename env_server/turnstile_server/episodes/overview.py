@@ -21,6 +21,7 @@ from turnstile.models import (
     EpisodeSummary,
     StatsKey,
     StatsReport,
+    explained,
     statistics_by,
     summary_of,
 )
@@ -72,7 +73,7 @@ class Overview:
 
     def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
         """Without those that were deleted meanwhile."""
-        return tuple(_found(self._now, ids))
+        return tuple(explained(episode) for episode in _found(self._now, ids))
 
     def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
         """Without those that were deleted meanwhile."""

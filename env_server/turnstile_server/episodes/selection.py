@@ -41,7 +41,7 @@ _SORTED_BY: Mapping[EpisodeSort, Callable[[EpisodeSummary], Any]] = {
     "tokens": lambda row: row.sampled_tokens,
     "trained": lambda row: row.trained_tokens / row.sampled_tokens if row.sampled_tokens else None,
     "breaks": lambda row: sum(row.breaks.values()),
-    "seconds": lambda row: row.seconds.total,
+    "seconds": lambda row: row.ended_s,
 }
 
 

@@ -346,6 +346,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/episodes/{episode_id}/breaks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Breaks */
+        get: operations["breaks_episodes__episode_id__breaks_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/episodes/{episode_id}/cancel": {
         parameters: {
             query?: never;
@@ -536,6 +553,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/episodes/{episode_id}/spans": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Spans Of */
+        get: operations["spans_of_episodes__episode_id__spans_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/episodes/{episode_id}/tree": {
         parameters: {
             query?: never;
@@ -560,8 +594,31 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Turns */
+        /**
+         * Turns
+         * @description ``arrays=false``: counts of tokens in place of tokens, for people to look at; it counts as no fetch.
+         */
         get: operations["turns_episodes__episode_id__turns_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/episodes/{episode_id}/work": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Work
+         * @description Makes a sandbox the first time; a caller that goes away ends it.
+         */
+        get: operations["work_episodes__episode_id__work_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -579,6 +636,23 @@ export interface paths {
         };
         /** Events */
         get: operations["events_events_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/groups/{group_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Group */
+        get: operations["group_groups__group_id__get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -765,6 +839,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/stats": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Stats */
+        get: operations["stats_stats_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/step": {
         parameters: {
             query?: never;
@@ -791,6 +882,40 @@ export interface paths {
         };
         /** Task Page */
         get: operations["task_page_tasks_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/turns/{turn_id}/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Tokens */
+        get: operations["tokens_turns__turn_id__tokens_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/turns/{turn_id}/tokens/find": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Find */
+        get: operations["find_turns__turn_id__tokens_find_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -872,11 +997,49 @@ export interface components {
             path: string;
         };
         /**
+         * BreakEntry
+         * @description A turn that left a known path, and the first place where its call differs from what was known.
+         */
+        BreakEntry: {
+            at?: components["schemas"]["BreakAt"] | null;
+            /** Continues */
+            continues?: string | null;
+            incoming?: components["schemas"]["Message"] | null;
+            known?: components["schemas"]["Message"] | null;
+            /** Known Turn Id */
+            known_turn_id?: string | null;
+            reason: components["schemas"]["BreakReason"];
+            /** Seq */
+            seq: number;
+            /** Turn Id */
+            turn_id: string;
+        };
+        /**
          * BreakReason
          * @description Why a call did not simply continue the tokens that the model had been fed.
          * @enum {string}
          */
         BreakReason: "new_conversation" | "system_changed" | "history_edited" | "reply_edited" | "history_truncated" | "tools_changed" | "thinking_stripped" | "renderer_cannot_continue";
+        /**
+         * BreakReport
+         * @description Answer to ``GET /episodes/{id}/breaks``: in commit order, from ``offset`` on.
+         */
+        BreakReport: {
+            /** Breaks */
+            breaks: components["schemas"]["BreakEntry"][];
+            /** Episode Id */
+            episode_id: string;
+            /** Offset */
+            offset: number;
+            /** Total */
+            total: number;
+        };
+        /**
+         * EndedBy
+         * @description What ended an episode whose ``error`` does not say it.
+         * @enum {string}
+         */
+        EndedBy: "exit" | "submission" | "request";
         /**
          * Episode
          * @description Answer to ``GET /episodes/{id}``: the episode's record.
@@ -895,6 +1058,7 @@ export interface components {
              * @default 0
              */
             attempt: number;
+            ended_by?: components["schemas"]["EndedBy"] | null;
             /** Episode Id */
             episode_id: string;
             error?: components["schemas"]["ErrorInfo"] | null;
@@ -931,12 +1095,15 @@ export interface components {
             };
             /** Rollout Id */
             rollout_id: string;
+            /** Run Id */
+            run_id?: string | null;
             sampling: components["schemas"]["Sampling"];
             /**
              * Schema Version
              * @default 1
              */
             schema_version: number;
+            seconds?: components["schemas"]["PartSeconds"] | null;
             /** Seed */
             seed?: number | null;
             /**
@@ -957,17 +1124,29 @@ export interface components {
              *       "sampled_tokens": 0,
              *       "trained_tokens": 0,
              *       "turns": 0,
-             *       "untrained": {}
+             *       "untrained": {},
+             *       "weight_versions": {}
              *     }
              */
             stats: components["schemas"]["EpisodeStats"];
             status: components["schemas"]["EpisodeStatus"];
+            /**
+             * Tags
+             * @default []
+             */
+            tags: string[];
             task: components["schemas"]["TaskRef"];
             timings: components["schemas"]["EpisodeTimings"];
+            /** Traceparent */
+            traceparent?: string | null;
+            /** Train Step */
+            train_step?: number | null;
             /** Turn Rewards */
             turn_rewards?: {
                 [key: string]: number;
             };
+            /** Why */
+            why?: string | null;
             work?: components["schemas"]["KeptWork"] | null;
         };
         /**
@@ -988,12 +1167,15 @@ export interface components {
         /**
          * EpisodePage
          * @description One page of ``GET /episodes``, newest first. ``cursor`` fetches the next page; None: this is the last.
+         *     ``total``: all that the filters leave, where the page was asked for by ``offset`` or ``sort``.
          */
         EpisodePage: {
             /** Cursor */
             cursor?: string | null;
             /** Episodes */
             episodes: components["schemas"]["Episode"][];
+            /** Total */
+            total?: number | null;
         };
         /**
          * EpisodeStats
@@ -1046,6 +1228,10 @@ export interface components {
             untrained?: {
                 [key: string]: number;
             };
+            /** Weight Versions */
+            weight_versions?: {
+                [key: string]: number;
+            };
         };
         /**
          * EpisodeStatus
@@ -1053,6 +1239,93 @@ export interface components {
          * @enum {string}
          */
         EpisodeStatus: "queued" | "preparing" | "running" | "grading" | "completed" | "failed" | "cancelled" | "timed_out" | "truncated";
+        /**
+         * EpisodeSummary
+         * @description One episode in a list of many (``GET /episodes?view=summary``).
+         */
+        EpisodeSummary: {
+            /** Agent */
+            agent: string;
+            /** Attempt */
+            attempt: number;
+            /** Branches */
+            branches: number;
+            /** Breaks */
+            breaks: {
+                [key: string]: number;
+            };
+            /** Created At */
+            created_at: number;
+            /** Discarded Tokens */
+            discarded_tokens: number;
+            /** Ended S */
+            ended_s: number | null;
+            /** Episode Id */
+            episode_id: string;
+            /** Error Type */
+            error_type: string | null;
+            /** Exit Code */
+            exit_code: number | null;
+            fault: components["schemas"]["Fault"] | null;
+            /** Forked */
+            forked: boolean;
+            /** Group Id */
+            group_id: string | null;
+            /** Lag */
+            lag: number | null;
+            /** Regraded */
+            regraded: number;
+            /** Reward */
+            reward: number | null;
+            /** Rollout Id */
+            rollout_id: string;
+            /** Roots */
+            roots: number;
+            /** Run Id */
+            run_id: string | null;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            seconds: components["schemas"]["PartSeconds"];
+            /** Stale */
+            stale: boolean;
+            status: components["schemas"]["EpisodeStatus"];
+            /** Tags */
+            tags: string[];
+            /** Task */
+            task: string;
+            /** Title */
+            title: string | null;
+            /** Train Step */
+            train_step: number | null;
+            /** Trained Tokens */
+            trained_tokens: number;
+            /** Turns */
+            turns: number;
+            /** Untrained */
+            untrained: {
+                [key: string]: number;
+            };
+            /** Weight Version */
+            weight_version: string | null;
+            /** Weight Versions */
+            weight_versions: number;
+            /** Why */
+            why: string;
+        };
+        /**
+         * EpisodeSummaryPage
+         * @description One page of ``GET /episodes?view=summary``. ``total``: all that the filters leave, where the page was asked
+         *     for by ``offset`` or ``sort``; ``cursor``: fetches the next page of one that was not (None: this is the
+         *     last).
+         */
+        EpisodeSummaryPage: {
+            /** Cursor */
+            cursor?: string | null;
+            /** Summaries */
+            summaries: components["schemas"]["EpisodeSummary"][];
+            /** Total */
+            total?: number | null;
+        };
         /**
          * EpisodeTimings
          * @description When an episode reached each step. ``created_at`` is Unix time; the others are seconds since then.
@@ -1089,6 +1362,36 @@ export interface components {
          * @enum {string}
          */
         Fault: "infrastructure" | "agent" | "task" | "caller";
+        /**
+         * FileChange
+         * @description One file that the kept work has otherwise than its task. Modes are those of git: ``100644``, ``100755``
+         *     (executable), ``120000`` (a link, whose text is its target), ``040000`` (a folder in a file's place).
+         */
+        FileChange: {
+            /** Binary */
+            binary: boolean;
+            /**
+             * Change
+             * @enum {string}
+             */
+            change: "added" | "modified" | "deleted" | "mode";
+            /** Diff */
+            diff: string | null;
+            /** Left Out */
+            left_out?: string | null;
+            /** Mode After */
+            mode_after: string | null;
+            /** Mode Before */
+            mode_before: string | null;
+            /** Omitted */
+            omitted?: string | null;
+            /** Path */
+            path: string;
+            /** Size After */
+            size_after: number | null;
+            /** Size Before */
+            size_before: number | null;
+        };
         /**
          * ForkOrigin
          * @description Where an episode began: below a turn of another one.
@@ -1129,6 +1432,40 @@ export interface components {
             grader?: string | null;
             /** Reward */
             reward: number | null;
+        };
+        /**
+         * GroupMember
+         * @description One rollout of a group.
+         */
+        GroupMember: {
+            /** Advantage */
+            advantage: number | null;
+            /** Centred */
+            centred: number | null;
+            /** Rows */
+            rows: string[];
+            summary: components["schemas"]["EpisodeSummary"];
+        };
+        /**
+         * GroupReport
+         * @description Answer to ``GET /groups/{id}``. ``further``: older episodes of the group that are not shown.
+         */
+        GroupReport: {
+            /**
+             * Further
+             * @default 0
+             */
+            further: number;
+            /** Group Id */
+            group_id: string;
+            /** Mean */
+            mean: number | null;
+            /** Members */
+            members: components["schemas"]["GroupMember"][];
+            /** Nodes */
+            nodes: components["schemas"]["PrefixNode"][];
+            /** Std */
+            std: number | null;
         };
         /** HTTPValidationError */
         HTTPValidationError: {
@@ -1187,6 +1524,16 @@ export interface components {
                 number,
                 number
             ];
+        };
+        /**
+         * LeftOut
+         * @description A path of the work that was not taken, and that has no diff.
+         */
+        LeftOut: {
+            /** Path */
+            path: string;
+            /** Reason */
+            reason: string;
         };
         /**
          * Limits
@@ -1336,6 +1683,77 @@ export interface components {
          * @enum {string}
          */
         ParseStatus: "ok" | "invalid_json" | "unclosed" | "malformed" | "unknown_tool";
+        /**
+         * PartSeconds
+         * @description Seconds of an episode by what they were spent on. No second counts twice, so they add up to no more than the
+         *     episode's length.
+         */
+        PartSeconds: {
+            /**
+             * Agent
+             * @default 0
+             */
+            agent: number;
+            /**
+             * Grading
+             * @default 0
+             */
+            grading: number;
+            /**
+             * Model
+             * @default 0
+             */
+            model: number;
+            /**
+             * Queue
+             * @default 0
+             */
+            queue: number;
+            /**
+             * Setup
+             * @default 0
+             */
+            setup: number;
+            /**
+             * Tools
+             * @default 0
+             */
+            tools: number;
+        };
+        /**
+         * PassAtK
+         * @description The chance that at least one of ``k`` rollouts of a task is right, as the mean over ``tasks`` tasks.
+         */
+        PassAtK: {
+            /** K */
+            k: number;
+            /** Tasks */
+            tasks: number;
+            /** Value */
+            value: number;
+        };
+        /**
+         * PrefixNode
+         * @description Tokens that some samples of the group share: those at the positions ``[start, end)`` of each.
+         *
+         *     Nodes come after their parents. A node's children begin with different tokens.
+         */
+        PrefixNode: {
+            /** End */
+            end: number;
+            /** Ends */
+            ends: number[];
+            /** Members */
+            members: number[];
+            /** Parent */
+            parent: number;
+            /** Sampled */
+            sampled: number;
+            /** Start */
+            start: number;
+            /** Turn Id */
+            turn_id: string;
+        };
         /**
          * Regrade
          * @description One regrade: what the episode had, and what its work was given.
@@ -1497,6 +1915,65 @@ export interface components {
             snapshots: components["schemas"]["SnapshotInfo"][];
         };
         /**
+         * Span
+         * @description A piece of an episode's time. Times are seconds since the episode's ``created_at``.
+         */
+        Span: {
+            /** Attributes */
+            attributes?: {
+                [key: string]: string | boolean | number;
+            };
+            /** End S */
+            end_s?: number | null;
+            /** Error */
+            error?: string | null;
+            kind: components["schemas"]["SpanKind"];
+            /**
+             * Name
+             * @default
+             */
+            name: string;
+            /**
+             * Ok
+             * @default true
+             */
+            ok: boolean;
+            /** Parent Id */
+            parent_id?: string | null;
+            /** Span Id */
+            span_id: string;
+            /** Start S */
+            start_s: number;
+            /** Turn Id */
+            turn_id?: string | null;
+        };
+        /**
+         * SpanKind
+         * @description What happened in a span. ``docs/spans.md`` says more of each.
+         * @enum {string}
+         */
+        SpanKind: "queue" | "setup" | "world" | "sandbox" | "files" | "own_tools" | "agent" | "model" | "render" | "wait" | "decode" | "commit" | "tool" | "drain" | "snapshot" | "grading" | "grader";
+        /**
+         * SpanReport
+         * @description Answer to ``GET /episodes/{id}/spans``: the spans by their start.
+         */
+        SpanReport: {
+            /**
+             * Dropped
+             * @default 0
+             */
+            dropped: number;
+            /** Episode Id */
+            episode_id: string;
+            /**
+             * Spans
+             * @default []
+             */
+            spans: components["schemas"]["Span"][];
+            /** Started At */
+            started_at: number;
+        };
+        /**
          * Staleness
          * @description How stale an episode is (now, or when it ended), and its bound.
          *
@@ -1545,6 +2022,90 @@ export interface components {
             scope: "episode" | "group";
         };
         /**
+         * StatsReport
+         * @description Answer to ``GET /stats``. ``rows``: by key in ascending order; an episode with several tags is in the row of
+         *     each, and once in ``total``.
+         */
+        StatsReport: {
+            /** Bucket S */
+            bucket_s: number | null;
+            /** By */
+            by: ("task" | "tag" | "agent" | "run" | "step" | "version" | "status" | "error" | "group")[];
+            /** Rows */
+            rows: components["schemas"]["StatsRow"][];
+            /** Solved At */
+            solved_at: number;
+            total: components["schemas"]["StatsRow"];
+        };
+        /**
+         * StatsRow
+         * @description What the episodes with one ``key`` have in common.
+         */
+        StatsRow: {
+            /** Breaks */
+            breaks: {
+                [key: string]: number;
+            };
+            /** Discarded Tokens */
+            discarded_tokens: number;
+            /** Episodes */
+            episodes: number;
+            /** Errors */
+            errors: {
+                [key: string]: number;
+            };
+            /** Faults */
+            faults: {
+                [key: string]: number;
+            };
+            /** Graded */
+            graded: number;
+            /** Groups */
+            groups: number;
+            /** Groups Without Signal */
+            groups_without_signal: number;
+            /** Key */
+            key: {
+                [key: string]: string | number | null;
+            };
+            /** Lag Max */
+            lag_max: number | null;
+            /** Lag Mean */
+            lag_mean: number | null;
+            /** Pass At K */
+            pass_at_k: components["schemas"]["PassAtK"][];
+            /** Reward Max */
+            reward_max: number | null;
+            /** Reward Mean */
+            reward_mean: number | null;
+            /** Reward Min */
+            reward_min: number | null;
+            /** Reward Std */
+            reward_std: number | null;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            /** Seconds */
+            seconds: {
+                [key: string]: number;
+            };
+            /** Solved */
+            solved: number;
+            /** Stale */
+            stale: number;
+            /** Statuses */
+            statuses: {
+                [key: string]: number;
+            };
+            /** Trained Tokens */
+            trained_tokens: number;
+            /** Turns */
+            turns: number;
+            /** Untrained */
+            untrained: {
+                [key: string]: number;
+            };
+        };
+        /**
          * TaskRef
          * @description A task of the server by ``id``, or one that the request brings along: ``{"instruction": "…"}`` is enough.
          *
@@ -1569,6 +2130,72 @@ export interface components {
             name?: string | null;
             /** Parent */
             parent?: string | null;
+        };
+        /**
+         * TokenMatch
+         * @description The tokens ``[start, end)`` hold one occurrence.
+         */
+        TokenMatch: {
+            /** End */
+            end: number;
+            /** Start */
+            start: number;
+        };
+        /**
+         * TokenMatches
+         * @description Answer to ``GET /turns/{id}/tokens/find``: occurrences in the order of the path.
+         */
+        TokenMatches: {
+            /** Episode Id */
+            episode_id: string;
+            /** Matches */
+            matches: components["schemas"]["TokenMatch"][];
+            /** More */
+            more: boolean;
+            /** Total */
+            total: number;
+            /** Turn Id */
+            turn_id: string;
+        };
+        /**
+         * TokenWindow
+         * @description Answer to ``GET /turns/{id}/tokens``: the tokens ``[start, start + n)`` of the path from the root to the end
+         *     of a turn. ``ids`` to ``turn`` have n entries each.
+         *
+         *     The mask is that of the sample that ends at the turn. At a turn that others continue no sample ends: the mask
+         *     is 1 there on whatever any sample trains.
+         */
+        TokenWindow: {
+            /** Bytes */
+            bytes: string[];
+            /** Episode Id */
+            episode_id: string;
+            /** Ids */
+            ids: number[];
+            /** Logprobs */
+            logprobs: (number | null)[];
+            /** Loss Mask */
+            loss_mask: number[];
+            /** Sample Id */
+            sample_id: string | null;
+            /** Special */
+            special: boolean[];
+            /** Start */
+            start: number;
+            /** Text */
+            text: string[];
+            /** Total */
+            total: number;
+            /** Turn */
+            turn: number[];
+            /** Turn Id */
+            turn_id: string;
+            /** Turns */
+            turns: components["schemas"]["WindowTurn"][];
+            /** Weight Version */
+            weight_version: (number | null)[];
+            /** Weight Version Names */
+            weight_version_names: string[];
         };
         /**
          * ToolCall
@@ -1699,11 +2326,92 @@ export interface components {
         };
         /**
          * TurnList
-         * @description Answer to ``GET /episodes/{id}/turns``: every turn, in the order of ``seq``.
+         * @description Answer to ``GET /episodes/{id}/turns``, in commit order.
          */
         TurnList: {
             /** Turns */
             turns: components["schemas"]["Turn"][];
+        };
+        /**
+         * TurnOutline
+         * @description A turn with the numbers of its tokens in place of the tokens.
+         */
+        TurnOutline: {
+            /** Asked Sampling */
+            asked_sampling?: {
+                [key: string]: unknown;
+            };
+            break?: components["schemas"]["Break"] | null;
+            /** Completion Tokens */
+            completion_tokens: number;
+            /** Context Tokens */
+            context_tokens: number;
+            /** Dialect */
+            dialect: string;
+            /**
+             * Echo
+             * @default []
+             */
+            echo: string[];
+            /** Episode Id */
+            episode_id: string;
+            /**
+             * Finish Reason
+             * @enum {string}
+             */
+            finish_reason: "stop" | "length" | "abort";
+            /** Mean Logprob */
+            mean_logprob: number | null;
+            /** New Messages */
+            new_messages: components["schemas"]["Message"][];
+            /** Parent Id */
+            parent_id: string | null;
+            /**
+             * Parse Status
+             * @default []
+             */
+            parse_status: components["schemas"]["ParseStatus"][];
+            reply: components["schemas"]["Message"];
+            /** Request Key */
+            request_key: string;
+            /**
+             * Rerendered Tokens
+             * @default 0
+             */
+            rerendered_tokens: number;
+            sampling: components["schemas"]["SamplingUsed"];
+            /**
+             * Schema Version
+             * @default 1
+             */
+            schema_version: number;
+            /** Seq */
+            seq: number;
+            /**
+             * Step
+             * @default 0
+             */
+            step: number;
+            /** Stop String */
+            stop_string?: string | null;
+            /** Template Hash */
+            template_hash: string;
+            thread?: components["schemas"]["Thread"] | null;
+            timings: components["schemas"]["TurnTimings"];
+            /** Tools Key */
+            tools_key: string;
+            /** Turn Id */
+            turn_id: string;
+            /** Weight Spans */
+            weight_spans: components["schemas"]["WeightSpan"][];
+        };
+        /**
+         * TurnOutlines
+         * @description Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order.
+         */
+        TurnOutlines: {
+            /** Turns */
+            turns: components["schemas"]["TurnOutline"][];
         };
         /**
          * TurnTimings
@@ -1718,10 +2426,25 @@ export interface components {
             /** First Token S */
             first_token_s?: number | null;
             /**
+             * Pieces
+             * @default 0
+             */
+            pieces: number;
+            /**
+             * Queue S
+             * @default 0
+             */
+            queue_s: number;
+            /**
              * Render S
              * @default 0
              */
             render_s: number;
+            /**
+             * Rest S
+             * @default 0
+             */
+            rest_s: number;
             /** Started At */
             started_at: number;
             /**
@@ -1792,6 +2515,55 @@ export interface components {
             start: number;
             /** Version */
             version: string;
+        };
+        /**
+         * WindowTurn
+         * @description Where one turn lies on the path: context ``[context_start, start)``, completion ``[start, end)``, in tokens
+         *     from the path's beginning.
+         */
+        WindowTurn: {
+            /** Context Start */
+            context_start: number;
+            /** End */
+            end: number;
+            /** Seq */
+            seq: number;
+            /** Start */
+            start: number;
+            /** Trained */
+            trained: boolean;
+            /** Trained In */
+            trained_in?: string | null;
+            /** Turn Id */
+            turn_id: string;
+            /** Untrained Reason */
+            untrained_reason?: string | null;
+        };
+        /**
+         * WorkDiff
+         * @description Answer to ``GET /episodes/{id}/work``: the kept work against the work folder as the task makes it now, in a
+         *     sandbox in which no agent was.
+         */
+        WorkDiff: {
+            /** Episode Id */
+            episode_id: string;
+            /**
+             * Files
+             * @default []
+             */
+            files: components["schemas"]["FileChange"][];
+            /**
+             * Further
+             * @default 0
+             */
+            further: number;
+            /**
+             * Left Out
+             * @default []
+             */
+            left_out: components["schemas"]["LeftOut"][];
+            /** Refused */
+            refused?: string | null;
         };
     };
     responses: never;
@@ -2178,10 +2950,48 @@ export interface operations {
     page_episodes_get: {
         parameters: {
             query?: {
+                agent?: string | null;
+                /** @description `any`, or the reason of a break that it has. */
+                breaks?: string | null;
+                /** @description Unix seconds. */
+                created_after?: number | null;
+                /** @description Unix seconds. */
+                created_before?: number | null;
+                /** @description Of the page before. Not with `sort` or `offset`. */
                 cursor?: string | null;
+                error_type?: string | null;
+                fault?: components["schemas"]["Fault"] | null;
+                /** @description Whether it has a reward. */
+                graded?: boolean | null;
                 group_id?: string | null;
-                limit?: number;
+                /** @description None: `control.page_size`. */
+                limit?: number | null;
+                /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
+                metadata?: string[];
+                min_turns?: number | null;
+                /** @description So many are left out; the page then has `total`. */
+                offset?: number | null;
+                order?: "asc" | "desc";
+                /** @description Its reward is at most this. */
+                reward_max?: number | null;
+                /** @description Its reward is at least this. */
+                reward_min?: number | null;
+                run_id?: string | null;
+                /** @description None: the newest first, by cursor. */
+                sort?: ("created" | "ended" | "status" | "task" | "agent" | "group" | "step" | "version" | "reward" | "turns" | "tokens" | "trained" | "breaks" | "seconds") | null;
+                stale?: boolean | null;
                 status?: components["schemas"]["EpisodeStatus"] | null;
+                /** @description One of its task's tags. */
+                tag?: string | null;
+                /** @description As summaries name it. */
+                task?: string | null;
+                /** @description In its id, run, task, title, group, agent or error; in any case. */
+                text?: string | null;
+                train_step?: number | null;
+                /** @description The weights that sampled most of its tokens. */
+                version?: string | null;
+                /** @description `full`: whole records. `summary`: a light row of each. */
+                view?: "full" | "summary";
             };
             header?: never;
             path?: never;
@@ -2195,7 +3005,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["EpisodePage"];
+                    "application/json": components["schemas"]["EpisodePage"] | components["schemas"]["EpisodeSummaryPage"];
                 };
             };
             /** @description Validation Error */
@@ -2309,6 +3119,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AuditReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    breaks_episodes__episode_id__breaks_get: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BreakReport"];
                 };
             };
             /** @description Validation Error */
@@ -2667,6 +3511,37 @@ export interface operations {
             };
         };
     };
+    spans_of_episodes__episode_id__spans_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SpanReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     tree_episodes__episode_id__tree_get: {
         parameters: {
             query?: {
@@ -2702,6 +3577,39 @@ export interface operations {
     };
     turns_episodes__episode_id__turns_get: {
         parameters: {
+            query?: {
+                arrays?: boolean;
+            };
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TurnList"] | components["schemas"]["TurnOutlines"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    work_episodes__episode_id__work_get: {
+        parameters: {
             query?: never;
             header?: never;
             path: {
@@ -2717,7 +3625,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TurnList"];
+                    "application/json": components["schemas"]["WorkDiff"];
                 };
             };
             /** @description Validation Error */
@@ -2747,6 +3655,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                };
+            };
+        };
+    };
+    group_groups__group_id__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                group_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
         };
@@ -3004,6 +3943,73 @@ export interface operations {
             };
         };
     };
+    stats_stats_get: {
+        parameters: {
+            query?: {
+                agent?: string | null;
+                /** @description `any`, or the reason of a break that it has. */
+                breaks?: string | null;
+                /** @description Seconds of one interval of time. */
+                bucket?: number | null;
+                /** @description What to group by: names of `StatsKey` with commas between them. */
+                by?: string;
+                /** @description Unix seconds. */
+                created_after?: number | null;
+                /** @description Unix seconds. */
+                created_before?: number | null;
+                error_type?: string | null;
+                fault?: components["schemas"]["Fault"] | null;
+                /** @description Whether it has a reward. */
+                graded?: boolean | null;
+                group_id?: string | null;
+                /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
+                metadata?: string[];
+                min_turns?: number | null;
+                /** @description Its reward is at most this. */
+                reward_max?: number | null;
+                /** @description Its reward is at least this. */
+                reward_min?: number | null;
+                run_id?: string | null;
+                /** @description The least reward that is a success. */
+                solved_at?: number;
+                stale?: boolean | null;
+                status?: components["schemas"]["EpisodeStatus"] | null;
+                /** @description One of its task's tags. */
+                tag?: string | null;
+                /** @description As summaries name it. */
+                task?: string | null;
+                /** @description In its id, run, task, title, group, agent or error; in any case. */
+                text?: string | null;
+                train_step?: number | null;
+                /** @description The weights that sampled most of its tokens. */
+                version?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatsReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     step_step_post: {
         parameters: {
             query?: never;
@@ -3047,6 +4053,78 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    tokens_turns__turn_id__tokens_get: {
+        parameters: {
+            query?: {
+                count?: number;
+                episode_id?: string | null;
+                start?: number;
+            };
+            header?: never;
+            path: {
+                turn_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenWindow"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    find_turns__turn_id__tokens_find_get: {
+        parameters: {
+            query?: {
+                after?: number;
+                episode_id?: string | null;
+                id?: number | null;
+                limit?: number;
+                text?: string | null;
+            };
+            header?: never;
+            path: {
+                turn_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenMatches"];
                 };
             };
             /** @description Validation Error */
