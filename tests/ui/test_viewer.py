@@ -51,6 +51,9 @@ def test_a_wrong_key_is_refused_with_the_servers_reason_and_a_right_one_opens_th
     page = watched.open(f"/episodes/{episodes[0]}", None)
     field = page.get_by_label("Control key")
     expect(field).to_be_focused()
+    field.fill("schlüssel → of no server")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("letters, digits and")
     field.fill("not-the-key-0123456789")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("This key was refused")
@@ -140,8 +143,10 @@ def test_the_viewer_works_below_a_proxys_prefix(watched: Watched, door: Door, ep
     page.get_by_role("link", name="Episodes").first.click()
     page.get_by_role("link", name=episodes[-1]).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(episodes[-1])
+    expect(page.get_by_text("No model call yet.")).to_be_visible()
     assert page.url == f"{door.url}/behind/it/ui/episodes/{episodes[-1]}"
     assert [url for url in asked if not url.startswith((f"{door.url}/behind/it/", "data:"))] == []
+    page.unroute_all(behavior="wait")
 
 
 @both_schemes

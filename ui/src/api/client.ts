@@ -57,6 +57,11 @@ export function urlOf(route: string, { path = {}, query = {} }: GetOptions = {})
 export async function request(url: string, init: RequestInit = {}): Promise<Response> {
   const key = currentKey();
   const headers = new Headers(init.headers);
+  if (key !== null && /[^\x21-\x7e]/.test(key)) {
+    const error = new ApiError(401, "unauthorized", "A control key has letters, digits and . _ ~ + = - only.");
+    refuse(key, error.message); // a header could not even carry it
+    throw error;
+  }
   if (key !== null) headers.set("authorization", `Bearer ${key}`);
   let response: Response;
   try {
