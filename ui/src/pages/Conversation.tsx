@@ -2,14 +2,11 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import type { Answer } from "../api/client";
+import type { Message, TurnOutline as Turn } from "../api/looks";
 import { Badge } from "../components/Badge";
 import { Fold } from "../components/Fold";
 import { SafeLine, SafeText } from "../components/SafeText";
 import { count, seconds } from "../text/format";
-
-type Turn = Answer<"/episodes/{episode_id}/turns">["turns"][number];
-type Message = Turn["reply"];
 
 const AT_ONCE = 50;
 const FOLDED = 400;
@@ -43,7 +40,7 @@ function TurnView({ turn, before, known }: { turn: Turn; before: Turn | undefine
       <header class="turn-head">
         <strong>Turn {turn.seq}</strong>
         <span class="calm">
-          {count(turn.context_ids.length)} in, {count(turn.completion_ids.length)} out, {turn.finish_reason},{" "}
+          {count(turn.context_tokens)} in, {count(turn.completion_tokens)} out, {turn.finish_reason},{" "}
           {seconds(turn.timings.total_s)}
         </span>
         {!continues && (

@@ -3,7 +3,8 @@
 import { useEffect } from "preact/hooks";
 import type { Answer } from "../api/client";
 import { changedEpisode } from "../api/events";
-import { useEvents, useGet } from "../api/hooks";
+import { useEvents, useGet, useLoaded } from "../api/hooks";
+import { getOutlines } from "../api/looks";
 import { StatusBadge } from "../components/Badge";
 import { Facts } from "../components/Facts";
 import { Fold } from "../components/Fold";
@@ -20,7 +21,7 @@ type Episode = Answer<"/episodes/{episode_id}">;
 export function EpisodePage({ params }: { params: Params }) {
   const episode_id = params.id ?? "";
   const episode = useGet("/episodes/{episode_id}", { path: { episode_id } });
-  const turns = useGet("/episodes/{episode_id}/turns", { path: { episode_id } });
+  const turns = useLoaded((signal) => getOutlines(episode_id, signal), [episode_id]);
   const reload = (): void => {
     episode.reload();
     turns.reload();
@@ -46,6 +47,7 @@ function Overview({ episode }: { episode: Episode }) {
   const instruction = episode.instruction ?? episode.task.instruction;
   return (
     <>
+      {episode.why && <p class="why"><SafeLine text={episode.why} longest={400} /></p>}
       <Facts
         facts={[
           ["Status", <StatusBadge status={episode.status} />],

@@ -59,6 +59,7 @@ export function EpisodesPage() {
     () => cursorRows<Episode>(async (cursor, signal) => {
       const asked = { status, group_id: group || null, cursor, limit: PAGE };
       const page = await get("/episodes", { query: asked }, signal);
+      if (!("episodes" in page)) throw new Error("the server answered with rows");
       return { rows: page.episodes, cursor: page.cursor ?? null };
     }),
     [status, group, version],
