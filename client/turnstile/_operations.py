@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
@@ -17,53 +16,31 @@ import anyio
 from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._lease_renewals import LEASE_LAPSED, LeaseRenewals
+from turnstile._look_operations import LookOperations
 from turnstile._placement import ServerPool
 from turnstile._requests import ApiCall
 from turnstile._retry import ClientSettings
 from turnstile._transport import Transport
-from turnstile.conditions import EpisodeConditions
 from turnstile.models import (
     AuditReport,
-    BreakReport,
     CompletionAccepted,
     Episode,
     EpisodeCreated,
-    EpisodePage,
     EpisodeRequest,
-    EpisodeSummary,
-    EpisodeSummaryPage,
     ForksCreated,
-    GroupReport,
-    NetworkReport,
     PendingCalls,
     Regrade,
     SampleSet,
     SnapshotInfo,
     SnapshotList,
-    SpanReport,
-    StatsKey,
-    StatsReport,
     TaskPage,
     TokenForest,
-    TokenMatches,
-    TokenWindow,
     Turn,
-    TurnOutlines,
-    WorkDiff,
     new_id,
-    statistics_by,
 )
 from turnstile.task_stream import TaskPageRequest
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ListingPosition:
-    """Where a listing of episodes goes on: the index of a server and the cursor that it gave."""
-
-    server: int = 0
-    cursor: str | None = None
 
 
 READY_POLL_S = 0.5
@@ -71,13 +48,12 @@ READY_POLL_S = 0.5
 long for nothing."""
 
 
-class Operations:
+class Operations(LookOperations):
     """The operations of one client. ``urls``: checked; one pool and one set of connections for all of them."""
 
     def __init__(self, urls: Sequence[str], key: str | None, settings: ClientSettings) -> None:
-        self._pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic)
-        self._transport = Transport(self._pool, key, settings)
-        self._settings = settings
+        pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic)
+        super().__init__(pool, Transport(pool, key, settings), settings)
         self.leases = LeaseRenewals(key, settings)
 
     @property
@@ -202,21 +178,6 @@ class Operations:
     async def turns(self, episode_id: str) -> tuple[Turn, ...]:
         return await self._on_episode(episode_id, requests.turns(episode_id))
 
-    async def turn_outlines(self, episode_id: str) -> TurnOutlines:
-        return await self._on_episode(episode_id, requests.turn_outlines(episode_id))
-
-    async def breaks(self, episode_id: str, offset: int, limit: int | None) -> BreakReport:
-        return await self._on_episode(episode_id, requests.breaks(episode_id, offset, limit))
-
-    async def tokens(self, episode_id: str, turn_id: str, start: int, count: int | None) -> TokenWindow:
-        return await self._on_episode(episode_id, requests.tokens(episode_id, turn_id, start, count))
-
-    async def find_tokens(
-        self, episode_id: str, turn_id: str, text: str | None, token_id: int | None, after: int, limit: int | None
-    ) -> TokenMatches:
-        call = requests.find_tokens(episode_id, turn_id, text, token_id, after, limit)
-        return await self._on_episode(episode_id, call)
-
     async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet:
         return await self._on_episode(episode_id, requests.samples(episode_id, include_untrained))
 
@@ -237,69 +198,6 @@ class Operations:
 
     async def audit(self, episode_id: str) -> AuditReport:
         return await self._on_episode(episode_id, requests.audit(episode_id, self._settings.slow_s))
-
-    async def work(self, episode_id: str) -> WorkDiff:
-        return await self._on_episode(episode_id, requests.work(episode_id, self._settings.slow_s))
-
-    async def network(self, episode_id: str) -> NetworkReport:
-        return await self._on_episode(episode_id, requests.network(episode_id))
-
-    async def spans(self, episode_id: str) -> SpanReport:
-        return await self._on_episode(episode_id, requests.spans(episode_id))
-
-    async def page(
-        self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
-    ) -> tuple[EpisodePage, ListingPosition | None]:
-        """One page of one server, and where the next one is: the servers come one after the other."""
-        server = self._pool.urls[at.server]
-        page = await self._transport.send(server, requests.page(conditions, at.cursor, limit))
-        for episode in page.episodes:
-            self._pool.placed(episode.episode_id, server, is_open=not episode.status.ended)
-        return page, self._following(at, page.cursor)
-
-    async def summary_page(
-        self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
-    ) -> tuple[EpisodeSummaryPage, ListingPosition | None]:
-        """As ``page``, with a light row of each."""
-        server = self._pool.urls[at.server]
-        page = await self._transport.send(server, requests.summary_page(conditions, at.cursor, limit))
-        for row in page.summaries:
-            self._pool.placed(row.episode_id, server, is_open=not row.status.ended)
-        return page, self._following(at, page.cursor)
-
-    def _following(self, at: ListingPosition, cursor: str | None) -> ListingPosition | None:
-        if cursor is not None:
-            return ListingPosition(at.server, cursor)
-        following = at.server + 1
-        return ListingPosition(following) if following < len(self._pool.urls) else None
-
-    async def stats(
-        self, conditions: EpisodeConditions, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
-    ) -> StatsReport:
-        """Over the episodes of all servers. One server computes them itself; of several the rows are fetched,
-        because chances of success (pass@k) do not add up."""
-        if len(self._pool.urls) == 1:
-            call = requests.stats(conditions, by, bucket_s, solved_at)
-            return await self._transport.send(self._pool.urls[0], call)
-        rows: list[EpisodeSummary] = []
-        at: ListingPosition | None = ListingPosition()
-        while at is not None:
-            page, at = await self.summary_page(at, conditions, None)
-            rows += page.summaries
-        return statistics_by(rows, by, bucket_s=bucket_s, solved_at=solved_at)
-
-    async def group(self, group_id: str) -> dict[str, GroupReport]:
-        """By URL, of the servers that have episodes of the group. Raises NotFound where none has."""
-        found: dict[str, GroupReport] = {}
-        missing: errors.NotFound | None = None
-        for url in self._pool.urls:
-            try:
-                found[url] = await self._transport.send(url, requests.group(group_id))
-            except errors.NotFound as error:
-                missing = error
-        if missing is not None and not found:
-            raise missing
-        return found
 
     # Servers
 
@@ -360,33 +258,6 @@ class Operations:
         return found
 
     # Parts
-
-    async def _on_episode(self, episode_id: str, call: ApiCall[T]) -> T:
-        server = self._pool.location(episode_id) or await self._find(episode_id)
-        result = await self._transport.send(server, call)
-        if isinstance(result, Episode):
-            self._pool.placed(episode_id, server, is_open=not result.status.ended)
-        return result
-
-    async def _find(self, episode_id: str) -> str:
-        """The server that has the episode, found by asking every one."""
-        silent: list[errors.TurnstileError] = []
-        for server in self._pool.urls:
-            try:
-                found = await self._transport.send(server, requests.get_episode(episode_id), retry_unsent=False)
-            except errors.NotFound:
-                continue
-            except errors.ServerUnavailable as error:
-                silent.append(error)
-                continue
-            self._pool.placed(episode_id, server, is_open=not found.status.ended)
-            return server
-        if silent:
-            raise errors.ServerUnavailable(
-                f"{episode_id} is on no server that answers, and {len(silent)} did not: {silent[0].message}",
-                server=silent[0].server,
-            )
-        raise errors.NotFound(f"{episode_id} is on none of {len(self._pool.urls)} servers", type="not_found")
 
 
 class _Deadline:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -17,22 +17,17 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from turnstile import errors
-from turnstile.conditions import EpisodeConditions, condition_params
 from turnstile.models import (
     CLIENT_ID_PATTERN,
     AgentList,
     AuditReport,
-    BreakReport,
     CompletionAccepted,
     CompletionRequest,
     Episode,
     EpisodeCreated,
-    EpisodePage,
     EpisodeRequest,
-    EpisodeSummaryPage,
     ForkRequest,
     ForksCreated,
-    GroupReport,
     LeaseState,
     LeaseTerm,
     NetworkReport,
@@ -43,17 +38,10 @@ from turnstile.models import (
     SampleSet,
     SnapshotInfo,
     SnapshotList,
-    SpanReport,
-    StatsKey,
-    StatsReport,
     TaskPage,
     TokenForest,
-    TokenMatches,
-    TokenWindow,
     Turn,
     TurnList,
-    TurnOutlines,
-    WorkDiff,
 )
 from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
 from turnstile.task_stream import TaskPageRequest
@@ -111,36 +99,12 @@ def create_episode(request: EpisodeRequest) -> ApiCall[EpisodeCreated]:
 
 def get_episode(episode_id: str, wait_s: float = 0.0) -> ApiCall[Episode]:
     params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
-    path = _episode(episode_id)
+    path = episode_path(episode_id)
     return ApiCall("GET", path, Episode.model_validate_json, params, repeatable=True, extra_s=wait_s)
 
 
-def page(conditions: EpisodeConditions, cursor: str | None, limit: int | None) -> ApiCall[EpisodePage]:
-    params = {**condition_params(conditions), **_given(cursor=cursor, limit=limit)}
-    return ApiCall("GET", "/episodes", EpisodePage.model_validate_json, params, repeatable=True)
-
-
-def summary_page(
-    conditions: EpisodeConditions, cursor: str | None, limit: int | None
-) -> ApiCall[EpisodeSummaryPage]:
-    params = {**condition_params(conditions), **_given(view="summary", cursor=cursor, limit=limit)}
-    return ApiCall("GET", "/episodes", EpisodeSummaryPage.model_validate_json, params, repeatable=True)
-
-
-def group(group_id: str) -> ApiCall[GroupReport]:
-    return ApiCall("GET", f"/groups/{quote(group_id, safe='')}", GroupReport.model_validate_json, repeatable=True)
-
-
-def stats(
-    conditions: EpisodeConditions, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
-) -> ApiCall[StatsReport]:
-    grouped = _given(by=",".join(by), bucket=bucket_s, solved_at=solved_at)
-    params = {**condition_params(conditions), **grouped}
-    return ApiCall("GET", "/stats", StatsReport.model_validate_json, params, repeatable=True)
-
-
 def task_page(asked: TaskPageRequest, limit: int | None) -> ApiCall[TaskPage]:
-    params = _given(**asked.params(), limit=limit)
+    params = given(**asked.params(), limit=limit)
     return ApiCall("GET", "/tasks", TaskPage.model_validate_json, params, repeatable=True)
 
 
@@ -157,41 +121,41 @@ def metrics() -> ApiCall[str]:
 def regrade(episode_id: str, fields: Mapping[str, Any], extra_s: float) -> ApiCall[Regrade]:
     """Repeatable: the server knows the ``regrade_id``."""
     body = _body(RegradeRequest, **fields)
-    path = f"{_episode(episode_id)}/regrade"
+    path = f"{episode_path(episode_id)}/regrade"
     return ApiCall("POST", path, Regrade.model_validate_json, body=body, repeatable=True, extra_s=extra_s)
 
 
 def snapshot(episode_id: str, extra_s: float) -> ApiCall[SnapshotInfo]:
-    path = f"{_episode(episode_id)}/snapshot"
+    path = f"{episode_path(episode_id)}/snapshot"
     return ApiCall("POST", path, SnapshotInfo.model_validate_json, extra_s=extra_s)
 
 
 def snapshots(episode_id: str) -> ApiCall[SnapshotList]:
-    path = f"{_episode(episode_id)}/snapshots"
+    path = f"{episode_path(episode_id)}/snapshots"
     return ApiCall("GET", path, SnapshotList.model_validate_json, repeatable=True)
 
 
 def fork(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[ForksCreated]:
     """Repeatable with an idempotency key."""
     body = _body(ForkRequest, **fields)
-    path = f"{_episode(episode_id)}/fork"
+    path = f"{episode_path(episode_id)}/fork"
     known = fields.get("idempotency_key") is not None
     return ApiCall("POST", path, ForksCreated.model_validate_json, body=body, repeatable=known)
 
 
 def finish(episode_id: str, extra_s: float) -> ApiCall[Episode]:
-    path = f"{_episode(episode_id)}/finish"
+    path = f"{episode_path(episode_id)}/finish"
     return ApiCall("POST", path, Episode.model_validate_json, extra_s=extra_s)
 
 
 def cancel(episode_id: str) -> ApiCall[Episode]:
-    return ApiCall("POST", f"{_episode(episode_id)}/cancel", Episode.model_validate_json)
+    return ApiCall("POST", f"{episode_path(episode_id)}/cancel", Episode.model_validate_json)
 
 
 def reward(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[Episode]:
     """May be sent again: it has a key."""
     body = _body(RewardUpdate, **fields)
-    path = f"{_episode(episode_id)}/reward"
+    path = f"{episode_path(episode_id)}/reward"
     return ApiCall("POST", path, Episode.model_validate_json, body=body, repeatable=True)
 
 
@@ -201,56 +165,28 @@ def renew_lease(lease_id: str, lease_s: float) -> ApiCall[LeaseState]:
 
 
 def delete(episode_id: str) -> ApiCall[None]:
-    return ApiCall("DELETE", _episode(episode_id), _nothing)
+    return ApiCall("DELETE", episode_path(episode_id), _nothing)
 
 
 def turns(episode_id: str) -> ApiCall[tuple[Turn, ...]]:
-    return ApiCall("GET", f"{_episode(episode_id)}/turns", _turns, repeatable=True)
-
-
-def turn_outlines(episode_id: str) -> ApiCall[TurnOutlines]:
-    params = {"arrays": "false"}
-    return ApiCall(
-        "GET", f"{_episode(episode_id)}/turns", TurnOutlines.model_validate_json, params, repeatable=True
-    )
-
-
-def breaks(episode_id: str, offset: int, limit: int | None) -> ApiCall[BreakReport]:
-    params = _given(offset=offset, limit=limit)
-    return ApiCall(
-        "GET", f"{_episode(episode_id)}/breaks", BreakReport.model_validate_json, params, repeatable=True
-    )
-
-
-def tokens(episode_id: str, turn_id: str, start: int, count: int | None) -> ApiCall[TokenWindow]:
-    params = _given(episode_id=episode_id, start=start, count=count)
-    path = f"/turns/{quote(turn_id, safe='')}/tokens"
-    return ApiCall("GET", path, TokenWindow.model_validate_json, params, repeatable=True)
-
-
-def find_tokens(
-    episode_id: str, turn_id: str, text: str | None, token_id: int | None, after: int, limit: int | None
-) -> ApiCall[TokenMatches]:
-    params = _given(episode_id=episode_id, text=text, id=token_id, after=after, limit=limit)
-    path = f"/turns/{quote(turn_id, safe='')}/tokens/find"
-    return ApiCall("GET", path, TokenMatches.model_validate_json, params, repeatable=True)
+    return ApiCall("GET", f"{episode_path(episode_id)}/turns", _turns, repeatable=True)
 
 
 def samples(episode_id: str, include_untrained: bool = False) -> ApiCall[SampleSet]:
     params = {"include_untrained": "true"} if include_untrained else {}
-    path = f"{_episode(episode_id)}/samples"
+    path = f"{episode_path(episode_id)}/samples"
     return ApiCall("GET", path, decode_samples, params, accept=MEDIA_TYPE, repeatable=True)
 
 
 def tree(episode_id: str, include_untrained: bool = False) -> ApiCall[TokenForest]:
     params = {"include_untrained": "true"} if include_untrained else {}
-    path = f"{_episode(episode_id)}/tree"
+    path = f"{episode_path(episode_id)}/tree"
     return ApiCall("GET", path, decode_forest, params, accept=MEDIA_TYPE, repeatable=True)
 
 
 def pending(episode_id: str, wait_s: float = 0.0) -> ApiCall[PendingCalls]:
     params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
-    path = f"{_episode(episode_id)}/pending"
+    path = f"{episode_path(episode_id)}/pending"
     return ApiCall("GET", path, PendingCalls.model_validate_json, params, repeatable=True, extra_s=wait_s)
 
 
@@ -258,25 +194,18 @@ def complete(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[CompletionAc
     """Repeatable: the server recognises a completion that it has taken."""
     _check_finite(fields.get("logprobs"))
     body = _body(CompletionRequest, **fields)
-    path = f"{_episode(episode_id)}/completions"
+    path = f"{episode_path(episode_id)}/completions"
     return ApiCall("POST", path, CompletionAccepted.model_validate_json, body=body, repeatable=True)
 
 
-def work(episode_id: str, extra_s: float) -> ApiCall[WorkDiff]:
-    path = f"{_episode(episode_id)}/work"
-    return ApiCall("GET", path, WorkDiff.model_validate_json, repeatable=True, extra_s=extra_s)
-
-
 def network(episode_id: str) -> ApiCall[NetworkReport]:
-    return ApiCall("GET", f"{_episode(episode_id)}/network", NetworkReport.model_validate_json, repeatable=True)
-
-
-def spans(episode_id: str) -> ApiCall[SpanReport]:
-    return ApiCall("GET", f"{_episode(episode_id)}/spans", SpanReport.model_validate_json, repeatable=True)
+    return ApiCall(
+        "GET", f"{episode_path(episode_id)}/network", NetworkReport.model_validate_json, repeatable=True
+    )
 
 
 def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:
-    path = f"{_episode(episode_id)}/audit"
+    path = f"{episode_path(episode_id)}/audit"
     return ApiCall("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
 
 
@@ -347,7 +276,7 @@ def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
     )
 
 
-def _given(**asked: object) -> dict[str, str | list[str]]:
+def given(**asked: object) -> dict[str, str | list[str]]:
     """A list is a parameter that is given several times."""
     return {
         name: [str(each) for each in value] if isinstance(value, list) else str(value)
@@ -356,7 +285,7 @@ def _given(**asked: object) -> dict[str, str | list[str]]:
     }
 
 
-def _episode(episode_id: str) -> str:
+def episode_path(episode_id: str) -> str:
     if not re.fullmatch(CLIENT_ID_PATTERN, episode_id):
         raise errors.InvalidRequest(f"{episode_id!r} is no episode id: letters, digits, _ and -, at most 64")
     return f"/episodes/{quote(episode_id, safe='')}"

@@ -22,7 +22,8 @@ import anyio
 from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._handles import AsyncEpisodeHandle, AsyncNewEpisodeHandle
-from turnstile._operations import ListingPosition, Operations
+from turnstile._look_operations import ListingPosition
+from turnstile._operations import Operations
 from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutHooks, RolloutPlan, RolloutRun
 from turnstile._rollout_stream import RolloutStream

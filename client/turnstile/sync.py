@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from turnstile import errors
+from turnstile._look_operations import ListingPosition
 from turnstile._loop_thread import BlockingStream, LoopThread, in_thread, pulled_in_threads
-from turnstile._operations import ListingPosition, Operations
+from turnstile._operations import Operations
 from turnstile._retry import ClientSettings
 from turnstile._rollout_stream import RolloutStream
 from turnstile._sync_handles import EpisodeHandle, NewEpisodeHandle
