@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -20,8 +20,10 @@ from turnstile_server.capture.token_path import TokenPath, Training, path_ids
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.store import unchanging
 from turnstile_server.errors import InvalidRequest, NotFound
-from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.token_text import TokenText, shown
+
+if TYPE_CHECKING:
+    from turnstile_server.rendering.detokenizer import TokenBytes  # it imports transformers
 
 T = TypeVar("T")
 

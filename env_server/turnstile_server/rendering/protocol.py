@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from turnstile.models import Int32Array, Message, ParseStatus, Tool, ToolCall
-from turnstile_server.rendering.detokenizer import TokenBytes
+
+if TYPE_CHECKING:
+    from turnstile_server.rendering.detokenizer import TokenBytes  # it imports transformers
 
 
 @dataclass(frozen=True, slots=True)

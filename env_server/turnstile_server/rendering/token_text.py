@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from turnstile.models import Int32Array
-from turnstile_server.rendering.detokenizer import TokenBytes
+
+if TYPE_CHECKING:
+    from turnstile_server.rendering.detokenizer import TokenBytes  # it imports transformers
 
 
 class TokenText:
