@@ -18,6 +18,7 @@ from typing import Any, Self, Unpack
 from weakref import WeakSet, finalize
 
 import anyio
+from pydantic import BaseModel
 
 from turnstile import _requests as requests
 from turnstile import errors
@@ -56,6 +57,24 @@ from turnstile.rollout import (
 from turnstile.task_stream import AsyncTaskStream, SelectionArguments, TaskPageRequest, TaskStreamState, task_query
 
 __all__ = ["AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"]
+
+
+class _ApiInfo(BaseModel):
+    version: str
+
+
+class _ApiDescription(BaseModel):
+    """``/openapi.json``, as far as it is read here."""
+
+    info: _ApiInfo
+
+
+_VERSION = requests.ApiCall(
+    "GET",
+    "/openapi.json",
+    lambda body: _ApiDescription.model_validate_json(body).info.version,
+    repeatable=True,
+)
 
 
 class AsyncClient(AsyncEngineControl):
@@ -259,6 +278,10 @@ class AsyncClient(AsyncEngineControl):
     async def metrics(self, server: str | None = None) -> dict[str, str]:
         """The metrics of ``server``, or of every server, in Prometheus's text format, by URL."""
         return await self._operations.on_servers(requests.metrics(), server)
+
+    async def versions(self, server: str | None = None) -> dict[str, str]:
+        """Turnstile's version on ``server``, or on every server, by URL."""
+        return await self._operations.on_servers(_VERSION, server)
 
     async def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""

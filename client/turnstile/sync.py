@@ -264,6 +264,10 @@ class Client(EngineControl):
         """The metrics of ``server``, or of every server, in Prometheus's text format, by URL."""
         return self._run(AsyncClient.metrics, server)
 
+    def versions(self, server: str | None = None) -> dict[str, str]:
+        """Turnstile's version on ``server``, or on every server, by URL."""
+        return self._run(AsyncClient.versions, server)
+
     def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""
         return self._run(AsyncClient.audit, episode_id)

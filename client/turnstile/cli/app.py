@@ -69,6 +69,9 @@ COMMANDS = {
     "mcp": CommandEntry(
         "turnstile.cli.mcp:mcp", "Serve the tools of an episode as an MCP server on standard input and output."
     ),
+    "report": CommandEntry(
+        "turnstile.cli.report:report", "A run as one HTML file: curves, tables, episodes with their tokens."
+    ),
     "audit": CommandEntry(
         "turnstile.cli.audit:audit", "Re-score recorded tokens on the engine and check every invariant."
     ),
