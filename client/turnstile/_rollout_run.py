@@ -303,6 +303,7 @@ class RolloutRun:
 
     def _fields(self, number: int) -> dict[str, Any]:
         options, plan = self._options, self._plan
+        step = options.train_step
         return {
             "task": plan.task,
             "agent": options.agent if isinstance(options.agent, str) else "external",
@@ -316,7 +317,7 @@ class RolloutRun:
             "staleness": options.staleness,
             "snapshots": options.snapshots,
             "run_id": options.run_id,
-            "train_step": options.train_step,
+            "train_step": step() if callable(step) else step,
             "traceparent": options.traceparent,
             "limits": options.limits,
             "env": options.env,

@@ -125,6 +125,7 @@ class AsyncClient(AsyncEngineControl):
         limits: Limits | Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        train_step: int | None = None,
         idempotency_key: str | None = None,
         lease: bool = False,
         **options: Unpack[EpisodeOptions],
@@ -149,6 +150,7 @@ class AsyncClient(AsyncEngineControl):
             "limits": limits,
             "env": env,
             "metadata": metadata,
+            "train_step": train_step,
             "idempotency_key": idempotency_key,
             **options,
         }

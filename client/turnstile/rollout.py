@@ -34,6 +34,7 @@ Tasks: TypeAlias = Iterable[TaskLike] | AsyncIterable[TaskLike]
 RunAgent: TypeAlias = Callable[[Any], Awaitable[object]]
 """Runs an agent of the caller's on an episode's handle."""
 GroupIds: TypeAlias = str | Callable[[TaskRef], str] | None
+TrainSteps: TypeAlias = int | Callable[[], int] | None
 OnProgress: TypeAlias = "Callable[[RolloutProgress], object]"
 
 
@@ -163,8 +164,6 @@ class EpisodeOptions(TypedDict, total=False):
     """``every_turn``: its sandbox is kept after each turn, for forks; None: as the server's settings say."""
     run_id: str | None
     """The run that it belongs to, by which runs are looked at and compared; None: no run."""
-    train_step: int | None
-    """The trainer's own counter of steps."""
     traceparent: str | None
     """W3C Trace Context: your span that it is part of (``docs/spans.md``); None: it is a trace of its own."""
 
@@ -220,6 +219,9 @@ class RolloutArguments(EpisodeOptions, total=False):
     """Rows whose mask is 0 throughout, too. False."""
     keep_open: bool
     """Keep running episodes open when the loop exits. False: cancel them."""
+    train_step: TrainSteps
+    """The trainer's own counter of steps, or a function that tells it, asked for each episode: a stream of
+    rollouts lasts for many steps."""
     group_id: GroupIds
     """Of every group, or a function of the task; None, the default: a fresh one per task."""
     seed: int | None
@@ -257,7 +259,7 @@ class RolloutOptions:
     adapter: str | None = None
     snapshots: SnapshotMode | None = None
     run_id: str | None = None
-    train_step: int | None = None
+    train_step: TrainSteps = None
     traceparent: str | None = None
     env: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None

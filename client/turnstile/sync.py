@@ -115,6 +115,7 @@ class Client(EngineControl):
         limits: Limits | Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        train_step: int | None = None,
         idempotency_key: str | None = None,
         lease: bool = False,
         **options: Unpack[EpisodeOptions],
@@ -139,6 +140,7 @@ class Client(EngineControl):
             "limits": limits,
             "env": env,
             "metadata": metadata,
+            "train_step": train_step,
             "idempotency_key": idempotency_key,
             **options,
         }
@@ -198,8 +200,9 @@ class Client(EngineControl):
         see RolloutArguments. Only failures of the infrastructure are tried again; a full server is waited for.
         Leaving the loop cancels the episodes that run.
 
-        ``agent`` functions are called in threads of their own. ``on_progress`` and a function ``group_id`` are
-        called on the client's loop, in its thread: they must not block, and must not call the client.
+        ``agent`` functions are called in threads of their own. ``on_progress`` and functions ``group_id`` and
+        ``train_step`` are called on the client's loop, in its thread: they must not block, and must not call the
+        client.
 
         Rollouts that ended before an error are yielded before it is raised. Raises InvalidRequest, NotFound and
         the like for a task, agent or option that the server refuses; ServerUnavailable where no server has

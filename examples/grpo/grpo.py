@@ -1,6 +1,7 @@
 """GRPO on the tiny policy: a real agent plays episodes in sandboxes while the learner trains.
 
     python -m grpo.grpo OUT [--steps 16] [--seed 1]     (in examples/; docs/grpo.md has the results)
+    python -m grpo.grpo OUT --wandb PROJECT --tensorboard FOLDER        (docs/loggers.md)
     python -m grpo.grpo OUT --engine sglang --engine-url http://127.0.0.1:30000
 
 Without an engine of its own it plays on the embedded one. SGLang is given the weights as tensors, every other
@@ -33,11 +34,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from grpo.boards import Boards
 from grpo.learner import GrpoSettings, Learner, Row, Update
 from local import ROOT
 from program import exit_code_of, run_program
 from tiny_policy.evaluate import Score
 from turnstile import AsyncClient, Rollout, advantages, by_group, has_signal
+from turnstile.loggers.base import RolloutLogger
 from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
 from turnstile_server.demo.local_server import SUPERVISED, serve, stopped_at_exit
@@ -67,6 +70,8 @@ class RunSettings:
     monitor_episodes: int = 200
     final_episodes: int = 1000
     seed: int = 1
+    run_id: str = "grpo"
+    """Of all episodes, by which the viewer and `turnstile report` find them."""
     keep: bool = False
     """The weights of every step and the server's folder stay; else the last weights alone."""
 
@@ -80,6 +85,7 @@ class Collected:
     """The groups since the last step: those that are used, and counts of all."""
 
     used: list[list[Rollout]] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)
     played: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     trained_tokens: int = 0
@@ -98,6 +104,8 @@ class Collector:
         self._client = client
         self._settings = settings
         self._report = report
+        self.step = 1
+        """That the learner collects for: the episodes that begin now belong to it."""
         # Bounded, so that the collector waits for the learner instead of playing groups that become too old.
         self.finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
 
@@ -105,6 +113,7 @@ class Collector:
         settings = self._settings
         options: dict[str, Any] = {"n": settings.group_size, "max_concurrent": settings.max_concurrent}
         tasks = (errand.task() for errand in errands(settings.seed, LEVELS))
+        options |= {"run_id": settings.run_id, "train_step": lambda: self.step}
         rollouts = self._client.rollouts(tasks, agent=AGENT, limits=LIMITS, **options)
         open_groups: dict[str, list[Rollout]] = {}
         async with aclosing(rollouts):
@@ -117,6 +126,7 @@ class Collector:
     async def groups(self, version: int) -> Collected:
         """The groups of one step, for a learner at ``version``. Raises RunError when none can be used."""
         collected = Collected()
+        self.step = version + 1
         taken = 0
         while len(collected.used) < self._settings.groups and not (
             collected.used and taken >= self._settings.most_groups
@@ -125,6 +135,7 @@ class Collector:
                 raise RunError(f"none of {taken} groups can be learned from: {dict(collected.played)}")
             taken += 1
             group = await self.finished.get()
+            collected.rollouts += group
             for rollout in group:
                 if rollout.samples is not None and rollout.reward is not None:
                     collected.rewards.append(rollout.reward)
@@ -198,11 +209,13 @@ class Weights:
 
 
 class Log:
-    """Writes one line of JSON per step to ``log.jsonl`` and one readable line to the terminal."""
+    """Writes one line of JSON per step to ``log.jsonl`` and one readable line to the terminal. ``loggers`` get the
+    rollouts of each step, too."""
 
     def __init__(self, out: Path) -> None:
         self._file = out / "log.jsonl"
         self._started = self._shown = time.monotonic()
+        self.loggers: list[RolloutLogger] = []
 
     def progress(self, text: str) -> None:
         """Show ``text`` on the terminal unless something was shown in the last seconds."""
@@ -233,6 +246,8 @@ class Log:
             "played": collected.played,
             **asdict(update),
         }
+        for logger in self.loggers:
+            logger.log(collected.rollouts, version)
         gap = "-" if update.fresh_gap is None else f"{update.fresh_gap:.0e}"
         self.write(
             {"kind": "step", "version": version, **entry},
@@ -308,6 +323,7 @@ async def run(
     options: list[str],
     engine: str = "embedded",
     engine_urls: Sequence[str] = (),
+    boards: Boards | None = None,
 ) -> None:
     log = Log(out)
     log.score("held out", 0, await judge(TINY, settings.final_episodes, FINAL_SEED))
@@ -318,7 +334,8 @@ async def run(
             serve(TINY, data, engine=engine, engine_url=engine_urls, options=options) as server,
             AsyncClient(server.control_url, key=server.control_key) as client,
         ):
-            last = await learn(client, out, settings, grpo, log, tensors=engine == "sglang")
+            with (boards or Boards()).opened(out, server.control_url) as log.loggers:
+                last = await learn(client, out, settings, grpo, log, tensors=engine == "sglang")
     log.score("held out", settings.steps, await judge(last, settings.final_episodes, FINAL_SEED))
 
 
@@ -334,6 +351,9 @@ def main() -> int:
     for name in names:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
     parser.add_argument("--rate", type=float, default=GrpoSettings().rate)
+    parser.add_argument("--run-id", default=defaults.run_id, help="the run that the episodes belong to")
+    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log to TensorBoard, too")
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, too")
     parser.add_argument(
         "--keep", action="store_true", help="keep the weights of every step, and the server's records in OUT/data"
     )
@@ -344,10 +364,11 @@ def main() -> int:
     arguments.out.mkdir(parents=True)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    settings = RunSettings(**{name: vars(arguments)[name] for name in (*names, "keep")})
+    settings = RunSettings(**{name: vars(arguments)[name] for name in (*names, "run_id", "keep")})
     options = ["--sandbox", arguments.sandbox, "--durability", "process"]
     grpo = GrpoSettings(rate=arguments.rate)
-    work = run(arguments.out.resolve(), settings, grpo, options, arguments.engine, arguments.engine_url)
+    boards = Boards(arguments.tensorboard, arguments.wandb)
+    work = run(arguments.out.resolve(), settings, grpo, options, arguments.engine, arguments.engine_url, boards)
     return exit_code_of(work, RunError)
 
 

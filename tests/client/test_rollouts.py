@@ -143,6 +143,13 @@ async def test_options_reach_every_episode(read: Read, stub: StubServer) -> None
     assert (request.group_id, rollout.group_id, rollout.samples) == ("mine", "mine", None)
 
 
+async def test_a_function_tells_the_train_step_of_each_episode(read: Read, stub: StubServer) -> None:
+    steps = itertools.count(7)
+    options = {"run_id": "mine", "train_step": lambda: next(steps), "max_concurrent": 1}
+    await collect(read, stub, ["a", "b"], **options)
+    assert [(request.run_id, request.train_step) for request in stub.created] == [("mine", 7), ("mine", 8)]
+
+
 async def test_a_group_may_be_named_after_its_task(read: Read, stub: StubServer) -> None:
     rollouts = await collect(read, stub, ["a", "b"], group_id=lambda task: f"of-{task.id}")
     assert {rollout.group_id for rollout in rollouts} == {"of-a", "of-b"}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from interruption import leaves_nothing_when_interrupted
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo.grpo import Collected, Collector, Log, RunSettings, rows_of
@@ -210,6 +211,8 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "4",
         "--final-episodes",
         "20",
+        "--tensorboard",
+        str(out / "events"),
     ]
     done = subprocess.run(
         [sys.executable, "-m", "grpo.grpo", str(out), *options],
@@ -241,6 +244,19 @@ def test_two_steps_of_the_loop_learn_from_exact_tokens(short_run: Path) -> None:
     assert first["fresh_gap"] < 1e-3
     assert abs(first["drift"]) < 1e-4
     assert [folder.name for folder in short_run.glob("v*")] == ["v2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_its_rollouts_are_on_tensorboard_step_by_step(short_run: Path) -> None:
+    found = EventAccumulator(str(short_run / "events"))
+    found.Reload()
+    entries = [json.loads(line) for line in (short_run / "log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if entry["kind"] == "step"]
+    rewards = [(each.step, each.value) for each in found.Scalars("turnstile/reward/mean")]
+    assert rewards == [(entry["version"], pytest.approx(entry["reward"])) for entry in steps]
+    counts = [each.value for each in found.Scalars("turnstile/episodes")]
+    assert counts == [sum(n for name, n in e["played"].items() if not name.startswith("groups")) for e in steps]
 
 
 @pytest.mark.slow
