@@ -3,6 +3,8 @@
 import type { FunctionComponent } from "preact";
 import { EpisodePage } from "./pages/EpisodePage";
 import { EpisodesPage } from "./pages/EpisodesPage";
+import { RunPage } from "./pages/RunPage";
+import { RunsPage } from "./pages/RunsPage";
 import type { Params } from "./router";
 
 export interface Crumb {
@@ -22,6 +24,9 @@ export interface Page {
 }
 
 export const PAGES: readonly Page[] = [
+  { path: "/runs", nav: "Runs", component: RunsPage, crumbs: () => [{ title: "Runs" }] },
+  { path: "/runs/:run", component: RunPage, crumbs: ({ run = "" }) => [{ title: "Runs", to: "/runs" }, { title: run }] },
+  { path: "/runs/-/all", component: RunPage, crumbs: () => [{ title: "Runs", to: "/runs" }, { title: "All episodes" }] },
   { path: "/episodes", nav: "Episodes", component: EpisodesPage, crumbs: () => [{ title: "Episodes" }] },
   {
     path: "/episodes/:id",
@@ -31,4 +36,4 @@ export const PAGES: readonly Page[] = [
 ];
 
 /** Where `/ui` itself leads. */
-export const START = "/episodes";
+export const START = "/runs";

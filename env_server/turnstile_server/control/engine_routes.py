@@ -68,7 +68,7 @@ class _EngineRoutes:
 def _add_pause_routes(router: APIRouter, routes: _EngineRoutes) -> None:
     engine = routes.engine
 
-    @router.get("/engine")
+    @router.get("/engine", response_model=EngineInfo)
     async def get_engine() -> Response:
         return await routes.info()
 

@@ -55,3 +55,27 @@ export function useEvents(handle: (event: ServerEvent) => void, gap: () => void)
     [key],
   );
 }
+
+const SOONEST_MS = 2000;
+const POLL_MS = 5000;
+
+/** Calls ``reload`` soon after an episode changed, at most every two seconds, and every five while the page is seen. */
+export function useFresh(reload: () => void): void {
+  const now = useRef(reload);
+  now.current = reload;
+  const waits = useRef<number | undefined>(undefined);
+  const soon = (): void => {
+    waits.current ??= window.setTimeout(() => {
+      waits.current = undefined;
+      now.current();
+    }, SOONEST_MS);
+  };
+  useEvents((event) => event.type === "episode" && soon(), soon);
+  useEffect(() => {
+    const poll = window.setInterval(() => document.visibilityState === "visible" && now.current(), POLL_MS);
+    return () => {
+      window.clearInterval(poll);
+      window.clearTimeout(waits.current);
+    };
+  }, []);
+}

@@ -1041,6 +1041,73 @@ export interface components {
          */
         EndedBy: "exit" | "submission" | "request";
         /**
+         * EngineInfo
+         * @description Answer to ``GET /engine``, and to pause, resume, weights, sleep, wake and workers.
+         */
+        EngineInfo: {
+            /**
+             * Asleep
+             * @default false
+             */
+            asleep: boolean;
+            /** Context Length */
+            context_length: number;
+            /**
+             * Detail
+             * @default
+             */
+            detail: string;
+            /** Model Name */
+            model_name: string;
+            /** Ok */
+            ok: boolean;
+            /** Paused */
+            paused: boolean | null;
+            /** Paused S */
+            paused_s?: number | null;
+            /**
+             * Running Calls
+             * @default 0
+             */
+            running_calls: number;
+            /**
+             * Sleeps
+             * @default false
+             */
+            sleeps: boolean;
+            /**
+             * Tensor Copies
+             * @default 1
+             */
+            tensor_copies: number;
+            /** Tensor Format */
+            tensor_format?: ("flattened_bucket" | "safetensors") | null;
+            /**
+             * Updates
+             * @default []
+             */
+            updates: string[];
+            /**
+             * Versions
+             * @default 0
+             */
+            versions: number;
+            /** Vocab Size */
+            vocab_size: number;
+            /**
+             * Waiting Calls
+             * @default 0
+             */
+            waiting_calls: number;
+            /** Weight Version */
+            weight_version: string | null;
+            /**
+             * Workers
+             * @default []
+             */
+            workers: components["schemas"]["WorkerInfo"][];
+        };
+        /**
          * Episode
          * @description Answer to ``GET /episodes/{id}``: the episode's record.
          */
@@ -2565,6 +2632,37 @@ export interface components {
             /** Refused */
             refused?: string | null;
         };
+        /**
+         * WorkerInfo
+         * @description One engine of those that a server spreads its calls over.
+         */
+        WorkerInfo: {
+            /**
+             * Detail
+             * @default
+             */
+            detail: string;
+            /** Kv Used */
+            kv_used?: number | null;
+            /** Limit */
+            limit?: number | null;
+            /**
+             * Running
+             * @default 0
+             */
+            running: number;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "joining" | "serving" | "draining" | "fenced" | "asleep" | "down";
+            /** Url */
+            url?: string | null;
+            /** Weight Version */
+            weight_version?: string | null;
+            /** Worker Id */
+            worker_id: string;
+        };
     };
     responses: never;
     parameters: never;
@@ -2609,7 +2707,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": unknown;
+                    "application/json": components["schemas"]["EngineInfo"];
                 };
             };
         };

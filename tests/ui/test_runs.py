@@ -1,0 +1,147 @@
+"""The pages of runs in a real browser: what they count is what the API counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, expect
+
+from control_support import Door
+from ui.conftest import Watched
+
+pytestmark = pytest.mark.browser
+
+RUN = "runs-grpo-7"
+TAG = "<i>hard\u202e"
+both_schemes = pytest.mark.parametrize("watched", ["light", "dark"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def recorded(api: httpx.Client, door: Door) -> dict[str, Any]:
+    """Sixteen episodes in a run: four steps, two tasks, groups of four; two are cancelled, two still run. The
+    first has two turns. ``GET /stats`` of the run."""
+    for number in range(16):
+        task = {
+            "instruction": f"Task {number % 2} of the runs.",
+            "reward": {"late": True},
+            "tags": [TAG] if number % 2 else ["easy"],
+        }
+        created = api.post(
+            "/episodes",
+            json={"task": task, "run_id": RUN, "train_step": number // 4, "group_id": f"runs-{number // 4}"},
+        )
+        assert created.status_code == 201, created.text
+        episode_id = created.json()["episode_id"]
+        if number == 0:
+            door.add_turn(episode_id)
+            door.add_turn(episode_id)
+        if number < 12:
+            assert api.post(f"/episodes/{episode_id}/finish").status_code == 200
+            reward = {"key": "k", "reward": 1.0 if number in (1, 4, 5, 8, 9, 10, 11) else 0.0}
+            assert api.post(f"/episodes/{episode_id}/reward", json=reward).status_code == 200
+        elif number < 14:
+            assert api.post(f"/episodes/{episode_id}/cancel").status_code == 200
+    return _stats(api)
+
+
+@both_schemes
+def test_the_runs_are_the_start_and_their_counts_are_the_apis(
+    watched: Watched, door: Door, api: httpx.Client, recorded: dict[str, Any]
+) -> None:
+    page = watched.open("", door.key)
+    grid = page.get_by_role("grid", name="Runs")
+    expect(grid).to_be_visible()
+    assert page.url == f"{door.url}/ui/runs"
+    rows = api.get("/stats", params={"by": "run"}).json()["rows"]
+    expect(grid).to_have_attribute("aria-rowcount", str(len(rows) + 1))
+    row = grid.get_by_role("row").filter(has_text=RUN)
+    expect(row).to_contain_text("7 / 12")
+    assert row.get_by_role("gridcell").all_text_contents()[1:6] == ["16", "14", "2", "0", "0"]
+    watched.check()
+    row.get_by_role("link", name="16").click()
+    assert page.url == f"{door.url}/ui/episodes?run_id=runs-grpo-7"
+    page.go_back()
+    row.get_by_role("link", name=RUN).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Run {RUN}")
+    assert page.url == f"{door.url}/ui/runs/runs-grpo-7"
+
+
+@both_schemes
+def test_a_run_says_what_the_api_says(watched: Watched, door: Door, recorded: dict[str, Any]) -> None:
+    page = watched.open("/runs/runs-grpo-7", door.key)
+    status = page.get_by_role("region", name="Status")
+    expect(status).to_be_visible()
+    for name, many in recorded["statuses"].items():
+        assert _fact(status, name.replace("_", " ")) == str(many)
+    rewards = page.get_by_role("region", name="Rewards")
+    assert _fact(rewards, "Graded") == str(recorded["graded"]) == "12"
+    assert _fact(rewards, "Solved") == str(recorded["solved"]) == "7"
+    groups = f"{recorded['groups_without_signal']} of {recorded['groups']}"
+    assert _fact(rewards, "Groups without signal") == groups == "1 of 3"
+    for chance in recorded["pass_at_k"]:
+        shown = _fact(rewards, f"pass@{chance['k']}")
+        assert shown == f"{chance['value'] * 100:.0f} % of {chance['tasks']} tasks"
+    tokens = page.get_by_role("region", name="Tokens")
+    assert _fact(tokens, "Sampled") == str(recorded["sampled_tokens"])
+    assert _fact(tokens, "Trained") == str(recorded["trained_tokens"])
+    for reason, many in recorded["untrained"].items():
+        assert _fact(tokens, reason.replace("_", " ")) == str(many)
+    expect(page.get_by_text("Where time goes")).to_be_visible()
+    engine = page.get_by_role("region", name="Engine", exact=True)
+    expect(engine.get_by_text("serving").first).to_be_visible()
+    watched.check()
+    status.get_by_role("link", name="2", exact=True).first.click()
+    assert re.search(r"/ui/episodes\?run_id=runs-grpo-7&status=(running|cancelled)$", page.url)
+
+
+def test_the_tab_is_in_the_address_and_each_row_is_the_apis(
+    watched: Watched, door: Door, api: httpx.Client, recorded: dict[str, Any]
+) -> None:
+    page = watched.open("/runs/runs-grpo-7", door.key)
+    expect(page.get_by_role("figure").filter(has_text="Reward").first).to_be_visible()
+    for by, title in (("tag", "Tag"), ("version", "Weight version"), ("task", "Task"), ("step", "Train step")):
+        page.get_by_role("navigation", name="Rewards by").get_by_role("link", name=title).click()
+        assert page.url.endswith(f"?by={by}")
+        page.reload()
+        table = page.get_by_role("region", name=f"By {title.lower()}")
+        wanted = api.get("/stats", params={"run_id": RUN, "by": by}).json()["rows"]
+        expect(table.get_by_role("row")).to_have_count(len(wanted) + 1)
+        counts = table.locator("tbody td:nth-child(2)").all_text_contents()
+        assert counts == [str(row["episodes"]) for row in wanted]
+        graded = table.locator("tbody td:nth-child(3)").all_text_contents()
+        assert graded == [str(row["graded"]) for row in wanted]
+        watched.check()
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", page.evaluate("document.body.textContent"))
+    page.get_by_role("region", name="By train step").get_by_role("link", name="4", exact=True).first.click()
+    assert page.url.endswith("&train_step=0")
+
+
+def test_a_change_is_seen_without_asking(watched: Watched, door: Door, api: httpx.Client) -> None:
+    made = api.post("/episodes", json={"task": {"instruction": "x"}, "run_id": "runs-live"})
+    page = watched.open("/runs/runs-live", door.key)
+    expect(page.get_by_role("region", name="Status")).to_contain_text("running")
+    assert api.post(f"/episodes/{made.json()['episode_id']}/cancel").status_code == 200
+    expect(page.get_by_role("region", name="Status")).to_contain_text("cancelled")
+    watched.check()
+
+
+def test_everything_on_the_server_has_a_page_of_its_own(watched: Watched, door: Door, api: httpx.Client) -> None:
+    page = watched.open("/runs/-/all", door.key)
+    expect(page.get_by_role("heading", level=1)).to_have_text("All episodes")
+    total = api.get("/stats").json()["total"]["episodes"]
+    expect(page.get_by_role("link", name=f"{total:,}", exact=True).first).to_be_visible()
+    watched.check()
+
+
+def _stats(api: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = api.get("/stats", params={"run_id": RUN}).json()["total"]
+    return found
+
+
+def _fact(where: Locator, name: str) -> str:
+    """The value beside a name."""
+    entry = where.locator("dl > div").filter(has=where.page.locator("dt").get_by_text(name, exact=True))
+    return entry.locator("dd").inner_text()
