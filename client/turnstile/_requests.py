@@ -30,6 +30,7 @@ from turnstile.models import (
     ForksCreated,
     LeaseState,
     LeaseTerm,
+    LiveReport,
     NetworkReport,
     PendingCalls,
     Regrade,
@@ -116,6 +117,11 @@ def metrics() -> ApiCall[str]:
     return ApiCall(
         "GET", "/metrics", lambda body: body.decode(errors="replace"), accept="text/plain", repeatable=True
     )
+
+
+def live(since: float) -> ApiCall[LiveReport]:
+    params = _given(since=since)
+    return ApiCall("GET", "/live", LiveReport.model_validate_json, params, repeatable=True)
 
 
 def regrade(episode_id: str, fields: Mapping[str, Any], extra_s: float) -> ApiCall[Regrade]:

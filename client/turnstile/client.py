@@ -38,6 +38,7 @@ from turnstile.models import (
     EpisodeSummary,
     GroupReport,
     Limits,
+    LiveReport,
     NetworkReport,
     Sampling,
     StatsKey,
@@ -284,6 +285,11 @@ class AsyncClient(AsyncEngineControl):
     async def versions(self, server: str | None = None) -> dict[str, str]:
         """Turnstile's version on ``server``, or on every server, by URL."""
         return await self._operations.on_servers(_VERSION, server)
+
+    async def live(self, since: float = 0.0, server: str | None = None) -> dict[str, LiveReport]:
+        """What ``server``, or every server, did lately, by URL: the samples later than ``since``, in Unix
+        seconds: the ``at`` of the last one that you have."""
+        return await self._operations.on_servers(requests.live(since), server)
 
     async def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""

@@ -37,6 +37,7 @@ from turnstile.models import (
     EpisodeSummary,
     GroupReport,
     Limits,
+    LiveReport,
     NetworkReport,
     Sampling,
     StatsKey,
@@ -270,6 +271,11 @@ class Client(EngineControl):
     def versions(self, server: str | None = None) -> dict[str, str]:
         """Turnstile's version on ``server``, or on every server, by URL."""
         return self._run(AsyncClient.versions, server)
+
+    def live(self, since: float = 0.0, server: str | None = None) -> dict[str, LiveReport]:
+        """What ``server``, or every server, did lately, by URL: the samples later than ``since``, in Unix
+        seconds: the ``at`` of the last one that you have."""
+        return self._run(AsyncClient.live, since, server)
 
     def audit(self, episode_id: str) -> AuditReport:
         """Asks the server to re-score the episode's tokens on its engine and to check every invariant."""

@@ -29,6 +29,7 @@ from turnstile_server.control.app import build_control_app, build_standby_app, s
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
+from turnstile_server.control.live_routes import build_live_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.control.viewer_routes import build_viewer_router
@@ -59,6 +60,7 @@ from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
+from turnstile_server.observability.live import LiveSources, live_samples
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.observability.tracing import start_trace_export
 from turnstile_server.rendering.protocol import Renderer
@@ -291,6 +293,8 @@ async def _control_app(
         )
     )
     await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
+    sources = LiveSources(parts.metrics, parts.journal.stats, engines.fleet, backends.sandboxes)
+    live = await stack.enter_async_context(live_samples(sources, settings.observability))
     inspector = Inspector(episodes, renderer.token_bytes, workers)
     routers = [
         build_router(
@@ -316,6 +320,7 @@ async def _control_app(
             backends.sandboxes,
             settings.control.page_size,
         ),
+        build_live_router(live),
         build_viewer_router(),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
     ]

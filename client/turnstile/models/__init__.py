@@ -3,9 +3,9 @@
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
 ``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is
-their binary form; ``summary``, ``stats``, ``group``, ``tokens``, ``outline`` and ``work`` are for people to look
-at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are the answers
-about the engine and about recorded episodes.
+their binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline`` and ``work`` are for
+people to look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are
+the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -51,6 +51,7 @@ from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList, SnapshotMode
 from turnstile.models.group import GroupMember, GroupReport, PrefixNode, Scale, group_advantages
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
+from turnstile.models.live import LiveReport, LiveSample
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
 from turnstile.models.outline import BreakEntry, BreakReport, TurnList, TurnOutline, TurnOutlines
@@ -140,6 +141,8 @@ __all__ = [
     "LeaseTerm",
     "LeftOut",
     "Limits",
+    "LiveReport",
+    "LiveSample",
     "Message",
     "NetworkDecision",
     "NetworkOutcome",

@@ -7,7 +7,7 @@ code, never from a request; counting never fails a call.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,6 +27,17 @@ _GAUGES = frozenset({"queued_bytes"})
 """Fields of ``JournalStats`` that may fall."""
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Some metrics as they are now; statuses without any episode are left out."""
+
+    sampled_tokens: int
+    turns: int
+    calls_in_flight: int
+    episodes: dict[str, int]
+    ended: dict[str, int]
+
+
 class Metrics:
     """All metrics of one server, named ``turnstile_*``. Seconds, bytes and tokens."""
 
@@ -40,6 +51,7 @@ class Metrics:
             "overhead_seconds", "Time of a model call outside the engine: parse, match, render, commit, write."
         )
         self._sampled = self._counter("tokens_sampled", "Tokens sampled and recorded in turns.")
+        self._turns = self._counter("turns", "Turns committed.")
         self._tokenized_bytes = self._counter(
             "tokenized_bytes", "UTF-8 bytes that went through the tokenizer: those of new messages only."
         )
@@ -94,6 +106,7 @@ class Metrics:
 
     def turn_committed(self, turn: Turn, tokenized_bytes: int) -> None:
         """``tokenized_bytes``: UTF-8 bytes that were tokenized to make the turn's context."""
+        self._turns.inc()
         self._sampled.inc(len(turn.completion_ids))
         self._tokenized_bytes.inc(tokenized_bytes)
         self._rerendered.inc(turn.rerendered_tokens)
@@ -151,6 +164,15 @@ class Metrics:
         """``route``: the route's template (``/episodes/{episode_id}``), never the path itself."""
         self._control.labels(route, str(status)).inc()
 
+    def counts(self) -> Counts:
+        return Counts(
+            sampled_tokens=_total(self._sampled),
+            turns=_total(self._turns),
+            calls_in_flight=_total(self._calls_in_flight),
+            episodes=_by_label(self._episodes),
+            ended=_by_label(self._ended),
+        )
+
     def exposition(self) -> bytes:
         """All metrics in the Prometheus text format (``CONTENT_TYPE``)."""
         return generate_latest(self._registry)
@@ -163,6 +185,19 @@ class Metrics:
 
     def _histogram(self, name: str, help_: str, *labels: str) -> Histogram:
         return Histogram(f"turnstile_{name}", help_, labels, buckets=_SECONDS, registry=self._registry)
+
+
+def _by_label(metric: Counter | Gauge) -> dict[str, int]:
+    """The values that are not 0, by the value of the only label ("" for a metric without)."""
+    return {
+        next(iter(sample.labels.values()), ""): round(sample.value)
+        for sample in next(iter(metric.collect())).samples
+        if sample.value and not sample.name.endswith("_created")
+    }
+
+
+def _total(metric: Counter | Gauge) -> int:
+    return _by_label(metric).get("", 0)
 
 
 class JournalCollector(Collector):

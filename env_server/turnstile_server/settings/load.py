@@ -22,6 +22,7 @@ from turnstile_server.settings.engine import EngineSettings, JournalSettings, Re
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
+from turnstile_server.settings.observability import ObservabilitySettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.tracing import TracingSettings
 from turnstile_server.settings.workers import WorkerSettings
@@ -100,6 +101,7 @@ class Settings(BaseSettings):
     grading: GradingSettings = GradingSettings()
     agents: AgentSettings = AgentSettings()
     tracing: TracingSettings = TracingSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod
     def settings_customise_sources(
