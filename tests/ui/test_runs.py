@@ -92,6 +92,12 @@ def test_a_run_says_what_the_api_says(watched: Watched, door: Door, recorded: di
     expect(page.get_by_text("Where time goes")).to_be_visible()
     engine = page.get_by_role("region", name="Engine", exact=True)
     expect(engine.get_by_text("serving").first).to_be_visible()
+    lately = page.get_by_role("region", name="This server, lately")
+    assert _fact(lately, "Turns/s") != ""
+    assert _fact(lately, "Sandboxes in use") == "0"
+    assert _fact(lately, "Sandboxes warm") == "0"
+    lately.get_by_text("Numbers: Model calls", exact=True).click()
+    expect(lately.get_by_role("region", name="Numbers: Model calls").get_by_role("row").nth(2)).to_be_visible()
     watched.check()
     status.get_by_role("link", name="2", exact=True).first.click()
     assert re.search(r"/ui/episodes\?run_id=runs-grpo-7&status=(running|cancelled)$", page.url)

@@ -695,6 +695,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/live": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live
+         * @description ``since``: Unix seconds, the ``at`` of the last sample that the caller has.
+         */
+        get: operations["live_live_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/mcp": {
         parameters: {
             query?: never;
@@ -1632,6 +1652,48 @@ export interface components {
              * @description Seconds since it left the queue; then `timed_out`.
              */
             wall_s?: number | null;
+        };
+        /**
+         * LiveReport
+         * @description Answer to ``GET /live``. ``samples``: the oldest first, ``sample_s`` seconds apart.
+         */
+        LiveReport: {
+            /** Sample S */
+            sample_s: number;
+            /** Samples */
+            samples: components["schemas"]["LiveSample"][];
+        };
+        /**
+         * LiveSample
+         * @description One look at a server. Counters count from its start: rates are differences of two samples.
+         */
+        LiveSample: {
+            /** At */
+            at: number;
+            /** Calls In Flight */
+            calls_in_flight: number;
+            /** Ended */
+            ended: {
+                [key: string]: number;
+            };
+            /** Engine Waiting */
+            engine_waiting: number | null;
+            /** Episodes */
+            episodes: {
+                [key: string]: number;
+            };
+            /** Journal Bytes */
+            journal_bytes: number;
+            /** Journal Queued Bytes */
+            journal_queued_bytes: number;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            /** Sandboxes In Use */
+            sandboxes_in_use: number | null;
+            /** Sandboxes Warm */
+            sandboxes_warm: number | null;
+            /** Turns */
+            turns: number;
         };
         /**
          * Message
@@ -3828,6 +3890,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    live_live_get: {
+        parameters: {
+            query?: {
+                since?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LiveReport"];
                 };
             };
             /** @description Validation Error */

@@ -9,6 +9,7 @@ import { Await } from "../components/Status";
 import { Link, type Params } from "../router";
 import { count, reward, seconds, share } from "../text/format";
 import { EngineFacts } from "./EngineFacts";
+import { LiveCharts } from "./LiveCharts";
 import { RewardsBy } from "./RewardsBy";
 import {
   conditions, endedOf, failedOf, ranked, runningOf, type StatsRow, trainedShare, waitingOf,
@@ -32,6 +33,7 @@ export function RunPage({ params }: { params: Params }) {
       <Await of={stats}>{({ total }) => <Totals run={run} total={total} />}</Await>
       <RewardsBy run={run} />
       <EngineFacts />
+      <LiveCharts />
     </>
   );
 }
