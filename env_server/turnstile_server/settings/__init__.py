@@ -16,10 +16,9 @@ from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.load import Settings, load_settings
-from turnstile_server.settings.observability import ObservabilitySettings
+from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
-from turnstile_server.settings.tracing import TracingSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 

@@ -22,9 +22,8 @@ from turnstile_server.settings.engine import EngineSettings, JournalSettings, Re
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
-from turnstile_server.settings.observability import ObservabilitySettings
+from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
-from turnstile_server.settings.tracing import TracingSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 

@@ -17,16 +17,16 @@ const HEAD_PX = 50;
 const TALLEST_PX = 640;
 
 const COLUMNS: readonly Column<StatsRow>[] = [
-  { id: "run", title: "Run", width: 14, grow: 2, cell: (row) => <RunName run={runOf(row)} /> },
+  { id: "run", title: "Run", width: 12, grow: 2, cell: (row) => <RunName run={runOf(row)} /> },
   { id: "episodes", title: "Episodes", width: 7, numeric: true, cell: (row) => <Episodes row={row} /> },
   { id: "ended", title: "Ended", width: 6, numeric: true, cell: (row) => count(endedOf(row)) },
   { id: "running", title: "Running", width: 6, numeric: true, cell: (row) => count(runningOf(row)) },
   { id: "waiting", title: "Waiting", width: 6, numeric: true, cell: (row) => count(waitingOf(row)) },
   { id: "failed", title: "Failed", width: 6, numeric: true, cell: (row) => count(failedOf(row)) },
-  { id: "reward", title: "Mean reward", width: 8, numeric: true, cell: (row) => reward(row.reward_mean) },
+  { id: "reward", title: "Reward", width: 6, numeric: true, cell: (row) => reward(row.reward_mean) },
   { id: "solved", title: "Solved", width: 7, numeric: true, cell: (row) => `${count(row.solved)} / ${count(row.graded)}` },
   { id: "signal", title: "No signal", width: 7, numeric: true, cell: (row) => `${count(row.groups_without_signal)} / ${count(row.groups)}` },
-  { id: "sampled", title: "Sampled tokens", width: 9, numeric: true, cell: (row) => count(row.sampled_tokens) },
+  { id: "sampled", title: "Sampled", width: 7, numeric: true, cell: (row) => count(row.sampled_tokens) },
   { id: "trained", title: "Trained", width: 6, numeric: true, cell: (row) => share(trainedShare(row)) },
 ];
 
