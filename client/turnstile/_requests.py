@@ -120,7 +120,7 @@ def metrics() -> ApiCall[str]:
 
 
 def live(since: float) -> ApiCall[LiveReport]:
-    params = _given(since=since)
+    params = given(since=since)
     return ApiCall("GET", "/live", LiveReport.model_validate_json, params, repeatable=True)
 
 

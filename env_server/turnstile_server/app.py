@@ -29,8 +29,10 @@ from turnstile_server.control.app import build_control_app, build_standby_app, s
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
+from turnstile_server.control.events import build_event_router
 from turnstile_server.control.live_routes import build_live_router
 from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
+from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.control.viewer_routes import build_viewer_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
@@ -300,17 +302,17 @@ async def _control_app(
         build_router(
             ControlParts(
                 episodes,
-                inspector,
                 sampling,
                 engines.control,
                 parts.metrics,
                 settings.control,
-                workers,
                 closing,
                 address,
                 settings.workers.pause_alarm_s,
             )
         ),
+        build_event_router(episodes.subscribe, closing, settings.control),
+        build_result_router(episodes, inspector, settings.control.max_wait_s, workers, closing, episodes.fetched),
         *episode_routers(episodes, inspector, spans, backends.agents, address, workers, settings),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(

@@ -6,17 +6,13 @@ from typing import cast
 
 import anyio
 import httpx
-import numpy as np
 import pytest
 
 from control_support import running_app
 from turnstile.models import Episode
-from turnstile_server.control.agent_address import AgentAddress
-from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app
-from turnstile_server.control.protocol import EpisodeService, InspectionService
-from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.engines.admin import EngineAdmin
+from turnstile_server.control.protocol import EpisodeReading, InspectionService
+from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.errors import NotFound
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class NeverChanging:
-    """Of an EpisodeService only ``get``, which tells when it starts to wait and when it is cancelled."""
+    """Of an EpisodeReading only ``get``, which tells when it starts to wait and when it is cancelled."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -45,20 +41,10 @@ class NeverChanging:
 async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     episodes = NeverChanging()
     metrics, settings = Metrics(), ControlSettings()
-    service, workers = cast(EpisodeService, episodes), anyio.CapacityLimiter(1)
-    parts = ControlParts(
-        service,
-        cast(InspectionService, None),
-        TrainerSampling(service, None, lambda text, close: np.empty(0, np.int32), workers),
-        cast(EngineAdmin, None),
-        metrics,
-        settings,
-        workers,
-        anyio.Event(),
-        AgentAddress("http://127.0.0.1:8001"),
-        120.0,
-    )
-    app = build_control_app([build_router(parts)], key=None, metrics=metrics, settings=settings)
+    service, inspector = cast(EpisodeReading, episodes), cast(InspectionService, None)
+    limiter, closing = anyio.CapacityLimiter(1), anyio.Event()
+    router = build_result_router(service, inspector, settings.max_wait_s, limiter, closing, None)
+    app = build_control_app([router], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:
         async with httpx.AsyncClient() as http:
             with pytest.raises(httpx.ReadTimeout):

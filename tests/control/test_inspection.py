@@ -184,7 +184,7 @@ async def test_a_look_is_no_fetch_of_a_trainer(
 ) -> None:
     ended = Episode.model_validate_json((await http.post(f"/episodes/{episode_id}/finish")).content)
     seen: list[str] = []
-    monkeypatch.setattr("turnstile_server.episodes.service.Episodes.fetched", lambda _, each: seen.append(each))
+    monkeypatch.setattr("turnstile_server.episodes.archive.Archive.fetched", lambda _, each: seen.append(each))
     turn_id = (await http.get(f"/episodes/{ended.episode_id}/turns?arrays=false")).json()["turns"][0]["turn_id"]
     await window(http, turn_id)
     await http.get(f"/episodes/{ended.episode_id}/breaks")

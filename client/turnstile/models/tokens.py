@@ -46,6 +46,9 @@ class TokenWindow(Model):
     tokenizer does not have."""
     special: tuple[bool, ...]
     """It is no ordinary text, but a token that was added to the vocabulary, such as the end of a turn."""
+    tokenizer: bool = True
+    """False: the directory of a stopped server is read without its tokenizer. Then all of ``bytes`` and ``text``
+    are empty, and none is ``special``."""
     loss_mask: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     """Also of completions that are not trained; None where the policy did not sample the token."""

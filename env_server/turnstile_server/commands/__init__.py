@@ -8,6 +8,7 @@ commands costs nothing.
 
 Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``,
 ``validate_tasks``, ``init`` (with the files of ``scaffold/``), ``agents``, ``doctor``, ``openenv_layout``.
+``view_folder`` is no command: the client's ``turnstile ui`` calls it, by an entry point of its own.
 """
 
 DEMO = (

@@ -11,17 +11,19 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnstile.models import explained
 from turnstile_server.control.body import json_bytes, until_disconnect, until_set
 from turnstile_server.control.protocol import EpisodeEvent
+from turnstile_server.settings import ControlSettings
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -98,3 +100,22 @@ def _frame(event: EpisodeEvent) -> bytes:
     else:
         what = b""
     return b"id: %b\n%b\n" % (event.event_id.encode(), what)
+
+
+def build_event_router(
+    subscribe: Callable[[str | None], AsyncIterator[EpisodeEvent]], closing: anyio.Event, settings: ControlSettings
+) -> APIRouter:
+    """``GET /events``. ``subscribe``: the events behind the one with this id, else from now on."""
+    router = APIRouter()
+
+    @router.get("/events")
+    async def events(request: Request) -> Response:
+        await request.body()
+        return EventStream(
+            subscribe(request.headers.get("last-event-id")),
+            closing=closing,
+            heartbeat_s=settings.heartbeat_s,
+            send_timeout_s=settings.send_timeout_s,
+        )
+
+    return router

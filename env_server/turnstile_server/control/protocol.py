@@ -53,8 +53,34 @@ class EpisodeEvent:
     """Why events between the reader's last one and this are not sent; None: there are none."""
 
 
-class EpisodeService(Protocol):
-    """Creates, shows, ends, deletes and exports episodes."""
+class EpisodeReading(Protocol):
+    """Shows and exports episodes."""
+
+    async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
+        """The episode as it is now; with ``wait_s`` > 0, at its next change of status or after that many seconds.
+        An ended episode is returned at once."""
+        ...
+
+    async def turns(self, episode_id: str) -> Sequence[Turn]:
+        """All turns, in commit order."""
+        ...
+
+    async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
+        """The episode's samples. ``include_untrained`` adds the rows without a trainable token (such as superseded
+        retries)."""
+        ...
+
+    async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
+        """The same rows as a forest that holds each token once."""
+        ...
+
+    async def network(self, episode_id: str) -> NetworkReport:
+        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        ...
+
+
+class EpisodeService(EpisodeReading, Protocol):
+    """Creates, ends and deletes episodes too."""
 
     async def create(self, request: EpisodeRequest, agent_url: str | None = None) -> tuple[EpisodeCreated, bool]:
         """Create an episode and return it with True. A repeated ``idempotency_key`` with the same body returns the
@@ -63,11 +89,6 @@ class EpisodeService(Protocol):
         Raises Conflict for an id that is taken, or for a key that came with another body; Unprocessable, naming
         the field, for a limit above its ceiling; QueueFull at the bound of open episodes.
         """
-        ...
-
-    async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
-        """The episode as it is now; with ``wait_s`` > 0, at its next change of status or after that many seconds.
-        An ended episode is returned at once."""
         ...
 
     async def finish(self, episode_id: str) -> Episode:
@@ -101,25 +122,8 @@ class EpisodeService(Protocol):
         """Why no new episode is taken now, as a sentence; None: they are taken."""
         ...
 
-    async def turns(self, episode_id: str) -> Sequence[Turn]:
-        """All turns, in commit order."""
-        ...
-
-    async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
-        """The episode's samples. ``include_untrained`` adds the rows without a trainable token (such as superseded
-        retries)."""
-        ...
-
-    async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
-        """The same rows as a forest that holds each token once."""
-        ...
-
     async def audit(self, episode_id: str) -> AuditReport:
         """Re-score the recorded tokens on the engine and check every invariant."""
-        ...
-
-    async def network(self, episode_id: str) -> NetworkReport:
-        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
         ...
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:

@@ -3,6 +3,7 @@
 In reading order:
 
 - ``service``: ``Episodes``, the register behind the control API, the gate and the MCP endpoint.
+- ``reader``: ``EpisodeReader``, its reading side, which a directory without a server has alone.
 - ``plan``: what a request needs (task, agent, sandbox, limits), and the record and session it begins with.
 - ``run``: ``EpisodeRun``, the owner task of an episode: prepare → run → drain → grade → store.
 - ``lifecycle``: the decisions of that task as a pure state machine: transitions, stop requests, limits of time.

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 import anyio
@@ -43,9 +43,9 @@ from turnstile_server.episodes.store import (
     stored_of,
     unreadable_episode,
 )
-from turnstile_server.episodes.work_store import WorkStore
+from turnstile_server.episodes.work_store import KeptWorks
 from turnstile_server.errors import Conflict, JournalUnavailable, NotFound
-from turnstile_server.journal.protocol import Journal, Record, RecordType
+from turnstile_server.journal.protocol import JournalReading, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,13 +64,21 @@ _NOT_GRADED = _RESTARTED.model_copy(
 
 class Archive:
     """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones. ``works``: in which
-    the work of an episode may be that was graded when the server stopped."""
+    the work of an episode may be that was graded when the server stopped. ``interrupted`` is handed the records of
+    such ends, to store them."""
 
-    def __init__(self, journal: Journal, cached_trees: int, works: WorkStore) -> None:
+    def __init__(
+        self,
+        journal: JournalReading,
+        cached_trees: int,
+        works: KeptWorks,
+        interrupted: Callable[[Record], Awaitable[object]] | None = None,
+    ) -> None:
         self.changing = anyio.Lock()
         """Held while the record of an ended episode is changed or deleted."""
         self._journal = journal
         self._works = works
+        self._interrupted = interrupted
         self._cached_trees = cached_trees
         self._listing = EpisodeListing()
         self._ended: dict[str, bytes] = {}
@@ -95,7 +103,7 @@ class Archive:
 
     async def restore(self) -> None:
         """Take up every episode of the journal, oldest first. One that ran when the server stopped has failed;
-        that end is stored, if the disk takes it."""
+        that end is stored, if the disk takes it and somebody stores it."""
         async for record in self._journal.episodes():
             try:
                 if record.damage is not None:
@@ -116,14 +124,19 @@ class Archive:
         """The episode that ran when the server stopped, as failed."""
         inherited = await self._inherited(stored.episode.forked_from, anyio.CapacityLimiter(1))
         forest = rebuild(await self._journal.read(record.episode_id), inherited)
-        ended_s = max(0.0, time.time() - stored.episode.timings.created_at)
+        created_at = stored.episode.timings.created_at
+        # Who only reads, perhaps years later, knows of no later time than that of the last turn.
+        ended_at = time.time() if self._interrupted is not None else forest.last_turn_at or created_at
+        ended_s = max(0.0, ended_at - created_at)
         timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
         work = await self._works.recovered(record.episode_id)
         error = _RESTARTED if work is None else _NOT_GRADED
         fields = {"status": EpisodeStatus.FAILED, "error": error, "timings": timings, "work": work}
         failed = replace(stored, episode=forest.counted(stored.episode.model_copy(update=fields)))
+        if self._interrupted is None:
+            return failed
         try:
-            await self._journal.append(failed.record())
+            await self._interrupted(failed.record())
         except JournalUnavailable as refusal:  # the records can still be read; the next start tries again
             _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, refusal.message)
         return failed

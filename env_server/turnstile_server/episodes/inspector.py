@@ -17,7 +17,7 @@ from turnstile.models.turn import TurnFacts
 from turnstile_server.capture import Node, Turns
 from turnstile_server.capture.break_report import break_entry, broken_turns
 from turnstile_server.capture.token_path import TokenPath, Training, path_ids
-from turnstile_server.episodes.service import Episodes
+from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.episodes.store import unchanging
 from turnstile_server.errors import InvalidRequest, NotFound
 from turnstile_server.rendering.token_text import TokenText, shown
@@ -29,9 +29,10 @@ T = TypeVar("T")
 
 
 class Inspector:
-    """Implements the control API's InspectionService. ``workers`` bounds its threads."""
+    """Implements the control API's InspectionService. ``table`` None: no tokenizer is known. ``workers`` bounds
+    its threads."""
 
-    def __init__(self, episodes: Episodes, table: TokenBytes, workers: anyio.CapacityLimiter) -> None:
+    def __init__(self, episodes: EpisodeReader, table: TokenBytes | None, workers: anyio.CapacityLimiter) -> None:
         self._episodes = episodes
         self._text = TokenText(table)
         self._workers = workers
@@ -93,6 +94,7 @@ class Inspector:
             text=tuple(map(shown, pieces)),
             bytes=tuple(piece.hex() for piece in pieces),
             special=tuple(self._text.special(found.ids)),
+            tokenizer=self._text.known,
             loss_mask=tuple(found.loss_mask.tolist()),
             logprobs=tuple(None if math.isnan(value) else value for value in found.logprobs.tolist()),
             weight_version=tuple(None if index < 0 else index for index in found.versions.tolist()),

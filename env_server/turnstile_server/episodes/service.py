@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -27,14 +27,9 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     LeaseState,
-    NetworkReport,
     RewardUpdate,
-    SampleSet,
-    TokenForest,
-    Turn,
 )
 from turnstile_server.agents.registry import EXTERNAL
-from turnstile_server.capture import export_forest, export_samples
 from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.data_dir import snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
@@ -42,15 +37,14 @@ from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.broadcast import Broadcast, changes_of
 from turnstile_server.episodes.fork_point import ForkPoint
-from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
-from turnstile_server.episodes.overview import Overview
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
+from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
 from turnstile_server.episodes.retention import Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
@@ -58,8 +52,7 @@ from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import StalenessWatcher
-from turnstile_server.episodes.store import Forest, Stored, unchanging
-from turnstile_server.episodes.turn_finder import TurnFinder
+from turnstile_server.episodes.store import Stored, unchanging
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
 from turnstile_server.gate.session import EpisodeSession
@@ -71,7 +64,7 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Episodes:
+class Episodes(EpisodeReader):
     """The register of all episodes. Implements the control API's EpisodeService, the gate's EpisodeDirectory and
     the MCP endpoint's ToolDirectory.
 
@@ -107,11 +100,12 @@ class Episodes:
         )
         self._groups = EpisodeGroups(self._settings.remembered_groups)
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
-        self._archive = Archive(parts.journal, self._settings.cached_trees, self._works)
-        self._retention = Retention(parts.journal, self._archive, self._works, store)
+        archive = Archive(parts.journal, self._settings.cached_trees, self._works, parts.journal.append)
+        super().__init__(parts.journal, archive, self._works, self._running, settings)
+        self._retention = Retention(parts.journal, archive, self._works, store)
         limits = (self._settings.max_subscribers, self._settings.subscriber_queue, self._settings.kept_events)
         self._broadcast = Broadcast(*limits)
-        amendments = Amendments(parts.journal, self._archive, self._broadcast.publish)
+        amendments = Amendments(parts.journal, archive, self._broadcast.publish)
         self.regrades = Regrader(
             RegradeParts(
                 parts.backends,
@@ -126,13 +120,8 @@ class Episodes:
         self._creating = anyio.Lock()
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
-        self._exports = anyio.CapacityLimiter(self._settings.export_threads)
-        self.overview = Overview(self._archive, self._now, self._exports)
-        most = settings.control.max_group_episodes
-        self.group_view = GroupView(self.overview, self.samples, self._exports, most)
-        self.turn_finder = TurnFinder(self._running, self._archive, parts)
         self._rewards = EpisodeRewards(
-            self._archive, amendments, self._running, self._exports, self._settings.max_reward_changes
+            archive, amendments, self._running, self._exports, self._settings.max_reward_changes
         )
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
@@ -211,9 +200,6 @@ class Episodes:
         self._broadcast.publish(run.episode)
         self._tasks.start_soon(run.run_to_end)
 
-    def running(self, episode_id: str) -> EpisodeRun | None:
-        return self._running.get(episode_id)
-
     @asynccontextmanager
     async def held(self, episode_id: str) -> AsyncIterator[None]:
         """The episode is not deleted while the block runs. Raises NotFound."""
@@ -266,22 +252,6 @@ class Episodes:
             episode_key=self._keys.key(episode.episode_id, stored.key_nonce) if external else None,
         )
 
-    async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
-        run = self._running.get(episode_id)
-        if run is not None and wait_s > 0:
-            await run.wait_for_change(wait_s)
-        return self._now(episode_id)
-
-    def _now(self, episode_id: str) -> Episode:
-        run = self._running.get(episode_id)
-        if run is not None:
-            return run.measured(run.episode)
-        episode = self._archive.get(episode_id)
-        if episode is None:
-            raise NotFound(f"there is no episode {episode_id}")
-        gone = episode.work is not None and episode_id not in self._works
-        return episode.model_copy(update={"work": None}) if gone else episode
-
     async def finish(self, episode_id: str) -> Episode:
         """Waits for a grading at most ``episodes.finish_wait_s``; the episode is ``grading`` then."""
         run = self._running.get(episode_id)
@@ -318,46 +288,15 @@ class Episodes:
     def refusal(self) -> str | None:
         return self._journal.refusal
 
-    async def turns(self, episode_id: str) -> Sequence[Turn]:
-        _, forest = await self.exported(episode_id)
-        return [node.turn for node in forest.tree if not node.inherited]
-
-    async def samples(self, episode_id: str, *, include_untrained: bool = False) -> SampleSet:
-        return await self._export(export_samples, episode_id, include_untrained)
-
-    async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
-        return await self._export(export_forest, episode_id, include_untrained)
-
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self.exported(episode_id)
         return await self._parts.auditor.audit(unchanging(episode, forest), forest.facts(episode), self._exports)
-
-    async def network(self, episode_id: str) -> NetworkReport:
-        run = self._running.get(episode_id)
-        if run is not None:
-            return run.network or NetworkReport(episode_id=episode_id)
-        await self.get(episode_id)
-        return await self._archive.network(episode_id)
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
         return self._broadcast.subscribe(after)
 
     def changes(self) -> AsyncIterator[Episode]:
         return changes_of(self._broadcast.subscribe())
-
-    async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
-        episode, forest = await self.exported(episode_id)
-        tree, facts = unchanging(episode, forest), forest.facts(episode)
-        return await anyio.to_thread.run_sync(
-            lambda: export(tree, facts, include_untrained=include_untrained), limiter=self._exports
-        )
-
-    async def exported(self, episode_id: str) -> tuple[Episode, Forest]:
-        episode = await self.get(episode_id)
-        run = self._running.get(episode_id)
-        if run is not None:
-            return episode, run.forest
-        return episode, await self._archive.forest(episode_id, self._exports)
 
     # Called by the runs
 

@@ -15,10 +15,10 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from turnstile.models import Span, SpanReport
+from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.episodes.run import EpisodeRun
-from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.turn_spans import report_of
-from turnstile_server.journal.protocol import Journal, Record, RecordType
+from turnstile_server.journal.protocol import JournalReading, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class SpanReports:
     threads that make reports."""
 
     def __init__(
-        self, episodes: Episodes, journal: Journal, most_regrades: int, threads: anyio.CapacityLimiter
+        self, episodes: EpisodeReader, journal: JournalReading, most_regrades: int, threads: anyio.CapacityLimiter
     ) -> None:
         self._episodes = episodes
         self._journal = journal

@@ -155,6 +155,12 @@ class Forest:
         """In commit order, without those that a fork began with, which are rewarded where they were sampled."""
         return [node.turn.turn_id for node in self.tree if not node.inherited]
 
+    @property
+    def last_turn_at(self) -> float | None:
+        """When the last turn was there, in Unix seconds; None without a turn."""
+        timings = [node.turn.timings for node in self.tree]
+        return max((each.started_at + each.total_s for each in timings), default=None)
+
     def counted(self, episode: Episode) -> Episode:
         """The episode with its statistics as they are now."""
         return episode.model_copy(update={"stats": self.tree.statistics(self.discarded)})

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 
 from turnstile_server.episodes.archive import Archive
-from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.run import EpisodeRun
 from turnstile_server.episodes.store import Forest
 from turnstile_server.errors import NotFound
-from turnstile_server.journal.protocol import RecordType
+from turnstile_server.journal.protocol import JournalReading, RecordType
 
 _TURN_ID = re.compile(r"turn_([0-9a-f]{12})[0-9a-f]{20}")
 """A UUIDv7, whose first 48 bits are Unix time in milliseconds."""
@@ -19,11 +18,15 @@ CLOCK_SLACK_S = 2.0
 
 
 class TurnFinder:
-    def __init__(self, running: Mapping[str, EpisodeRun], archive: Archive, parts: EpisodeParts) -> None:
+    """``searched``: episodes that are read from the journal for one turn, at most."""
+
+    def __init__(
+        self, running: Mapping[str, EpisodeRun], archive: Archive, journal: JournalReading, searched: int
+    ) -> None:
         self._running = running
         self._archive = archive
-        self._journal = parts.journal
-        self._searched = parts.settings.episodes.searched_episodes
+        self._journal = journal
+        self._searched = searched
 
     async def episode_of(self, turn_id: str) -> str:
         """The id of the episode in which the turn was sampled. Raises NotFound."""

@@ -28,42 +28,72 @@ _LOG = logging.getLogger(__name__)
 SUFFIX = ".work"
 
 
-class WorkStore:
-    """``spare_bytes``: what stays free on the disk, for the journal. ``changed`` is told the bytes in use."""
+class KeptWorks:
+    """What work is kept in a folder, for reading only."""
 
-    def __init__(
-        self, folder: Path, settings: EpisodeSettings, spare_bytes: int, changed: Callable[[int], None]
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._settings = settings
-        self._spare_bytes = spare_bytes
-        self._changed = changed
         self._files: dict[str, KeptFile] = {}
 
     async def open(self) -> None:
-        """Takes up what is there; what an earlier server left unfinished goes. A folder that cannot be read is
-        logged: nothing is kept then."""
+        """Takes up what is there. A folder that cannot be read is logged: nothing is kept then."""
         try:
-            found = await anyio.to_thread.run_sync(self._scan)
+            self._files = await anyio.to_thread.run_sync(self._scan)
         except OSError as error:
             _LOG.error("kept work in %s cannot be read: %s", self._folder, error)
-            return
-        self._files = found
-        self._count()
 
     def _scan(self) -> dict[str, KeptFile]:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = {}
-        for path in self._folder.iterdir():
-            if path.suffix == PARTIAL:
-                path.unlink(missing_ok=True)
-            elif path.suffix == SUFFIX and re.fullmatch(CLIENT_ID_PATTERN, path.stem):
+        for path in self._folder.iterdir() if self._folder.exists() else ():
+            if path.suffix == SUFFIX and re.fullmatch(CLIENT_ID_PATTERN, path.stem):
                 status = path.stat()
                 found[path.stem] = KeptFile(status.st_size, status.st_mtime)
         return found
 
     def __contains__(self, episode_id: str) -> bool:
         return episode_id in self._files
+
+    async def recovered(self, episode_id: str) -> KeptWork | None:
+        """What was kept of an episode whose end no record has, because the server died while it was graded."""
+        if episode_id not in self._files:
+            return None
+
+        def read() -> KeptWork:
+            data = self._path(episode_id).read_bytes()
+            return _kept(decode(data), data)
+
+        try:
+            return await anyio.to_thread.run_sync(read)
+        except (OSError, ValueError) as error:
+            _LOG.error("the kept work of episode %s cannot be read: %s", episode_id, error)
+            return None
+
+    def _path(self, episode_id: str) -> Path:
+        return self._folder / f"{episode_id}{SUFFIX}"
+
+
+class WorkStore(KeptWorks):
+    """``spare_bytes``: what stays free on the disk, for the journal. ``changed`` is told the bytes in use."""
+
+    def __init__(
+        self, folder: Path, settings: EpisodeSettings, spare_bytes: int, changed: Callable[[int], None]
+    ) -> None:
+        super().__init__(folder)
+        self._settings = settings
+        self._spare_bytes = spare_bytes
+        self._changed = changed
+
+    async def open(self) -> None:
+        """As the reader's. What an earlier server left unfinished goes."""
+        await super().open()
+        self._count()
+
+    def _scan(self) -> dict[str, KeptFile]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._folder.iterdir():
+            if path.suffix == PARTIAL:
+                path.unlink(missing_ok=True)
+        return super()._scan()
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
@@ -115,21 +145,6 @@ class WorkStore:
             raise WorkNotKept(f"the kept work of episode {episode_id} cannot be read: {error.strerror}") from error
         return await anyio.to_thread.run_sync(_checked, episode_id, data, digest)
 
-    async def recovered(self, episode_id: str) -> KeptWork | None:
-        """What was kept of an episode whose end no record has, because the server died while it was graded."""
-        if episode_id not in self._files:
-            return None
-
-        def read() -> KeptWork:
-            data = self._path(episode_id).read_bytes()
-            return _kept(decode(data), data)
-
-        try:
-            return await anyio.to_thread.run_sync(read)
-        except (OSError, ValueError) as error:
-            _LOG.error("the kept work of episode %s cannot be read: %s", episode_id, error)
-            return None
-
     async def remove(self, episode_ids: Iterable[str]) -> None:
         """Removes what there is of them. A file that cannot be removed is logged, and tried again at the next
         start."""
@@ -155,9 +170,6 @@ class WorkStore:
 
     def _count(self) -> None:
         self._changed(sum(file.bytes for file in self._files.values()))
-
-    def _path(self, episode_id: str) -> Path:
-        return self._folder / f"{episode_id}{SUFFIX}"
 
 
 def _kept(ended: EndedWork, data: bytes) -> KeptWork:

@@ -132,6 +132,36 @@ def _sign(fd: int) -> None:
         logger.warning("The lock file does not name this process: %s", error)
 
 
+def _holder(fd: int) -> tuple[str, str]:
+    """The process that signed the lock file: its number, and what to call it."""
+    holder, _, host = os.pread(fd, _HOLDER_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
+    who = f"process {holder}" if holder else "another process"
+    if host not in ("", socket.gethostname()):
+        who += f" on {host} (a container has its id as its host's name)"
+    return holder, who
+
+
+def check_unused(directory: Path) -> None:
+    """Raises StartupError where a server holds the directory's lock, and OSError where the lock cannot be read. A
+    directory without one (an export, a part of a copy) is used by nobody.
+
+    Takes a shared lock for an instant and gives it back; the file is opened for reading only.
+    """
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StartupError(
+            f"The journal in {directory} is in use by {_holder(fd)[1]}: that server shows its episodes itself "
+            "(turnstile ui --url URL --data-dir DIR). Stop it to read the directory."
+        ) from error
+    finally:
+        os.close(fd)
+
+
 class DirectoryLock:
     """Keeps a second writer out of a directory: an flock on a file that is never removed and holds the pid
     and the host's name, because in two containers both servers are process 1.
@@ -153,11 +183,8 @@ class DirectoryLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sign(fd)
         except BlockingIOError as error:
-            holder, _, host = os.pread(fd, _HOLDER_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
+            holder, who = _holder(fd)
             os.close(fd)
-            who = f"process {holder}" if holder else "another process"
-            if host not in ("", socket.gethostname()):
-                who += f" on {host} (a container has its id as its host's name)"
             raise StartupError(
                 f"The data directory {directory} is in use by {who}. Stop it, or choose another directory.",
                 detail={"directory": str(directory), "pid": int(holder) if holder.isdigit() else None},

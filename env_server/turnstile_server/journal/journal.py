@@ -13,7 +13,8 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,13 +23,13 @@ import anyio.to_thread
 
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal.commit import GroupCommit
-from turnstile_server.journal.entries import place
 from turnstile_server.journal.files import DirectoryLock, FileOps, RealFiles
 from turnstile_server.journal.index import JournalIndex, UnindexedEntries
-from turnstile_server.journal.protocol import Record, RecordType
+from turnstile_server.journal.protocol import Record
+from turnstile_server.journal.reading import PAGE, IndexReader
 from turnstile_server.journal.recovery import recover
 from turnstile_server.journal.reserve import Reserve
-from turnstile_server.journal.segments import RecordReader, encode, segment_path
+from turnstile_server.journal.segments import encode, segment_path
 from turnstile_server.journal.space import DiskSpace, IndexAccess
 from turnstile_server.journal.stats import JournalStats
 from turnstile_server.journal.summaries import Summaries
@@ -38,8 +39,6 @@ from turnstile_server.threads import result_of
 
 logger = logging.getLogger(__name__)
 
-PAGE = 256
-"""Episodes read per turn of the index thread, so that other reads get in between."""
 SEGMENTS_PER_DISK = 64
 """A segment is at most this part of the file system: 1/64."""
 SMALLEST_FITTED = 1 << 20
@@ -78,7 +77,7 @@ class FileJournal:
         self._thread = thread
         self._index = opened.index
         self._summaries = opened.summaries
-        self._reader = RecordReader(opened.directory, opened.stats)
+        self._reader = IndexReader(opened.index, partial(segment_path, opened.directory), opened.stats)
         self._unindexed = UnindexedEntries()
         writer = SegmentWriter(opened.directory, opened.files, settings, opened.stats, opened.tail, opened.lock)
         self._commit = GroupCommit(
@@ -149,8 +148,7 @@ class FileJournal:
         """As in the protocol. A record that the disk damaged is left out, logged and counted."""
 
         def work() -> list[Record]:
-            locations = self._index.locations(episode_id, self._unindexed.snapshot())
-            return self._reader.records(episode_id, locations)
+            return self._reader.records(episode_id, self._unindexed.snapshot())
 
         return await self._in_thread(work)
 
@@ -173,24 +171,7 @@ class FileJournal:
                 yield record
 
     def _states_of(self, names: list[str]) -> list[Record]:
-        """The last state of each episode that still lives; the one before it where that is damaged."""
-        found: list[Record] = []
-        unindexed = self._unindexed.snapshot()
-        for name in names:
-            locations = self._index.locations(name, unindexed)
-            states = [location for location in locations if location.type == RecordType.EPISODE]
-            if not locations:
-                continue  # deleted meanwhile
-            damage = None if states else "it is not in the journal any more"
-            for location in reversed(states):
-                if records := self._reader.records(name, [location]):
-                    found.append(replace(records[0], damage=damage))
-                    break
-                segment, offset = place(location.position)
-                damage = damage or f"{segment_path(self._directory, segment)} is damaged at byte {offset}"
-            else:
-                found.append(Record(RecordType.EPISODE, name, {}, damage=damage))
-        return found
+        return self._reader.states(names, self._unindexed.snapshot())
 
     @property
     def refusal(self) -> str | None:

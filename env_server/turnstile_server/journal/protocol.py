@@ -44,7 +44,21 @@ class Record:
     it, or one without ``meta``."""
 
 
-class Journal(Protocol):
+class JournalReading(Protocol):
+    """Reads records by episode."""
+
+    async def read(self, episode_id: str) -> list[Record]:
+        """All records of an episode, in order; empty when it is unknown or deleted."""
+        ...
+
+    def episodes(self) -> AsyncIterator[Record]:
+        """The last EPISODE record of every episode that is not deleted, oldest first.
+
+        An episode of which anything can be read is never left out: see ``Record.damage``."""
+        ...
+
+
+class Journal(JournalReading, Protocol):
     """Stores records by episode."""
 
     async def append(self, record: Record) -> int:
@@ -59,19 +73,9 @@ class Journal(Protocol):
         commit or at close. A failure is logged and counted, never raised."""
         ...
 
-    async def read(self, episode_id: str) -> list[Record]:
-        """All records of an episode, in order; empty when it is unknown or deleted."""
-        ...
-
     async def state(self, episode_id: str) -> Record | None:
         """The last EPISODE record of one episode; None when it is unknown or deleted. ``damage`` as in
         ``episodes``."""
-        ...
-
-    def episodes(self) -> AsyncIterator[Record]:
-        """The last EPISODE record of every episode that is not deleted, oldest first.
-
-        An episode of which anything can be read is never left out: see ``Record.damage``."""
         ...
 
     async def delete(self, episode_id: str) -> None:

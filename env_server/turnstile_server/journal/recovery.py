@@ -1,6 +1,7 @@
 """Recovery of a directory when it is opened: build the index, cut a torn tail, find where to append.
 
-Runs once, in the index thread, under the directory's lock. What must hold: no whole record is ever removed; only
+``recover`` runs once, in the index thread, under the directory's lock; ``survey`` is its counterpart for a
+directory that is only read. What must hold: no whole record is ever removed; only
 bytes behind the last whole record of the last segment are cut (they were not acknowledged, or cannot be read);
 damage anywhere else stays on disk, is counted and logged, and everything around it stays readable.
 """
@@ -14,6 +15,7 @@ import os
 import re
 import struct
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from turnstile_server.errors import StartupError
@@ -31,6 +33,7 @@ from turnstile_server.journal.index import JournalIndex
 from turnstile_server.journal.segments import (
     FILE_HEADER,
     SEGMENT_PATTERN,
+    SEGMENT_SUFFIX,
     DamagedBytes,
     FoundRecord,
     apparent_record,
@@ -136,19 +139,61 @@ def list_segments(directory: Path) -> list[SegmentFile]:
                 "directory, or give it back its name."
             )
         try:
-            if path.exists() and not path.is_file() and not path.is_dir():  # to open a pipe would never end
-                raise OSError(errno.EINVAL, "it is no file")
-            with path.open("rb") as file:
-                header = file.read(FILE_HEADER.size)
-                size = os.fstat(file.fileno()).st_size
+            segments.append(_segment_file(int(match[1]), path))
         except OSError as error:
             # Without it the server would show fewer episodes than there are, and nobody would miss them.
             raise StartupError(
                 f"The segment {path} of the journal cannot be read: {error.strerror}. Make it readable again, or "
                 "move it out of the directory to start without its episodes."
             ) from error
-        segments.append(SegmentFile(int(match[1]), path, size, read_file_header(header, str(path))))
     return segments
+
+
+def _segment_file(number: int, path: Path) -> SegmentFile:
+    """Raises StartupError for a newer format, and OSError."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # to open a pipe would never end
+        raise OSError(errno.EINVAL, "it is no file")
+    with path.open("rb") as file:
+        header = file.read(FILE_HEADER.size)
+        size = os.fstat(file.fileno()).st_size
+    return SegmentFile(number, path, size, read_file_header(header, str(path)))
+
+
+def survey(directory: Path, index: JournalIndex, stats: JournalStats) -> dict[int, Path]:
+    """Indexes all that can be read in the directory, and gives the segments' files by number. Changes nothing.
+
+    Exported episodes are segments with names of their own (``EPISODE.tsj``); they get the numbers behind the
+    others'. What cannot be opened is left out, with a line in the log. Raises StartupError for a newer format and
+    where there is no segment, and OSError.
+    """
+    segments = _readable(sorted(directory.glob(f"*{SEGMENT_SUFFIX}")))
+    if not segments:
+        raise StartupError(f"{directory} holds no segment (*{SEGMENT_SUFFIX}) of a journal that can be read.")
+    for copy, whole in _copies(segments):
+        logger.warning("%s is a copy of %s: it is not read", copy.path, whole.path)
+        segments.remove(copy)
+    for segment in segments:
+        last = segment is segments[-1]
+        if last or not _take_summary(segment, index):
+            _index_segment(segment, last, index, None, stats)
+    return {segment.number: segment.path for segment in segments}
+
+
+def _readable(paths: list[Path]) -> list[SegmentFile]:
+    """In the order of their numbers. Raises StartupError for a newer format."""
+    numbers = {path: int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name))}
+    following = count(max(numbers.values(), default=0) + 1)
+    segments = []
+    for path in paths:
+        number = numbers[path] if path in numbers else next(following)
+        if number > MOST_SEGMENTS:
+            logger.error("%s is not read: it has a number that no journal reaches", path)
+            continue
+        try:
+            segments.append(_segment_file(number, path))
+        except OSError as error:
+            logger.error("%s cannot be read: %s. What is in it is not shown", path, error.strerror)
+    return sorted(segments, key=lambda segment: segment.number)
 
 
 def _without_stillborn(
@@ -176,16 +221,8 @@ def _without_copies(segments: list[SegmentFile], files: FileOps) -> list[Segment
     """Renames segments that somebody copied within the directory: their records are there already, in the segment
     with the same random number. Of two the longer one stays, because later records are in it alone. Left in its
     place a copy would be read once the other is deleted, and deleted episodes would be back."""
-    kept: dict[int, SegmentFile] = {}
     copies: set[int] = set()
-    for segment in segments:
-        if segment.nonce is None:
-            continue
-        other = kept.setdefault(segment.nonce, segment)
-        if other is segment:
-            continue
-        copy, whole = (other, segment) if segment.size > other.size else (segment, other)
-        kept[segment.nonce] = whole
+    for copy, whole in _copies(segments):
         copies.add(copy.number)
         aside = copy.path.with_name(f"{copy.path.name}.copy")
         logger.error("%s is a copy of %s: it is renamed to %s and not read", copy.path, whole.path, aside.name)
@@ -196,10 +233,27 @@ def _without_copies(segments: list[SegmentFile], files: FileOps) -> list[Segment
     return [segment for segment in segments if segment.number not in copies]
 
 
+def _copies(segments: list[SegmentFile]) -> list[tuple[SegmentFile, SegmentFile]]:
+    """Segments with the random number of another one, which is at least as long, each with that one."""
+    kept: dict[int, SegmentFile] = {}
+    copies = []
+    for segment in segments:
+        if segment.nonce is None:
+            continue
+        other = kept.setdefault(segment.nonce, segment)
+        if other is segment:
+            continue
+        copy, whole = (other, segment) if segment.size > other.size else (segment, other)
+        kept[segment.nonce] = whole
+        copies.append((copy, whole))
+    return copies
+
+
 def _index_segment(
-    segment: SegmentFile, last: bool, index: JournalIndex, summaries: Summaries, stats: JournalStats
+    segment: SegmentFile, last: bool, index: JournalIndex, summaries: Summaries | None, stats: JournalStats
 ) -> int:
-    """Indexes a segment from its bytes; returns the end of the last whole record."""
+    """Indexes a segment from its bytes; returns the end of the last whole record. ``summaries`` None: none is
+    written."""
     entries: list[Journaled] = []
     damage: list[DamagedBytes] = []
     end = start = FILE_HEADER.size if segment.nonce is not None else 0
@@ -230,6 +284,8 @@ def _index_segment(
     mark = SegmentMark(segment.number, segment.nonce or 0, end if appendable else segment.size, damaged)
     entries.append(mark)
     index.apply(entries)
+    if summaries is None:
+        return end
     if appendable:
         summaries.take(entries)
     elif segment.nonce is not None:

@@ -39,7 +39,7 @@ import json
 import logging
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -70,7 +70,8 @@ _JOIN_BELOW = 64 << 10
 _SEARCH = 1 << 20
 _SECTOR = 4096
 _SHOWN_ID = 100
-SEGMENT_PATTERN = "segment-*.tsj"
+SEGMENT_SUFFIX = ".tsj"
+SEGMENT_PATTERN = f"segment-*{SEGMENT_SUFFIX}"
 _KNOWN_TYPES = frozenset(int(kind) for kind in RecordType)
 
 logger = logging.getLogger(__name__)
@@ -239,8 +240,8 @@ class RecordReader:
     A record whose CRC fails is left out, logged and counted; the rest of the episode is still given.
     """
 
-    def __init__(self, directory: Path, stats: JournalStats) -> None:
-        self._directory = directory
+    def __init__(self, path_of: Callable[[int], Path], stats: JournalStats) -> None:
+        self._path_of = path_of
         self._stats = stats
 
     def records(self, episode_id: str, locations: Sequence[RecordLocation]) -> list[Record]:
@@ -250,7 +251,7 @@ class RecordReader:
         """
         records: list[Record] = []
         for segment, group in groupby(locations, key=lambda location: place(location.position)[0]):
-            path = segment_path(self._directory, segment)
+            path = self._path_of(segment)
             try:
                 file = path.open("rb")
             except FileNotFoundError:
