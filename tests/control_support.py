@@ -165,8 +165,8 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
                 "ping_interval_s": wanted.openenv.ping_interval_s,
                 "ping_timeout_s": wanted.openenv.ping_timeout_s,
             }
-            await stack.enter_async_context(_listening(Listener(doors.control, control, **_LISTENER, **pings)))
-            await stack.enter_async_context(_listening(Listener(doors.agent, agent, **_LISTENER)))
+            await stack.enter_async_context(listening(Listener(doors.control, control, **_LISTENER, **pings)))
+            await stack.enter_async_context(listening(Listener(doors.agent, agent, **_LISTENER)))
             stack.callback(doors.closing.set)
             yield Door(url_of(control), KEY, url_of(agent), engine.other_model)
 
@@ -181,7 +181,7 @@ def running_app(app: ASGIApp) -> Iterator[str]:
     @asynccontextmanager
     async def serving() -> AsyncIterator[str]:
         listener = bind("control", "127.0.0.1", 0)
-        async with _listening(Listener(app, listener, **_LISTENER)):
+        async with listening(Listener(app, listener, **_LISTENER)):
             yield url_of(listener)
         listener.close()
 
@@ -193,7 +193,7 @@ _LISTENER: dict[str, Any] = {"idle_s": 5, "grace_s": 1, "access_log": True}
 
 
 @asynccontextmanager
-async def _listening(listener: Listener) -> AsyncIterator[None]:
+async def listening(listener: Listener) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve)
         try:

@@ -162,6 +162,11 @@ class AsyncEpisodeHandle:
         """The same rows as a forest that holds each token once. Its ``to_samples()`` gives the rows."""
         return await self._client._operations.tree(self.episode_id, include_untrained)
 
+    async def journal(self) -> bytes:
+        """All that is recorded of the ended episode, in the bytes of the server's journal: a file of them can be
+        looked at without the server (``docs/viewer.md``)."""
+        return await self._client._operations.journal(self.episode_id)
+
     async def pending(self, timeout: float | None = None) -> PendingCalls:  # noqa: ASYNC109 - the time-out is the point
         """The model calls that wait for the training loop (``--engine trainer``), oldest first.
 

@@ -184,6 +184,9 @@ class Operations(LookOperations):
     async def tree(self, episode_id: str, include_untrained: bool) -> TokenForest:
         return await self._on_episode(episode_id, requests.tree(episode_id, include_untrained))
 
+    async def journal(self, episode_id: str) -> bytes:
+        return await self._on_episode(episode_id, requests.journal(episode_id))
+
     async def pending(self, episode_id: str, timeout_s: float | None) -> PendingCalls:
         """The waiting calls as soon as there is one, or the episode has ended, or ``timeout_s`` has passed."""
         deadline = _Deadline(timeout_s)

@@ -190,6 +190,10 @@ def tree(episode_id: str, include_untrained: bool = False) -> ApiCall[TokenFores
     return ApiCall("GET", path, decode_forest, params, accept=MEDIA_TYPE, repeatable=True)
 
 
+def journal(episode_id: str) -> ApiCall[bytes]:
+    return ApiCall("GET", f"{_episode(episode_id)}/journal", bytes, accept="*/*", repeatable=True)
+
+
 def pending(episode_id: str, wait_s: float = 0.0) -> ApiCall[PendingCalls]:
     params = {"wait": f"{wait_s:.3f}"} if wait_s > 0 else {}
     path = f"{episode_path(episode_id)}/pending"

@@ -157,6 +157,11 @@ class EpisodeHandle:
         """The same rows as a forest that holds each token once. Its ``to_samples()`` gives the rows."""
         return self._run(AsyncEpisodeHandle.tree, include_untrained=include_untrained)
 
+    def journal(self) -> bytes:
+        """All that is recorded of the ended episode, in the bytes of the server's journal: a file of them can be
+        looked at without the server (``docs/viewer.md``)."""
+        return self._run(AsyncEpisodeHandle.journal)
+
     def pending(self, timeout: float | None = None) -> PendingCalls:
         """The model calls that wait for the training loop (``--engine trainer``), oldest first.
 

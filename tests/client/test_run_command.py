@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from stub_server import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubServer, running_stub
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile, turnstile_process
@@ -21,6 +22,8 @@ from turnstile.exporters.parquet import read_parquet
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo
 from turnstile.models.wire import decode_samples
 from turnstile_server.demo.local_server import descendants, running
+from turnstile_server.journal.protocol import RecordType
+from turnstile_server.journal.reading import ReadOnlyJournal
 
 INTERRUPTED = 130
 WAIT_S = 60
@@ -224,6 +227,18 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
+async def read_back(folder: Path) -> set[str]:
+    """The episodes that ``turnstile ui`` finds there, each with a turn."""
+    journal = await ReadOnlyJournal.open(folder)
+    try:
+        found = [record.episode_id async for record in journal.episodes()]
+        for episode_id in found:
+            assert RecordType.TURN in {record.type for record in await journal.read(episode_id)}
+        return set(found)
+    finally:
+        await journal.close()
+
+
 PRIVATE = (
     "--engine",
     "embedded",
@@ -255,6 +270,7 @@ def test_a_private_server_is_started_for_the_run_and_gone_after_it(
     for row in rows:
         [sample, *_] = lines_of(out / "samples" / f"{row['episode']['episode_id']}.jsonl")
         assert sum(sample["loss_mask"]) > 0
+    assert anyio.run(read_back, out / "journal") == {row["episode"]["episode_id"] for row in rows}
     assert descendants(os.getpid()) & running() <= before
 
 

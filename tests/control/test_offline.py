@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,9 @@ import pytest
 
 from control_support import KEY, EngineProcess, engine, running_door
 from local import ROOT
+from turnstile import Client
+from turnstile.errors import Conflict
+from turnstile.models import TaskRef
 from turnstile_server.errors import StartupError
 from turnstile_server.journal.segments import MARKER
 from turnstile_server.offline_app import open_offline_app
@@ -37,7 +41,17 @@ LISTS = (
     "/stats?by=task,status",
     f"/groups/{GROUP}",
 )
-OF_EPISODE = ("", "/turns", "/turns?arrays=false", "/samples", "/tree", "/breaks", "/spans", "/network")
+OF_EPISODE = (
+    "",
+    "/turns",
+    "/turns?arrays=false",
+    "/samples",
+    "/tree",
+    "/breaks",
+    "/spans",
+    "/network",
+    "/journal",
+)
 OF_TURN = ("/tokens", "/tokens?start=2&count=3", "/tokens/find?text=user", "/tokens/find?id=5")
 
 
@@ -140,6 +154,61 @@ async def test_the_directory_of_a_killed_server_shows_what_the_next_start_would_
             for address, expected in played.answers.items():
                 if (played.open_id in address and "/turns" in address) or address.startswith("/turns/"):
                     assert (await client.get(address)).content == expected, address
+
+
+async def test_exported_episodes_are_looked_at_as_on_the_server(
+    played: Played, engine: EngineProcess, tmp_path: Path
+) -> None:
+    """Two of the three, one of them twice."""
+    exported = [address.split("/")[2] for address in played.answers if address.endswith("/journal")]
+    chosen = [episode_id for episode_id in exported if episode_id != played.open_id]
+    for episode_id in chosen:
+        (tmp_path / f"{episode_id}.tsj").write_bytes(played.answers[f"/episodes/{episode_id}/journal"])
+    shutil.copyfile(tmp_path / f"{chosen[0]}.tsj", tmp_path / "again.tsj")
+    with unchanged(tmp_path):
+        async with looked_at(tmp_path, engine.model) as client:
+            listed = (await client.get("/episodes?view=summary")).json()["summaries"]
+            assert {row["episode_id"] for row in listed} == set(chosen)
+            turns = played.turn_ids[:4]
+            for address, expected in played.answers.items():
+                if address.removeprefix("/episodes/") in chosen:  # kept work is not exported
+                    assert (await client.get(address)).json() == {**json.loads(expected), "work": None}
+                elif any(part in (*chosen, *turns) for part in address.replace("?", "/").split("/")):
+                    assert (await client.get(address)).content == expected, address
+
+
+async def test_an_episode_that_runs_is_not_exported(engine: EngineProcess, tmp_path: Path) -> None:
+    with running_door(engine, tmp_path / "data") as door, Client([door.url], key=KEY) as client:
+        running = client.create_episode(TaskRef(instruction="Do it."))
+        with pytest.raises(Conflict, match="has not ended"):
+            running.journal()
+        running.cancel()
+        assert running.journal().startswith(b"TSTLJRNL")
+
+
+@pytest.mark.slow
+def test_the_command_exports_a_folder_that_can_be_looked_at(engine: EngineProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with running_door(engine, tmp_path / "data") as door, Client([door.url], key=KEY) as client:
+        made = client.create_episode(TaskRef(instruction="Do it."))
+        turn_id = door.add_turn(made.episode_id)
+        made.cancel()
+        done = subprocess.run(
+            [sys.executable, "-m", "turnstile", "episodes", "export", "--format", "journal", "--out", str(out)],
+            env={**os.environ, "TURNSTILE_URL": door.url, "TURNSTILE_CONTROL_KEY": KEY},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert done.stderr == "1 episodes exported\n"
+    assert [path.name for path in out.iterdir()] == [f"{made.episode_id}.tsj"]
+
+    async def look() -> None:
+        async with looked_at(out, None) as client:
+            turns = (await client.get(f"/episodes/{made.episode_id}/turns?arrays=false")).json()["turns"]
+            assert [turn["turn_id"] for turn in turns] == [turn_id]
+
+    anyio.run(look)
 
 
 async def test_without_a_tokenizer_tokens_have_ids_and_no_text(played: Played) -> None:

@@ -80,7 +80,7 @@ def watched(browser: Browser, door: Door, request: pytest.FixtureRequest) -> Ite
             found.errors.append(message.text)
 
     def asked(sent: Request) -> None:
-        if not sent.url.startswith((door.url, "data:")):
+        if not sent.url.startswith((found.url, "data:")):
             found.foreign.append(sent.url)
 
     page.on("console", console)

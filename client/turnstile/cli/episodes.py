@@ -125,7 +125,7 @@ def export_episodes(
         else:
             with _output(out) as file:
                 count = write(_data(episodes, wanted, include_untrained), file)
-    echo(f"{count} samples exported", err=True)
+    echo(f"{count} {wanted.counts} exported", err=True)
 
 
 def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> Iterator[str]:
@@ -135,7 +135,9 @@ def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> 
 def _data(episodes: Iterable[EpisodeHandle], wanted: ExportFormat, include_untrained: bool) -> Iterator[Any]:
     """What the format's writer takes of each episode, fetched when it asks."""
     for episode in episodes:
-        if wanted.source == "tree":
+        if wanted.source == "journal":
+            yield episode.journal()
+        elif wanted.source == "tree":
             yield episode.tree(include_untrained=include_untrained)
         else:
             yield episode.samples(include_untrained=include_untrained)

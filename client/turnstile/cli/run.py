@@ -15,6 +15,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from turnstile import errors
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, echo, echo_json, fail, reported
 from turnstile.cli.private_server import PrivateServerError, private_server
@@ -260,10 +261,22 @@ async def _work(
         with bar.shown():
             async for rollout in rollouts:
                 if files is not None:
-                    files.add(rollout)
+                    files.add(rollout, await _recorded(client, rollout))
                 if asked.as_json:
                     echo_json(json.dumps(rollout.as_json()))
                 done.append(rollout)
+
+
+async def _recorded(client: AsyncClient, rollout: Rollout) -> bytes | None:
+    """What the server recorded of a rollout. None, with a word, where it does not give it: the rollout counts all
+    the same."""
+    if rollout.episode is None:
+        return None
+    try:
+        return await client.episode(rollout.episode.episode_id).journal()
+    except errors.TurnstileError as error:
+        echo(f"turnstile: episode {rollout.episode.episode_id} cannot be looked at in --out: {error}", err=True)
+        return None
 
 
 @asynccontextmanager

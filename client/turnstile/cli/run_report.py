@@ -20,13 +20,15 @@ from turnstile.rollout import Rollout, RolloutProgress
 
 EPISODES_FILE = "episodes.jsonl"
 SAMPLES_FOLDER = "samples"
+JOURNAL_FOLDER = "journal"
 _TITLE = 22
 _REASON = 400
 """Characters of a reason that are shown; all of it is in episodes.jsonl."""
 
 
 class RolloutFiles:
-    """``OUT/episodes.jsonl``, a line per rollout, and ``OUT/samples/EPISODE.*``.
+    """``OUT/episodes.jsonl``, a line per rollout, ``OUT/samples/EPISODE.*``, and ``OUT/journal/EPISODE.tsj``: all
+    that the server recorded, for ``turnstile ui OUT``.
 
     A rollout is written when it ends, its samples first: however the run ends, each line's samples exist.
     """
@@ -34,6 +36,7 @@ class RolloutFiles:
     def __init__(self, out: Path, format_: str) -> None:
         self._lines = out / EPISODES_FILE
         self._samples = out / SAMPLES_FOLDER
+        self._journal = out / JOURNAL_FOLDER
         self._write = writer_of(format_)
         self._suffix = FORMATS[format_].suffix
 
@@ -42,8 +45,13 @@ class RolloutFiles:
         if self._lines.exists():
             fail(f"{self._lines} is there already; name another --out", USAGE)
         self._samples.mkdir(parents=True, exist_ok=True)
+        self._journal.mkdir(exist_ok=True)
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: Rollout, recorded: bytes | None = None) -> None:
+        """``recorded``: the records of its episode; None where the server did not give them."""
+        if recorded is not None and rollout.episode is not None:
+            with atomic_write(self._journal / f"{rollout.episode.episode_id}{FORMATS['journal'].suffix}") as file:
+                file.write(recorded)
         if rollout.samples is not None and rollout.episode is not None:
             with atomic_write(self._samples / f"{rollout.episode.episode_id}{self._suffix}") as file:
                 self._write([rollout.samples], file)

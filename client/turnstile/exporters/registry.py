@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from turnstile import errors
 
 Writer: TypeAlias = Callable[[Iterable[Any], BinaryIO], int]
-"""Takes SampleSets, or TokenForests for a format of ``source`` ``tree``. A format of one file per episode gets one
-of them per call."""
+"""Takes SampleSets, TokenForests for a format of ``source`` ``tree``, bytes for ``journal``. A format of one file
+per episode gets one of them per call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class ExportFormat:
 
     ``writer``: ``"module:function"``. ``summary``: its part of the option's help. ``suffix``: of its files.
     ``per_episode``: one file per episode; else one file holds all. ``text``: stdout may be the file.
-    ``source``: ``samples`` or ``tree``. ``extra``: the extra of turnstile-rl that installs what it imports.
+    ``source``: ``samples``, ``tree`` or ``journal``. ``counts``: what the writer's number is of. ``extra``: the
+    extra of turnstile-rl that installs what it imports.
     """
 
     writer: str
@@ -33,7 +34,8 @@ class ExportFormat:
     suffix: str
     per_episode: bool = False
     text: bool = False
-    source: Literal["samples", "tree"] = "samples"
+    source: Literal["samples", "tree", "journal"] = "samples"
+    counts: str = "samples"
     extra: str | None = None
 
 
@@ -51,6 +53,14 @@ FORMATS = {
         ".tree.safetensors",
         per_episode=True,
         source="tree",
+    ),
+    "journal": ExportFormat(
+        "turnstile.exporters.files:write_journal",
+        "all that is recorded of an ended episode, for `turnstile ui FOLDER`",
+        ".tsj",
+        per_episode=True,
+        source="journal",
+        counts="episodes",
     ),
 }
 

@@ -40,6 +40,7 @@ from turnstile.models import (
     TurnOutlines,
     WorkDiff,
 )
+from turnstile_server.journal.protocol import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ class EpisodeReading(Protocol):
 
     async def tree(self, episode_id: str, *, include_untrained: bool = False) -> TokenForest:
         """The same rows as a forest that holds each token once."""
+        ...
+
+    async def records(self, episode_id: str) -> Sequence[Record]:
+        """All that the journal has of it, in order. Raises Conflict for an episode that has not ended."""
         ...
 
     async def network(self, episode_id: str) -> NetworkReport:

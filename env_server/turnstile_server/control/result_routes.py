@@ -16,6 +16,10 @@ from turnstile.models.wire import forest_parts, sample_parts
 from turnstile_server.control.body import JSON, while_connected
 from turnstile_server.control.protocol import EpisodeReading, InspectionService
 from turnstile_server.control.results import forest_json, outlines_json, parts_response, samples_json, turns_json
+from turnstile_server.journal.export import segment_of
+
+SEGMENT = "application/vnd.turnstile.journal"
+"""Media type of a segment of a journal."""
 
 
 def build_result_router(
@@ -77,6 +81,13 @@ def build_result_router(
         if _wants_json(request.headers.get("accept", "")):
             return await parts_response(forest_json(found), JSON, sent, workers)
         return await parts_response(forest_parts(found), SAFETENSORS, sent, workers)
+
+    @router.get("/episodes/{episode_id}/journal")
+    async def journal(episode_id: str) -> Response:
+        """All that is recorded of an ended episode, as a segment of a journal (``docs/journal.md``)."""
+        sent = await noting(episode_id)
+        found = await episodes.records(episode_id)
+        return await parts_response(segment_of(found), SEGMENT, sent, workers)
 
     @router.get("/episodes/{episode_id}/network", response_model=NetworkReport)
     async def network(episode_id: str) -> Response:

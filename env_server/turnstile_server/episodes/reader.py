@@ -20,8 +20,8 @@ from turnstile_server.episodes.overview import Overview
 from turnstile_server.episodes.store import Forest, unchanging
 from turnstile_server.episodes.turn_finder import TurnFinder
 from turnstile_server.episodes.work_store import KeptWorks
-from turnstile_server.errors import NotFound
-from turnstile_server.journal.protocol import JournalReading
+from turnstile_server.errors import Conflict, NotFound
+from turnstile_server.journal.protocol import JournalReading, Record
 from turnstile_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class EpisodeReader:
         running: Mapping[str, EpisodeRun],
         settings: Settings,
     ) -> None:
+        self._recorded = journal
         self._archive = archive
         self._kept_works = works
         self._runs = running
@@ -85,6 +86,13 @@ class EpisodeReader:
             return run.network or NetworkReport(episode_id=episode_id)
         await self.get(episode_id)
         return await self._archive.network(episode_id)
+
+    async def records(self, episode_id: str) -> list[Record]:
+        episode = await self.get(episode_id)
+        if not episode.status.ended:
+            raise Conflict(f"episode {episode_id} has not ended: its records are not complete")
+        await self._recorded.flush()  # spans and deliveries are written when nothing waits for them
+        return await self._recorded.read(episode_id)
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self.exported(episode_id)

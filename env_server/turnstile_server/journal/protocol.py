@@ -47,6 +47,10 @@ class Record:
 class JournalReading(Protocol):
     """Reads records by episode."""
 
+    async def flush(self) -> None:
+        """Returns when everything that was given before can be read, or was refused."""
+        ...
+
     async def read(self, episode_id: str) -> list[Record]:
         """All records of an episode, in order; empty when it is unknown or deleted."""
         ...

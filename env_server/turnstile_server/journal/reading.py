@@ -86,6 +86,9 @@ class ReadOnlyJournal:
             raise
         return cls(directory, index, reader, thread)
 
+    async def flush(self) -> None:
+        """As in the protocol: nothing is ever given."""
+
     async def read(self, episode_id: str) -> list[Record]:
         """As in the protocol. A record that the disk damaged is left out, and logged."""
         return await self._in_thread(lambda: self._reader.records(episode_id))
