@@ -431,6 +431,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/episodes/{episode_id}/journal": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Journal
+         * @description All that is recorded of an ended episode, as a segment of a journal (``docs/journal.md``).
+         */
+        get: operations["journal_episodes__episode_id__journal_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/episodes/{episode_id}/network": {
         parameters: {
             query?: never;
@@ -2313,6 +2333,11 @@ export interface components {
             start: number;
             /** Text */
             text: string[];
+            /**
+             * Tokenizer
+             * @default true
+             */
+            tokenizer: boolean;
             /** Total */
             total: number;
             /** Turn */
@@ -3437,6 +3462,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ForksCreated"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    journal_episodes__episode_id__journal_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
                 };
             };
             /** @description Validation Error */
