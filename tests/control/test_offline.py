@@ -141,7 +141,7 @@ async def test_every_route_answers_what_the_server_answered_and_no_byte_changes(
 
 
 async def test_the_directory_of_a_killed_server_shows_what_the_next_start_would_and_keeps_its_torn_tail(
-    played: Played, engine: EngineProcess
+    played: Played, engine: EngineProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     with unchanged(played.killed):
         async with looked_at(played.killed, engine.model) as client:
@@ -154,6 +154,7 @@ async def test_the_directory_of_a_killed_server_shows_what_the_next_start_would_
             for address, expected in played.answers.items():
                 if (played.open_id in address and "/turns" in address) or address.startswith("/turns/"):
                     assert (await client.get(address)).content == expected, address
+    assert f"ends with {len(MARKER) + 4} bytes of no whole record" in caplog.text
 
 
 async def test_exported_episodes_are_looked_at_as_on_the_server(

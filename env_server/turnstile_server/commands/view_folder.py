@@ -24,8 +24,6 @@ from turnstile_server.offline_app import open_offline_app
 from turnstile_server.settings import Settings, load_settings
 
 _HOST = "127.0.0.1"
-_GRACE_S = 0.0
-"""Requests in progress at the end are looks of the user who ends them."""
 Ready = Callable[[str, str], None]
 """Is told the address of the control API and its key, in a thread, when both are served."""
 
@@ -62,7 +60,7 @@ async def _serve(folder: Path, settings: Settings, ready: Ready) -> None:
                 app,
                 bound,
                 idle_s=settings.gate.idle_connection_s,
-                grace_s=_GRACE_S,
+                grace_s=settings.shutdown_grace_s,
                 access_log=False,
                 limits=ConnectionLimits.of(settings.control, settings.control.max_connections),
                 websockets=False,

@@ -174,8 +174,13 @@ def survey(directory: Path, index: JournalIndex, stats: JournalStats) -> dict[in
         segments.remove(copy)
     for segment in segments:
         last = segment is segments[-1]
-        if last or not _take_summary(segment, index):
-            _index_segment(segment, last, index, None, stats)
+        if not last and _take_summary(segment, index):
+            continue
+        end = _index_segment(segment, last, index, None, stats)
+        if last and segment.nonce is not None and end < segment.size:
+            logger.warning(
+                "%s ends with %d bytes of no whole record: passed over", segment.path, segment.size - end
+            )
     return {segment.number: segment.path for segment in segments}
 
 
