@@ -5,7 +5,8 @@ import { EpisodePage } from "./pages/EpisodePage";
 import { EpisodesPage } from "./pages/EpisodesPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
-import type { Params } from "./router";
+import { TokensPage } from "./pages/TokensPage";
+import { type Params, pathOf } from "./router";
 
 export interface Crumb {
   readonly title: string;
@@ -32,6 +33,15 @@ export const PAGES: readonly Page[] = [
     path: "/episodes/:id",
     component: EpisodePage,
     crumbs: ({ id = "" }) => [{ title: "Episodes", to: "/episodes" }, { title: id }],
+  },
+  {
+    path: "/episodes/:id/tokens/:turn",
+    component: TokensPage,
+    crumbs: ({ id = "" }) => [
+      { title: "Episodes", to: "/episodes" },
+      { title: id, to: pathOf("episodes", id) },
+      { title: "Tokens" },
+    ],
   },
 ];
 

@@ -6,6 +6,7 @@ import type { Message, TurnOutline as Turn } from "../api/looks";
 import { Badge } from "../components/Badge";
 import { Fold } from "../components/Fold";
 import { SafeLine, SafeText } from "../components/SafeText";
+import { Link, pathOf } from "../router";
 import { count, seconds } from "../text/format";
 
 const AT_ONCE = 50;
@@ -43,6 +44,7 @@ function TurnView({ turn, before, known }: { turn: Turn; before: Turn | undefine
           {count(turn.context_tokens)} in, {count(turn.completion_tokens)} out, {turn.finish_reason},{" "}
           {seconds(turn.timings.total_s)}
         </span>
+        <Link to={pathOf("episodes", turn.episode_id, "tokens", turn.turn_id)}>Tokens</Link>
         {!continues && (
           <span>{parent ? <>continues turn {parent.seq}</> : "begins anew"}</span>
         )}
