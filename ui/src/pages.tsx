@@ -1,8 +1,10 @@
 /** The table of pages: one line each. The first whose path fits is shown. */
 
 import type { FunctionComponent } from "preact";
+import { ComparePage } from "./pages/ComparePage";
 import { EpisodePage } from "./pages/EpisodePage";
 import { EpisodesPage } from "./pages/EpisodesPage";
+import { GroupPage } from "./pages/GroupPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { TokensPage } from "./pages/TokensPage";
@@ -42,6 +44,16 @@ export const PAGES: readonly Page[] = [
       { title: id, to: pathOf("episodes", id) },
       { title: "Tokens" },
     ],
+  },
+  {
+    path: "/compare/:first/:second",
+    component: ComparePage,
+    crumbs: () => [{ title: "Episodes", to: "/episodes" }, { title: "Compare" }],
+  },
+  {
+    path: "/groups/:id",
+    component: GroupPage,
+    crumbs: ({ id = "" }) => [{ title: "Episodes", to: "/episodes" }, { title: `Group ${id}` }],
   },
 ];
 

@@ -145,7 +145,7 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
             const place = { ...tracks, height: `${rowHeight}px`, transform: `translateY(${index * rowHeight}px)` };
             return (
               <div
-                key={row === undefined ? `at-${index}` : rowKey(row)}
+                key={`${index} ${row === undefined ? "" : rowKey(row)}`} // while rows move, one may be in two windows
                 id={`${id}-${index}`}
                 role="row"
                 aria-rowindex={index + 2}

@@ -12,7 +12,7 @@ import { JsonView } from "../components/JsonView";
 import { SafeLine, SafeText } from "../components/SafeText";
 import { type BarPart, StackedBar } from "../components/StackedBar";
 import { Await } from "../components/Status";
-import { Link, type Params } from "../router";
+import { Link, type Params, pathOf } from "../router";
 import { count, reward, seconds, share, time } from "../text/format";
 import { Conversation } from "./Conversation";
 
@@ -93,7 +93,7 @@ function Overview({ episode }: { episode: Episode }) {
 }
 
 function GroupLink({ group }: { group: string }) {
-  return <Link to="/episodes" query={new URLSearchParams({ group_id: group })}><SafeLine text={group} /></Link>;
+  return <Link to={pathOf("groups", group)}><SafeLine text={group} /></Link>;
 }
 
 function trainedShare(episode: Episode): string {

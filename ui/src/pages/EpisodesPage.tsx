@@ -1,75 +1,115 @@
-/** Episodes, newest first. */
+/** Many episodes: filtered and sorted by the server, shown in windows; two of them can be compared. */
 
 import { useMemo, useState } from "preact/hooks";
-import { type Answer, get } from "../api/client";
-import { cursorRows } from "../api/cursor_rows";
 import { useEvents } from "../api/hooks";
+import { type EpisodesQuery, type EpisodeSummary, getSummaries } from "../api/looks";
 import { StatusBadge } from "../components/Badge";
 import { SafeLine } from "../components/SafeText";
-import { type Column, VirtualTable } from "../components/VirtualTable";
+import { type Column, type RowWindow, type Sort, VirtualTable } from "../components/VirtualTable";
 import { Link, navigate, pathOf, useLocation } from "../router";
-import { count, reward, seconds, time } from "../text/format";
+import { count, reward, seconds, share, time } from "../text/format";
+import { CONDITIONS, EpisodeFilters } from "./EpisodeFilters";
 
-type Episode = Answer<"/episodes/{episode_id}">;
+type Load = (offset: number, limit: number, signal: AbortSignal) => Promise<RowWindow<EpisodeSummary>>;
 
-const PAGE = 200;
-const STATUSES = [
-  "queued", "preparing", "running", "grading", "completed", "failed", "cancelled", "timed_out", "truncated",
-] as const;
+const NEWEST: Sort = { by: "created", order: "desc" };
+const PICKED = "pick";
+/** Longer than any episode's id that the server makes. */
+const LONGEST_ID = 60;
 
-const COLUMNS: readonly Column<Episode>[] = [
+/** What can be sorted by is named as `sort` of the API is. */
+const COLUMNS: readonly Column<EpisodeSummary>[] = [
   {
     id: "episode",
     title: "Episode",
-    width: 22,
-    cell: (episode) => <Link to={pathOf("episodes", episode.episode_id)}>{episode.episode_id}</Link>,
+    width: 15,
+    cell: (row) => (
+      <Link to={pathOf("episodes", row.episode_id)}><SafeLine text={row.episode_id} longest={LONGEST_ID} /></Link>
+    ),
   },
-  { id: "status", title: "Status", width: 8.5, cell: (episode) => <StatusBadge status={episode.status} /> },
-  { id: "task", title: "Task", width: 10, grow: 2, cell: (episode) => <SafeLine text={taskOf(episode)} /> },
-  { id: "agent", title: "Agent", width: 8, cell: (episode) => <SafeLine text={episode.agent} /> },
-  { id: "group", title: "Group", width: 8, cell: (episode) => <SafeLine text={episode.group_id ?? ""} /> },
-  { id: "reward", title: "Reward", width: 6, numeric: true, cell: (episode) => reward(episode.reward) },
-  { id: "turns", title: "Turns", width: 5, numeric: true, cell: (episode) => count(episode.stats?.turns) },
+  { id: "status", title: "Status", width: 8, sortable: true, cell: (row) => <StatusBadge status={row.status} /> },
+  { id: "reward", title: "Reward", width: 5.5, numeric: true, sortable: true, cell: (row) => reward(row.reward) },
+  { id: "why", title: "Why", width: 20, grow: 3, cell: (row) => <SafeLine text={row.why} longest={300} /> },
+  {
+    id: "task",
+    title: "Task",
+    width: 10,
+    grow: 1,
+    sortable: true,
+    cell: (row) => <><SafeLine text={row.task} /> {row.title && <small><SafeLine text={row.title} /></small>}</>,
+  },
+  { id: "agent", title: "Agent", width: 7, sortable: true, cell: (row) => <SafeLine text={row.agent} /> },
+  {
+    id: "group",
+    title: "Group",
+    width: 8,
+    sortable: true,
+    cell: (row) => row.group_id && <Link to={pathOf("groups", row.group_id)}><SafeLine text={row.group_id} /></Link>,
+  },
+  { id: "run", title: "Run", width: 7, cell: (row) => <SafeLine text={row.run_id ?? ""} /> },
+  { id: "step", title: "Step", width: 4.5, numeric: true, sortable: true, cell: (row) => count(row.train_step) },
+  {
+    id: "version",
+    title: "Version",
+    width: 6,
+    sortable: true,
+    cell: (row) => <><SafeLine text={row.weight_version ?? ""} />{row.weight_versions > 1 && ` +${row.weight_versions - 1}`}</>,
+  },
+  { id: "turns", title: "Turns", width: 5, numeric: true, sortable: true, cell: (row) => count(row.turns) },
+  { id: "tokens", title: "Tokens", width: 5.5, numeric: true, sortable: true, cell: (row) => count(row.sampled_tokens) },
   {
     id: "trained",
     title: "Trained",
     width: 6,
     numeric: true,
-    cell: (episode) => count(episode.stats?.trained_tokens),
+    sortable: true,
+    cell: (row) => share(row.sampled_tokens ? row.trained_tokens / row.sampled_tokens : null),
   },
-  { id: "took", title: "Took", width: 6, numeric: true, cell: (episode) => seconds(episode.timings.ended_s) },
-  { id: "created", title: "Created", width: 12, cell: (episode) => time(episode.timings.created_at) },
+  {
+    id: "breaks",
+    title: "Breaks",
+    width: 5.5,
+    numeric: true,
+    sortable: true,
+    cell: (row) => count(Object.values(row.breaks).reduce((sum, each) => sum + each, 0)),
+  },
+  { id: "seconds", title: "Took", width: 7, numeric: true, sortable: true, cell: (row) => seconds(row.ended_s) },
+  { id: "created", title: "Created", width: 11.5, sortable: true, cell: (row) => time(row.created_at) },
 ];
-
-function taskOf(episode: Episode): string {
-  return episode.task.id ?? episode.task.instruction?.split("\n", 1)[0] ?? "";
-}
 
 export function EpisodesPage() {
   const { query } = useLocation();
-  const status = STATUSES.find((each) => each === query.get("status")) ?? null;
-  const group = query.get("group_id") ?? "";
   const [version, setVersion] = useState(0);
   const [changes, setChanges] = useState(0);
   useEvents(
     (event) => event.type === "episode" && setChanges((before) => before + 1),
     () => setChanges((before) => before + 1),
   );
-  const load = useMemo(
-    () => cursorRows<Episode>(async (cursor, signal) => {
-      const asked = { status, group_id: group || null, cursor, limit: PAGE };
-      const page = await get("/episodes", { query: asked }, signal);
-      if (!("episodes" in page)) throw new Error("the server answered with rows");
-      return { rows: page.episodes, cursor: page.cursor ?? null };
-    }),
-    [status, group, version],
-  );
-  const filter = (name: string, value: string): void => {
+  const sort: Sort = {
+    by: query.get("sort") ?? NEWEST.by,
+    order: query.get("order") === "asc" ? "asc" : "desc",
+  };
+  const asked = JSON.stringify([sort, CONDITIONS.map((name) => [name, query.getAll(name)])]);
+  const load = useMemo(() => loadRows(conditionsOf(query), sort), [asked, version]);
+  const picked = query.getAll(PICKED);
+  const pick = (ids: readonly string[]): void => {
     const next = new URLSearchParams(query);
-    if (value) next.set(name, value);
-    else next.delete(name);
+    next.delete(PICKED);
+    for (const id of ids) next.append(PICKED, id);
     navigate("/episodes", next, { replace: true });
   };
+  const columns = useMemo(() => [pickColumn(picked, pick), ...COLUMNS], [query]);
+  const onSort = ({ by, order }: Sort): void => {
+    const next = new URLSearchParams(query);
+    next.set("sort", by);
+    next.set("order", order);
+    navigate("/episodes", next, { replace: true });
+  };
+  // Kept, so that an event that comes in does not undo what is being typed.
+  const filters = useMemo(
+    () => <EpisodeFilters query={query} onChange={(next) => navigate("/episodes", next, { replace: true })} />,
+    [query],
+  );
   const again = (): void => {
     setChanges(0);
     setVersion((before) => before + 1);
@@ -77,35 +117,77 @@ export function EpisodesPage() {
   return (
     <>
       <h1>Episodes</h1>
-      <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-        <label>
-          Group
-          <input
-            data-search
-            type="search"
-            value={group}
-            onChange={(event) => filter("group_id", event.currentTarget.value.trim())}
-          />
-        </label>
-        <label>
-          Status
-          <select value={status ?? ""} onChange={(event) => filter("status", event.currentTarget.value)}>
-            <option value="">all</option>
-            {STATUSES.map((each) => <option key={each} value={each}>{each.replaceAll("_", " ")}</option>)}
-          </select>
-        </label>
+      {filters}
+      <div class="table-tools">
+        <Picked ids={picked} clear={() => pick([])} />
         {changes > 0 && (
           <button type="button" onClick={again}>Show {count(changes)} {changes === 1 ? "change" : "changes"}</button>
         )}
-      </form>
+      </div>
       <VirtualTable
         label="Episodes"
-        columns={COLUMNS}
-        rowKey={(episode) => episode.episode_id}
+        columns={columns}
+        rowKey={(row) => row.episode_id}
         load={load}
-        onOpen={(episode) => navigate(pathOf("episodes", episode.episode_id))}
+        sort={sort}
+        onSort={onSort}
+        onOpen={(row) => navigate(pathOf("episodes", row.episode_id))}
         empty="No episode fits."
       />
+    </>
+  );
+}
+
+function conditionsOf(query: URLSearchParams): EpisodesQuery {
+  return Object.fromEntries(CONDITIONS.map((name) => [name, query.getAll(name)]));
+}
+
+/** Rows by offset. The newest first are those up to the newest when the list was begun: episodes that are made later
+ * would move all others down, and some would be seen twice. */
+function loadRows(conditions: EpisodesQuery, sort: Sort): Load {
+  let newest: number | null = null;
+  const pinned = sort.by === NEWEST.by && sort.order === NEWEST.order;
+  return async (offset, limit, signal) => {
+    const bound = newest === null ? {} : { created_before: newest };
+    const asked = { ...conditions, ...bound, sort: sort.by, order: sort.order, offset, limit };
+    const { summaries, total } = await getSummaries(asked, signal);
+    if (pinned && offset === 0) newest ??= summaries[0]?.created_at ?? null;
+    return { rows: summaries, total: total ?? summaries.length };
+  };
+}
+
+function pickColumn(picked: readonly string[], pick: (ids: readonly string[]) => void): Column<EpisodeSummary> {
+  return {
+    id: PICKED,
+    title: "Pick",
+    width: 4,
+    cell: ({ episode_id }) => (
+      <input
+        type="checkbox"
+        aria-label={`Compare ${episode_id}`}
+        checked={picked.includes(episode_id)}
+        onClick={(event) => event.stopPropagation()} // the row would be drawn again before it has changed
+        onChange={(event) => {
+          const others = picked.filter((each) => each !== episode_id);
+          pick(event.currentTarget.checked ? [...others.slice(-1), episode_id] : others);
+        }}
+      />
+    ),
+  };
+}
+
+function Picked({ ids, clear }: { ids: readonly string[]; clear: () => void }) {
+  const [first, second] = ids;
+  if (first === undefined) return <span class="calm">Pick two episodes to compare them.</span>;
+  return (
+    <>
+      <span><SafeLine text={ids.join(", ")} longest={2 * LONGEST_ID} /></span>
+      {second === undefined ? (
+        <span class="calm">Pick another one.</span>
+      ) : (
+        <Link to={pathOf("compare", first, second)}>Compare the two</Link>
+      )}
+      <button type="button" onClick={clear}>Pick none</button>
     </>
   );
 }

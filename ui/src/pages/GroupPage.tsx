@@ -1,0 +1,145 @@
+/** The rollouts of a group beside each other: rewards, advantages, and the tree of their tokens. */
+
+import { useMemo } from "preact/hooks";
+import type { Answer } from "../api/client";
+import { useGet } from "../api/hooks";
+import { StatusBadge } from "../components/Badge";
+import { Facts } from "../components/Facts";
+import { Gauge } from "../components/Gauge";
+import { SafeLine } from "../components/SafeText";
+import { Await } from "../components/Status";
+import { TokenTree } from "../components/TokenTree";
+import { Link, navigate, type Params, pathOf, useLocation } from "../router";
+import { count, reward } from "../text/format";
+import { Parting } from "./Parting";
+
+type Group = Answer<"/groups/{group_id}">;
+
+export function GroupPage({ params }: { params: Params }) {
+  const group_id = params.id ?? "";
+  const group = useGet("/groups/{group_id}", { path: { group_id } });
+  return (
+    <>
+      <h1>Group <SafeLine text={group_id} /></h1>
+      <Await of={group}>{(found) => <Shown group={found} reload={group.reload} />}</Await>
+    </>
+  );
+}
+
+function Shown({ group, reload }: { group: Group; reload: () => void }) {
+  const { path, query } = useLocation();
+  const { members, nodes } = group;
+  const running = members.filter(({ summary }) => summary.ended_s === null).length;
+  const equal = new Set(members.flatMap(({ summary }) => summary.reward ?? [])).size <= 1;
+  const graded = members.filter(({ summary }) => summary.reward !== null).length;
+  const asked = Number(query.get("node") ?? NaN);
+  const chosen = Number.isInteger(asked) && nodes[asked] ? asked : null;
+  const choose = (node: number): void => {
+    const next = new URLSearchParams(query);
+    next.set("node", String(node));
+    navigate(path, next, { replace: true });
+  };
+  const once = useMemo(() => nodes.reduce((sum, { start, end }) => sum + end - start, 0), [nodes]);
+  const all = useMemo(() => nodes.reduce((sum, { start, end, members: through }) => sum + (end - start) * through.length, 0), [nodes]);
+  return (
+    <>
+      <Facts
+        facts={[
+          ["Task", <SafeLine text={members[0]?.summary.task ?? ""} />],
+          ["Rollouts", group.further ? `${count(members.length)} (and ${count(group.further)} older ones)` : count(members.length)],
+          ["Still running", running ? count(running) : null],
+          ["Mean reward", reward(group.mean)],
+          ["Deviation", reward(group.std)],
+          ["Signal", graded < 2 ? "fewer than two rewards" : equal ? "none: all rewards are equal" : "yes"],
+        ]}
+      />
+      <p class="table-tools">
+        <Link to="/episodes" query={new URLSearchParams({ group_id: group.group_id })}>Its episodes as a list</Link>
+        <button type="button" onClick={reload}>Load again</button>
+      </p>
+      <Members group={group} />
+      <section aria-labelledby="tree">
+        <h2 id="tree">Tokens</h2>
+        {nodes.length === 0 ? (
+          <p class="calm">No sample yet.</p>
+        ) : (
+          <>
+            <p class="calm">
+              What rollouts share is drawn once: {count(once)} tokens for {count(all)}. Long parts are long; the bar at
+              the bottom of a part is the share that was sampled; a thick right edge is where a sample ends.
+            </p>
+            <TokenTree label="Tokens of the group" nodes={nodes} nameOf={nameOf} chosen={chosen} onChoose={choose} />
+            {chosen !== null && <Parting group={group} node={chosen} nameOf={nameOf} />}
+          </>
+        )}
+      </section>
+    </>
+  );
+}
+
+/** Rollouts are numbered from 1, the oldest first. */
+function nameOf(member: number): string {
+  return `#${member + 1}`;
+}
+
+function Members({ group: { members } }: { group: Group }) {
+  const scale = (values: readonly (number | null)[]): { least: number; most: number } => {
+    const known = values.filter((value) => value !== null);
+    return { least: Math.min(0, ...known), most: Math.max(0, ...known) };
+  };
+  const rewards = scale(members.map(({ summary }) => summary.reward));
+  const advantages = scale(members.map(({ advantage }) => advantage));
+  return (
+    <div class="scroll-x" tabIndex={0} role="region" aria-label="Table: Rollouts">
+      <table class="compare rollouts">
+        <caption class="unseen">Rollouts</caption>
+        <thead>
+          <tr>
+            <th scope="col">#</th>
+            <th scope="col">Episode</th>
+            <th scope="col">Status</th>
+            <th scope="col" colSpan={2}>Reward</th>
+            <th scope="col" colSpan={2}>Advantage</th>
+            <th scope="col">Centred</th>
+            <th scope="col">Turns</th>
+            <th scope="col">Sampled</th>
+            <th scope="col">Samples</th>
+            <th scope="col">Why</th>
+          </tr>
+        </thead>
+        <tbody>
+          {members.map(({ summary, advantage, centred, rows }, index) => (
+            <tr key={summary.episode_id}>
+              <th scope="row">{nameOf(index)}</th>
+              <td>
+                <Link to={pathOf("episodes", summary.episode_id)}><SafeLine text={summary.episode_id} /></Link>
+              </td>
+              <td><StatusBadge status={summary.status} /></td>
+              <td class="numeric">{reward(summary.reward)}</td>
+              <td><Gauge value={summary.reward} {...rewards} /></td>
+              <td class="numeric">{signed(advantage)}</td>
+              <td><Gauge value={advantage} {...advantages} /></td>
+              <td class="numeric">{signed(centred)}</td>
+              <td class="numeric">{count(summary.turns)}</td>
+              <td class="numeric">{count(summary.sampled_tokens)}</td>
+              <td>
+                {rows.map((turn_id, sample) => (
+                  <span key={turn_id}>
+                    <Link to={pathOf("episodes", summary.episode_id, "tokens", turn_id)}>
+                      tokens{rows.length > 1 ? ` ${sample + 1}` : ""}
+                    </Link>{" "}
+                  </span>
+                ))}
+              </td>
+              <td><SafeLine text={summary.why} longest={300} /></td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function signed(value: number | null): string {
+  return value !== null && value > 0 ? `+${reward(value)}` : reward(value);
+}
