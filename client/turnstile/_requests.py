@@ -191,7 +191,7 @@ def tree(episode_id: str, include_untrained: bool = False) -> ApiCall[TokenFores
 
 
 def journal(episode_id: str) -> ApiCall[bytes]:
-    return ApiCall("GET", f"{_episode(episode_id)}/journal", bytes, accept="*/*", repeatable=True)
+    return ApiCall("GET", f"{episode_path(episode_id)}/journal", bytes, accept="*/*", repeatable=True)
 
 
 def pending(episode_id: str, wait_s: float = 0.0) -> ApiCall[PendingCalls]:
