@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -48,6 +50,34 @@ async def test_the_thin_client_outside_plays_groups_that_are_graded_and_audited(
     after = playing.processes()
     assert not [process for process, state in after.items() if "Z" in state], after
     assert len(after) == len(before), after  # nothing of any sandbox is left
+
+
+async def test_what_it_played_can_be_looked_at(playing: Container) -> None:
+    """The viewer's files and all that its pages ask for, tokens with their texts included."""
+    async with httpx.AsyncClient(base_url=playing.control_url, timeout=60) as http:
+        page = await http.get("/ui/episodes")
+        script = re.search(r'src="([^"]+app\.js)"', page.text)
+        assert script is not None, page.text
+        assert (await http.get(str(page.url.join(script[1])))).headers["content-encoding"] == "gzip"
+        assert (await http.get("/episodes")).status_code == 401
+
+        async def look(path: str) -> Any:
+            answer = await http.get(f"/k/{playing.key}{path}")
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        listed = await look("/episodes?view=summary&status=completed&offset=0")
+        assert listed["total"] == len(listed["summaries"]) > 0
+        assert all(summary["why"] for summary in listed["summaries"])
+        stats = await look("/stats?by=task&status=completed")
+        assert sum(row["episodes"] for row in stats["rows"]) == listed["total"]
+        episode_id = listed["summaries"][0]["episode_id"]
+        spans = (await look(f"/episodes/{episode_id}/spans"))["spans"]
+        assert {"queue", "setup", "agent", "model"} <= {span["kind"] for span in spans}
+        turn = (await look(f"/episodes/{episode_id}/turns?arrays=false"))["turns"][-1]
+        window = await look(f"/turns/{turn['turn_id']}/tokens?count=50")
+        assert window["tokenizer"]
+        assert all(bytes.fromhex(data) for data in window["bytes"])
 
 
 @pytest.mark.sglang

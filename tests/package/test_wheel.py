@@ -11,10 +11,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -233,6 +235,34 @@ def test_the_readme_plays_as_written(installed: Installed) -> None:
     samples = (installed.folder / "samples.jsonl").read_text().splitlines()
     versions = {type(entry) for line in samples for entry in json.loads(line)["weight_version"]}
     assert versions == {str, type(None)}
+    assert looked_at(installed, "turnstile-data") == 5  # four rollouts, and an external agent
+    assert looked_at(installed, "rollouts") == 16
+
+
+def looked_at(installed: Installed, folder: str) -> int:
+    """How many episodes the viewer shows of a folder, without a server; its pages are in the wheel."""
+    command = ["turnstile", "ui", folder, "--no-browser", "--model", "tiny"]
+    with (installed.folder.parent / "viewer.log").open("ab") as log:
+        viewer = subprocess.Popen(
+            command, cwd=installed.folder, env=installed.env(), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    assert viewer.stdout is not None
+    try:
+        address, _, key = viewer.stdout.readline().strip().partition("#key=")
+        assert key, (installed.folder.parent / "viewer.log").read_text()
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert b"<!doctype html>" in page.read()
+        listed = urllib.request.Request(
+            f"{address.removesuffix('/ui')}/episodes?view=summary&offset=0",
+            headers={"authorization": f"Bearer {key}"},
+        )
+        with urllib.request.urlopen(listed, timeout=60) as answer:
+            total: int = json.load(answer)["total"]
+    finally:
+        viewer.send_signal(signal.SIGINT)
+        viewer.wait(60)
+        viewer.stdout.close()
+    return total
 
 
 def test_the_gymnasium_loop_plays_as_written(installed: Installed) -> None:
