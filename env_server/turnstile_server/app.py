@@ -11,8 +11,7 @@ The result is two ASGI applications without a port. ``process.py`` gives them li
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +37,6 @@ from turnstile_server.control.viewer_routes import build_viewer_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
-from turnstile_server.engines.registry import NO_ENGINE, check_kind
-from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
@@ -60,6 +57,7 @@ from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.journal.journal import FileJournal
+from turnstile_server.model_files import decoder, load_renderer, tokenizer_probe
 from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.live import LiveSources, live_samples
@@ -67,7 +65,7 @@ from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.observability.tracing import start_trace_export
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.settings import RenderingSettings, Settings
+from turnstile_server.settings import Settings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
@@ -120,11 +118,11 @@ async def open_apps(
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
     progress.waits_for = "the model's tokenizer and chat template"
-    vocabulary, renderer = await anyio.to_thread.run_sync(_load_renderer, model_dir, settings.rendering)
+    vocabulary, renderer = await anyio.to_thread.run_sync(load_renderer, model_dir, settings.rendering)
     if make_engine is not None:
         engines = lone(make_engine(vocabulary, renderer))
     else:
-        probe, decode = _probe(vocabulary), _decode(vocabulary)
+        probe, decode = tokenizer_probe(vocabulary), decoder(vocabulary)
         engines = build_engines(settings, model_dir, probe, decode, progress.wait_for)
     stack.push_async_callback(_shielded, engines.sampler.close)
     progress.waits_for = f"the engine ({settings.engine.kind})"
@@ -135,14 +133,6 @@ async def open_apps(
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
-
-
-def _load_renderer(model_dir: Path, settings: RenderingSettings) -> tuple[Vocabulary, Renderer]:
-    # Imported here, in a thread and with a model only: transformers takes a second and more.
-    from turnstile_server.rendering.factory import create_renderer  # noqa: PLC0415
-    from turnstile_server.rendering.vocabulary import load_vocabulary  # noqa: PLC0415
-
-    return load_vocabulary(model_dir), create_renderer(model_dir, settings)
 
 
 def _control_key(settings: Settings) -> str | None:
@@ -349,39 +339,6 @@ async def _shielded(close: Callable[[], Awaitable[None]]) -> None:
     """Closes also when the start was cancelled."""
     with anyio.CancelScope(shield=True):
         await close()
-
-
-def model_folder(settings: Settings) -> Path | None:
-    """The model folder; None for a server without a model. Raises StartupError when there is none."""
-    check_kind(settings.engine.kind)
-    if settings.engine.kind == NO_ENGINE:
-        return None
-    if settings.model is None:
-        raise StartupError(
-            "no model: --model DIR (TURNSTILE_MODEL) names a Hugging Face folder with tokenizer and chat template"
-        )
-    if settings.model.is_dir() and not os.access(settings.model, os.R_OK | os.X_OK):
-        raise StartupError(
-            f"the model folder {settings.model} cannot be read by uid {os.geteuid()}, which runs the server. Run "
-            f"`chmod -R a+rX {settings.model}` (for a container: on the folder that is mounted there)."
-        )
-    return settings.model
-
-
-def _probe(vocabulary: Vocabulary) -> TokenizerProbe:
-    def encode(text: str) -> list[int]:
-        ids: list[int] = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return make_probe(encode, [token.text for token in vocabulary.control], vocabulary.size)
-
-
-def _decode(vocabulary: Vocabulary) -> Callable[[Sequence[int]], str]:
-    def decode(ids: Sequence[int]) -> str:
-        text: str = vocabulary.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
-
-    return decode
 
 
 def _check_experts(settings: Settings, engine: Engine) -> None:

@@ -13,11 +13,12 @@ from contextlib import AsyncExitStack
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnstile_server.app import model_folder, open_apps
+from turnstile_server.app import open_apps
 from turnstile_server.errors import StartupError
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.model_files import model_folder
 from turnstile_server.settings import Settings, load_settings
 
 _LOG = logging.getLogger(__name__)

@@ -143,9 +143,8 @@ async def _build(settings: Settings, listeners: Listeners, stack: AsyncExitStack
     # Imported only now, and in a thread: it takes seconds on a small machine (transformers and mcp most of them),
     # in which /health must answer already.
     app = await anyio.to_thread.run_sync(import_module, "turnstile_server.app", abandon_on_cancel=True)
-    apps: Apps = await app.open_apps(
-        settings, app.model_folder(settings), listeners.agent_url, stack, progress=listeners.progress
-    )
+    model_dir = import_module("turnstile_server.model_files").model_folder(settings)  # which came with it
+    apps: Apps = await app.open_apps(settings, model_dir, listeners.agent_url, stack, progress=listeners.progress)
     return apps
 
 

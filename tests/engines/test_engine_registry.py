@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from engines_support import collect, prompt_of
 
-from turnstile_server.app import model_folder
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.registry import ENGINES, create_engine
 from turnstile_server.errors import EngineRefused, StartupError
+from turnstile_server.model_files import model_folder
 from turnstile_server.settings import EngineSettings, Settings
 
 
