@@ -74,7 +74,7 @@ async def open_offline_app(
     control = settings.control
     routers = [
         build_result_router(episodes, inspector, control.max_wait_s, workers, closing, None),
-        build_overview_router(episodes.overview, episodes.group_view, control.page_size),
+        build_overview_router(episodes.overview, episodes.group_view, control.page_size, workers),
         build_inspection_router(inspector, control, workers),
         build_span_router(SpanReports(episodes, journal, settings.episodes.kept_regrades, workers), workers),
         build_event_router(changes.subscribe, closing, control),

@@ -16,6 +16,7 @@ from turnstile.models import (
     Fault,
     PartSeconds,
     StatsKey,
+    group_advantages,
     pass_at_k,
     statistics_by,
 )
@@ -106,6 +107,31 @@ def test_rows_are_numbers_in_order_then_text_then_what_has_none() -> None:
     found = statistics_by(rows, ["tag"])
     assert [each.key["tag"] for each in found.rows] == ["a", "b", None]
     assert found.total.episodes == 2
+
+
+def test_names_are_in_the_order_of_their_numbers() -> None:
+    rows = [row(weight_version=version) for version in ("v10", "v9", None, "v9.12", "base", "10", "9")]
+    found = [each.key["version"] for each in statistics_by(rows, ["version"]).rows]
+    assert found == ["9", "10", "base", "v9", "v9.12", "v10", None]
+
+
+def test_a_tag_that_a_task_has_twice_counts_once() -> None:
+    (found,) = statistics_by([row(tags=("x", "x"), reward=1.0)], ["tag"]).rows
+    assert (found.episodes, found.graded) == (1, 1)
+
+
+@pytest.mark.parametrize("huge", [1e200, 1.7e308])
+def test_huge_rewards_have_statistics(huge: float) -> None:
+    total = statistics_by([row(reward=reward) for reward in (huge, -huge)]).total
+    assert (total.reward_mean, total.reward_std) == (0.0, pytest.approx(huge))
+    assert group_advantages({"a": huge, "b": -huge}) == pytest.approx({"a": 0.5**0.5, "b": -(0.5**0.5)})
+    assert group_advantages({"a": huge, "b": 0.0}, scale="none") == {"a": huge / 2, "b": -huge / 2}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 9))
+def test_equal_rewards_deviate_by_nothing(reward: float, count: int) -> None:
+    total = statistics_by([row(reward=reward)] * count).total
+    assert (total.reward_mean, total.reward_std) == (reward, 0.0)
 
 
 def test_a_bucket_is_when_an_episode_ended_or_began_while_it_runs() -> None:

@@ -131,6 +131,7 @@ async def test_sorted_pages_have_those_without_a_value_last(
     assert [ids.index(row.episode_id) for row in down.summaries] == [3, 1, 2, 0, 7, 6, 5, 4]
     assert [ids.index(row.episode_id) for row in up.summaries] == [0, 2, 3, 1, 7, 6, 5, 4]
     assert (await rows(http, sort="reward", offset=2, limit=3)).summaries == down.summaries[2:5]
+    assert (await rows(http, order="asc")).summaries == (await rows(http)).summaries[::-1]
     whole = await http.get("/episodes", params={"run_id": RUN, "sort": "reward", "limit": 1})
     assert EpisodePage.model_validate_json(whole.content).total == 8
     assert whole.json()["episodes"][0]["metadata"]["number"] == 3
@@ -185,7 +186,8 @@ async def test_both_clients_ask_the_same(recorded: list[EpisodeSummary], door: D
         ("/episodes", {"limit": 1001}, "limit"),
         ("/episodes", {"reward_min": "nan"}, "reward_min"),
         ("/stats", {"by": "task,luck"}, "luck"),
-        ("/stats", {"bucket": 0}, "bucket"),
+        ("/stats", {"bucket": 0.5}, "bucket"),
+        ("/stats", {"bucket": "inf"}, "bucket"),
         ("/stats", {"solved_at": "inf"}, "solved_at"),
     ],
 )
@@ -195,8 +197,9 @@ async def test_a_query_that_cannot_be_is_refused_by_name(
     assert named in error_of(await http.get(path, params=params), 422, "invalid_value")["message"]
 
 
-async def test_a_cursor_and_an_offset_exclude_each_other(http: httpx.AsyncClient) -> None:
-    response = await http.get("/episodes", params={"cursor": "1", "offset": 2})
+@pytest.mark.parametrize("other", [{"offset": 2}, {"order": "asc"}, {"sort": "reward"}])
+async def test_a_cursor_and_an_offset_exclude_each_other(http: httpx.AsyncClient, other: dict[str, Any]) -> None:
+    response = await http.get("/episodes", params={"cursor": "1", **other})
     assert "offset" in error_of(response, 400, "invalid_request")["message"]
 
 

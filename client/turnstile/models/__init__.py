@@ -53,6 +53,7 @@ from turnstile.models.group import GroupMember, GroupReport, PrefixNode, Scale, 
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.live import LiveReport, LiveSample
 from turnstile.models.messages import Message, Role, Tool, ToolCall
+from turnstile.models.moments import moments_of
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
 from turnstile.models.outline import BreakEntry, BreakReport, TurnList, TurnOutline, TurnOutlines
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
@@ -67,6 +68,8 @@ from turnstile.models.summary import (
     EpisodeSort,
     EpisodeSummary,
     EpisodeSummaryPage,
+    Natural,
+    natural,
     summary_of,
 )
 from turnstile.models.tasks import TaskRef
@@ -144,6 +147,7 @@ __all__ = [
     "LiveReport",
     "LiveSample",
     "Message",
+    "Natural",
     "NetworkDecision",
     "NetworkOutcome",
     "NetworkReport",
@@ -219,6 +223,8 @@ __all__ = [
     "explained",
     "group_advantages",
     "join_experts",
+    "moments_of",
+    "natural",
     "new_id",
     "pass_at_k",
     "seconds_by_part",

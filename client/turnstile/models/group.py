@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from typing import Literal, TypeVar
 
 from turnstile.models.base import Model
+from turnstile.models.moments import moments_of, scale_of
 from turnstile.models.summary import EpisodeSummary
 
 K = TypeVar("K", bound=Hashable)
@@ -70,10 +70,10 @@ def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dic
     """Advantages of one group, from one reward for each of its graded rollouts. See ``turnstile.advantages``."""
     if len(set(rewards.values())) <= 1:
         return dict.fromkeys(rewards, 0.0)  # exactly: the mean of equal numbers may be off by a rounding
-    mean = math.fsum(rewards.values()) / len(rewards)
-    centred = {rollout: reward - mean for rollout, reward in rewards.items()}
-    divisor = 1.0
-    if scale == "std":
-        variance = math.fsum(difference**2 for difference in centred.values()) / (len(rewards) - 1)
-        divisor = math.sqrt(variance) + _EPSILON
+    unit = scale_of(rewards.values())
+    mean, deviation = moments_of([reward / unit for reward in rewards.values()], less=1)
+    centred = {rollout: reward / unit - mean for rollout, reward in rewards.items()}
+    if scale == "none":
+        return {rollout: difference * unit for rollout, difference in centred.items()}
+    divisor = deviation + _EPSILON / unit
     return {rollout: difference / divisor for rollout, difference in centred.items()}

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from turnstile.models.base import Model
+from turnstile.models.moments import moments_of
 from turnstile.models.spans import PartSeconds
-from turnstile.models.summary import EpisodeSummary
+from turnstile.models.summary import EpisodeSummary, Natural, natural
 
 StatsKey = Literal["task", "tag", "agent", "run", "step", "version", "status", "error", "group"]
 Value: TypeAlias = "str | int | None"
 
 _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
     "task": lambda row: (row.task,),
-    "tag": lambda row: row.tags or (None,),
+    "tag": lambda row: tuple(dict.fromkeys(row.tags)) or (None,),
     "agent": lambda row: (row.agent,),
     "run": lambda row: (row.run_id,),
     "step": lambda row: (row.train_step,),
@@ -147,18 +148,17 @@ def _keys(row: EpisodeSummary, by: Sequence[StatsKey], bucket_s: float | None) -
     return [(*key, start) for key in keys]
 
 
-def _order(key: tuple[Value, ...]) -> tuple[tuple[bool, bool, float, str], ...]:
+def _order(key: tuple[Value, ...]) -> tuple[tuple[bool, bool, int, Natural], ...]:
     """Numbers in order, then text, then what has no value."""
     return tuple(
-        (value is None, isinstance(value, str), value if isinstance(value, int) else 0, str(value))
+        (value is None, isinstance(value, str), value if isinstance(value, int) else 0, natural(str(value)))
         for value in key
     )
 
 
 def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float) -> StatsRow:
     rewards = [row.reward for row in rows if row.reward is not None]
-    mean = math.fsum(rewards) / len(rewards) if rewards else None
-    std = None if mean is None else math.sqrt(math.fsum((each - mean) ** 2 for each in rewards) / len(rewards))
+    mean, std = moments_of(rewards) if rewards else (None, None)
     of_groups = _rewards_by(rows, lambda row: row.group_id)
     groups = [found for name, found in of_groups.items() if name is not None and len(found) > 1]
     of_tasks = _rewards_by(rows, lambda row: row.task).values()

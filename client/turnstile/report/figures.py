@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -115,8 +114,7 @@ def time_bars(total: StatsRow) -> Markup:
 
 
 def by_version(report: RunReport) -> list[StatsRow]:
-    """Version 10 after version 9, though they are text."""
-    return sorted(stats_of(report, "version").rows, key=lambda row: _natural(row.key["version"]))
+    return list(stats_of(report, "version").rows)
 
 
 def by_time(report: RunReport) -> list[StatsRow]:
@@ -156,11 +154,6 @@ def _name(row: StatsRow, by: str) -> str:
     if by == "bucket":
         return datetime.fromtimestamp(int(value or 0), UTC).strftime("%m-%d %H:%M")
     return NONE if value is None else visible_line(str(value), _LONGEST_NAME)
-
-
-def _natural(value: str | int | None) -> tuple[bool, list[tuple[bool, int, str]]]:
-    parts = re.findall(r"\d{1,18}|\D+|\d+", str(value))
-    return value is None, [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
 def facts(pairs: Iterable[tuple[str, Markup | str | None]]) -> Markup:

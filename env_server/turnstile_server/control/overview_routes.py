@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -19,7 +21,7 @@ from turnstile.models import (
     StatsKey,
     StatsReport,
 )
-from turnstile_server.control.body import JSON, cursor_position, while_connected
+from turnstile_server.control.body import JSON, cursor_position, long_json, while_connected
 from turnstile_server.control.protocol import GroupService, OverviewService
 from turnstile_server.errors import InvalidRequest, Unprocessable
 
@@ -33,9 +35,9 @@ class EpisodesQuery(EpisodeFilter):
     view: Literal["full", "summary"] = Field(
         default="full", description="`full`: whole records. `summary`: a light row of each."
     )
-    cursor: str | None = Field(default=None, description="Of the page before. Not with `sort` or `offset`.")
+    cursor: str | None = Field(default=None, description="Of the page before. Not with `sort`, `order`, `offset`.")
     sort: EpisodeSort | None = Field(default=None, description="None: the newest first, by cursor.")
-    order: Literal["asc", "desc"] = "desc"
+    order: Literal["asc", "desc"] | None = Field(default=None, description="None: `desc`. Not with `cursor`.")
     offset: int | None = Field(default=None, ge=0, description="So many are left out; the page then has `total`.")
     limit: int | None = Field(default=None, ge=1, le=MAX_PAGE, description="None: `control.page_size`.")
 
@@ -44,43 +46,57 @@ class StatsQuery(EpisodeFilter):
     """Query of ``GET /stats``."""
 
     by: str = Field(default="", description="What to group by: names of `StatsKey` with commas between them.")
-    bucket: float | None = Field(default=None, gt=0, description="Seconds of one interval of time.")
+    bucket: float | None = Field(
+        default=None, ge=1, allow_inf_nan=False, description="Seconds of one interval of time."
+    )
     solved_at: float = Field(default=1.0, allow_inf_nan=False, description="The least reward that is a success.")
 
 
-def build_overview_router(overview: OverviewService, groups: GroupService, page_size: int) -> APIRouter:
-    """All routes of this module."""
+def build_overview_router(
+    overview: OverviewService, groups: GroupService, page_size: int, workers: anyio.CapacityLimiter
+) -> APIRouter:
+    """All routes of this module. ``workers`` bounds the threads that write answers."""
     router = APIRouter()
     listing = anyio.Lock()
-    """The event loop serves others between two pages, each of which takes some milliseconds."""
+    """One page at a time: each holds up to ``MAX_PAGE`` records."""
+
+    async def answer(found: BaseModel, name: str, items: Sequence[BaseModel]) -> Response:
+        """``items``: the field ``name``, which is long."""
+        written = await anyio.to_thread.run_sync(long_json, found, name, items, limiter=workers)
+        return Response(written, media_type=JSON)
 
     @router.get("/episodes", response_model=EpisodePage | EpisodeSummaryPage)
     async def page(query: Annotated[EpisodesQuery, Query()]) -> Response:
         limit = query.limit or page_size
         async with listing:
-            if query.sort is None and query.offset is None:
+            if query.sort is None and query.offset is None and query.order is None:
                 ids, following = await overview.page(query, cursor_position(query.cursor), limit)
                 cursor, total = None if following is None else str(following), None
             elif query.cursor is not None:
-                raise InvalidRequest("cursor: pages by `sort` or `offset` have none; go on by `offset`")
+                raise InvalidRequest("cursor: pages by `sort`, `order` or `offset` have none; go on by `offset`")
             else:
-                descending = query.order == "desc"
+                descending = query.order != "asc"
                 ids, total = await overview.sorted_page(
                     query, query.sort or "created", query.offset or 0, limit, descending=descending
                 )
                 cursor = None
             if query.view == "full":
-                return _json(EpisodePage(episodes=overview.records(ids), cursor=cursor, total=total))
-            return _json(EpisodeSummaryPage(summaries=overview.summaries(ids), cursor=cursor, total=total))
+                records = await overview.records(ids)
+                return await answer(EpisodePage(episodes=records, cursor=cursor, total=total), "episodes", records)
+            rows = await overview.summaries(ids)
+            return await answer(EpisodeSummaryPage(summaries=rows, cursor=cursor, total=total), "summaries", rows)
 
     @router.get("/stats", response_model=StatsReport)
     async def stats(query: Annotated[StatsQuery, Query()]) -> Response:
-        return _json(await overview.stats(query, _keys(query.by), query.bucket, query.solved_at))
+        found = await overview.stats(query, _keys(query.by), query.bucket, query.solved_at)
+        return await answer(found, "rows", found.rows)
 
     @router.get("/groups/{group_id}", response_model=GroupReport)
     async def group(request: Request, group_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:
         found = await while_connected(request, lambda: groups.group(group_id))
-        return _json(found) if found is not None else Response(status_code=204)  # the caller is gone
+        if found is None:
+            return Response(status_code=204)  # the caller is gone
+        return await answer(found, "nodes", found.nodes)
 
     return router
 
@@ -95,7 +111,3 @@ def _keys(names: str) -> list[StatsKey]:
         if key not in found:
             found.append(key)
     return found
-
-
-def _json(found: BaseModel) -> Response:
-    return Response(found.model_dump_json(), media_type=JSON)

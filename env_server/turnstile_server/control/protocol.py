@@ -150,11 +150,11 @@ class OverviewService(Protocol):
         """Ids of at most ``limit`` episodes from the ``offset``-th on, and how many there are in all."""
         ...
 
-    def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
+    async def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
         """As they are now, in this order; those that were deleted meanwhile are left out."""
         ...
 
-    def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
+    async def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
         """As ``records``."""
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
@@ -18,6 +17,7 @@ from turnstile.models import (
     Sample,
     SampleSet,
     group_advantages,
+    moments_of,
 )
 from turnstile_server.capture.prefix_tree import prefix_tree
 from turnstile_server.episodes.overview import Overview
@@ -50,7 +50,7 @@ class GroupView:
                 found[episode_id] = await self._samples(episode_id)
             except NotFound:  # deleted meanwhile
                 continue
-        summaries = self._overview.summaries(found)
+        summaries = await self._overview.summaries(found)
         if not summaries:
             raise NotFound(f"there is no episode of a group {group_id}")
         return await anyio.to_thread.run_sync(
@@ -72,11 +72,10 @@ def _report(
         )
         for row in summaries
     )
-    mean = math.fsum(rewards.values()) / len(rewards) if rewards else None
     return GroupReport(
         group_id=group_id,
-        mean=mean,
-        std=float(np.std(list(rewards.values()), ddof=1)) if len(rewards) > 1 else None,
+        mean=moments_of(rewards.values()).mean if rewards else None,
+        std=moments_of(rewards.values(), less=1).deviation if len(rewards) > 1 else None,
         members=members,
         nodes=_nodes([samples[row.episode_id].samples for row in summaries]),
         further=further,

@@ -1,13 +1,14 @@
 """Many episodes at once: listings by any condition and order, and statistics.
 
 What must hold: a page of the plain listing (by status and group, the newest first) costs what it returns, whatever
-there is; anything else looks at every summary, in pieces, between which the event loop serves others; and a page
-shows each episode as it is now, running ones too.
+there is; anything else looks at every summary; whatever is looked at, the event loop serves others every few
+milliseconds; and a page shows each episode as it is now, running ones too.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -29,8 +30,8 @@ from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.selection import EpisodeSelection, ordered
 from turnstile_server.errors import NotFound
 
-_PIECE = 500
-"""Summaries that are looked at before the event loop serves others: about a millisecond."""
+_PIECE_S = 0.005
+"""So long rows and records are looked at before the event loop serves others."""
 
 
 T = TypeVar("T")
@@ -71,13 +72,13 @@ class Overview:
         )
         return [row.episode_id for row in rows[offset : offset + limit]], len(rows)
 
-    def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
+    async def records(self, ids: Iterable[str]) -> tuple[Episode, ...]:
         """Without those that were deleted meanwhile."""
-        return tuple(explained(episode) for episode in _found(self._now, ids))
+        return await _found(lambda episode_id: explained(self._now(episode_id)), ids)
 
-    def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
+    async def summaries(self, ids: Iterable[str]) -> tuple[EpisodeSummary, ...]:
         """Without those that were deleted meanwhile."""
-        return tuple(_found(self._summary, ids))
+        return await _found(self._summary, ids)
 
     def _summary(self, episode_id: str) -> EpisodeSummary:
         """Raises NotFound."""
@@ -95,11 +96,9 @@ class Overview:
         self, wanted: EpisodeFilter, selection: EpisodeSelection, before: int | None
     ) -> AsyncGenerator[tuple[int, EpisodeSummary], None]:
         """The episodes that are meant, the newest first, each with its ordinal in the listing."""
-        for count, (ordinal, episode_id) in enumerate(
-            self._archive.newest(wanted.status, wanted.group_id, before), 1
-        ):
-            if count % _PIECE == 0:
-                await anyio.lowlevel.checkpoint()
+        pieces = _Pieces()
+        for ordinal, episode_id in self._archive.newest(wanted.status, wanted.group_id, before):
+            await pieces.rest()
             try:
                 row = self._summary(episode_id)
                 taken = selection.takes(row, self._now)
@@ -109,7 +108,23 @@ class Overview:
                 yield ordinal, row
 
 
-def _found(find: Callable[[str], T], ids: Iterable[str]) -> Iterator[T]:
+class _Pieces:
+    """A long look on the event loop, in pieces of ``_PIECE_S``."""
+
+    def __init__(self) -> None:
+        self._ends = time.monotonic() + _PIECE_S
+
+    async def rest(self) -> None:
+        """At the end of a piece, serves others."""
+        if time.monotonic() >= self._ends:
+            await anyio.lowlevel.checkpoint()
+            self._ends = time.monotonic() + _PIECE_S
+
+
+async def _found(find: Callable[[str], T], ids: Iterable[str]) -> tuple[T, ...]:
+    pieces, found = _Pieces(), list[T]()
     for episode_id in ids:
+        await pieces.rest()
         with suppress(NotFound):
-            yield find(episode_id)
+            found.append(find(episode_id))
+    return tuple(found)

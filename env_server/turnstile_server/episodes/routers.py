@@ -32,7 +32,7 @@ def episode_routers(
 ) -> list[APIRouter]:
     """All of them but those that ``control/api.py`` has."""
     return [
-        build_overview_router(episodes.overview, episodes.group_view, settings.control.page_size),
+        build_overview_router(episodes.overview, episodes.group_view, settings.control.page_size, workers),
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, agents), address),
         build_inspection_router(inspector, settings.control, workers),

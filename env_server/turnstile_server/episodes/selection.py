@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from turnstile.models import Episode, EpisodeFilter, EpisodeSort, EpisodeSummary
+from turnstile.models import Episode, EpisodeFilter, EpisodeSort, EpisodeSummary, Natural, natural
 from turnstile_server.errors import Unprocessable
 
 ANY = "any"
@@ -27,15 +27,20 @@ _EQUAL: Mapping[str, Callable[[EpisodeSummary], Any]] = {
 }
 """Conditions that name a value, and what must equal it."""
 
+
+def _natural(name: str | None) -> Natural | None:
+    return None if name is None else natural(name)
+
+
 _SORTED_BY: Mapping[EpisodeSort, Callable[[EpisodeSummary], Any]] = {
     "created": lambda row: row.created_at,
     "ended": lambda row: row.ended_at,
     "status": lambda row: row.status.value,
-    "task": lambda row: row.task,
-    "agent": lambda row: row.agent,
-    "group": lambda row: row.group_id,
+    "task": lambda row: natural(row.task),
+    "agent": lambda row: natural(row.agent),
+    "group": lambda row: _natural(row.group_id),
     "step": lambda row: row.train_step,
-    "version": lambda row: row.weight_version,
+    "version": lambda row: _natural(row.weight_version),
     "reward": lambda row: row.reward,
     "turns": lambda row: row.turns,
     "tokens": lambda row: row.sampled_tokens,
