@@ -9,13 +9,14 @@ OpenTelemetry is an extra.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import anyio
-import anyio.to_thread
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -27,6 +28,7 @@ from turnstile.models import Episode, Span, SpanReport
 from turnstile.models import SpanKind as Kind
 from turnstile_server.errors import NotFound, TooManyCalls
 from turnstile_server.settings import TracingSettings
+from turnstile_server.threads import result_of
 from turnstile_server.trace_context import TraceContext
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +73,8 @@ class TraceExport:
         self._waiting: deque[Episode] = deque()
         self._news = anyio.Event()
         self._lost = 0
-        self._thread = anyio.CapacityLimiter(1)
+        self._sending: Future[None] | None = None
+        """The export of the first that waits."""
 
     async def run(self) -> None:
         """Until it is cancelled; then ``shutdown_s`` are left for what has ended."""
@@ -85,7 +88,7 @@ class TraceExport:
         finally:
             with anyio.move_on_after(self._settings.shutdown_s, shield=True):
                 await self._export_waiting()
-                await anyio.to_thread.run_sync(self._exporter.shutdown, abandon_on_cancel=True)
+            _in_thread(self._exporter.shutdown)  # an export under way does not try again
             if self._waiting:
                 _LOG.warning("%d episodes were not exported: the server stopped", len(self._waiting))
 
@@ -116,20 +119,24 @@ class TraceExport:
         while self._waiting:
             episode = self._waiting[0]
             try:
-                await self._export(episode)
+                self._sending = self._sending or await self._export(episode)
+                if self._sending is not None:
+                    await result_of(self._sending)
             except NotFound:  # deleted at once
                 pass
             except Exception:  # noqa: BLE001 - the boundary to a collector: no trace is worth the other ones
                 _LOG.exception(
                     "the trace of an episode was not exported", extra={"episode_id": episode.episode_id}
                 )
+            self._sending = None
             self._waiting.popleft()
 
-    async def _export(self, episode: Episode) -> None:
+    async def _export(self, episode: Episode) -> Future[None] | None:
+        """Begins it; None for one that is not sampled. Raises NotFound."""
         context = TraceContext.of(episode.episode_id, episode.traceparent, exported=True)
         assert context is not None
         if not context.sampled:
-            return
+            return None
         report = await self._report(episode.episode_id)
 
         def export() -> None:
@@ -139,7 +146,24 @@ class TraceExport:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise ConnectionError("the collector did not take the spans")
 
-        await anyio.to_thread.run_sync(export, limiter=self._thread, abandon_on_cancel=True)
+        return _in_thread(export)
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Begins the work in a thread that the process does not wait for at its end: a collector that takes a request
+    and never answers holds it for ``OTEL_EXPORTER_OTLP_TIMEOUT``."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the result has it
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="traces", daemon=True).start()
+    return done
 
 
 class EpisodeTrace:
