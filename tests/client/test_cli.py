@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
-from client.trainer_types import rollout, turn
+from client.trainer_types import outline, rollout
 from control_support import Door, EngineProcess, OpenDoor, running_door
 from turnstile import Client
 from turnstile.cli.app import COMMANDS, app
@@ -168,7 +168,7 @@ def test_a_pipe_has_no_width(door: Door) -> None:
 
 def test_texts_of_turns_are_bounded_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     calls = (ToolCall("bash", '{"command": "ls"}'),)
-    shown = turn(
+    shown = outline(
         Message("user", "\n".join(f"line {n}" for n in range(40))),
         Message("assistant", "Done.", reasoning="I list them.", tool_calls=calls),
         **{"break": {"reason": "history_edited", "at": {"message": 2, "path": "content"}}},

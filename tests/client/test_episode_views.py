@@ -20,7 +20,7 @@ from rich.console import Console
 from test_cli import DONE, FAILED, on, one_sentence, rows_of, turnstile
 from test_hostile_text import ALL, harmless
 
-from client.trainer_types import turn
+from client.trainer_types import outline
 from control_support import KEYS, Door
 from turnstile.cli import top
 from turnstile.cli.episode_diff import Parting
@@ -89,7 +89,7 @@ def test_the_tree_as_json_has_a_line_for_each_turn(door: Door, branched: tuple[s
 def test_a_conversation_of_thousands_of_turns_stays_in_its_column(door: Door, branched: tuple[str, str]) -> None:
     with Client(door.url, key=door.key) as client:
         forest = client.episode(branched[0]).tree()
-    base = turn(Message("user", "go"), Message("assistant", "on"))
+    base = outline(Message("user", "go"), Message("assistant", "on"))
     turns = [
         base.model_copy(update={"turn_id": f"t{n}", "seq": n, "parent_id": f"t{n - 1}" if n else None})
         for n in range(5000)
@@ -123,7 +123,7 @@ def test_two_episodes_are_compared_and_their_messages_part(door: Door, branched:
 
 def test_a_parting_is_at_the_first_message_that_differs_whatever_the_ids() -> None:
     ask = Message("user", "go")
-    one, other = (turn(ask, Message("assistant", text)) for text in ("a\nb\nc", "a\nx\nc"))
+    one, other = (outline(ask, Message("assistant", text)) for text in ("a\nb\nc", "a\nx\nc"))
     parting = Parting.of([one, one], [one.model_copy(update={"turn_id": "other"}), other])
     assert parting.same == 1
     lines = parting.diff("A", "B")
@@ -155,6 +155,9 @@ def test_an_episode_is_followed_to_its_end(door: Door) -> None:
     *turns, last = rows_of(turnstile("episodes", "tail", episode.episode_id, "--json", **on(door)))
     assert [each["seq"] for each in turns] == [0, 1]
     assert last["why"] == lines[-1]
+    assert all(each["completion_tokens"] > 0 and "completion_ids" not in each for each in turns), (
+        "no arrays are fetched"
+    )
 
 
 @pytest.mark.parametrize("command", [("tree",), ("tail",), ("diff",)])
@@ -202,7 +205,7 @@ def test_what_agents_wrote_is_shown_harmlessly(door: Door) -> None:
         episode = client.create_episode("say hello")
         forest, look = episode.tree(), top.Look.take(client, 1)
         episode.cancel()
-    hostile = turn(Message("user", ALL), Message("assistant", ALL))
+    hostile = outline(Message("user", ALL), Message("assistant", ALL))
     assert harmless(visible("".join(words for _, _, words in TurnTree([hostile], forest).lines()), lines=True))
     episodes = tuple(each.model_copy(update={"agent": ALL}) for each in look.episodes)
     drawn = io.StringIO()

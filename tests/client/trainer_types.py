@@ -27,6 +27,8 @@ from turnstile.models import (
     SampleSet,
     TaskRef,
     Turn,
+    TurnFacts,
+    TurnOutline,
     TurnSpan,
 )
 from turnstile.models import Sampling as SamplingModel
@@ -195,3 +197,9 @@ def turn(said: Message, reply: Message, **more: Any) -> Turn:
         "timings": {"started_at": 0.0},
     }
     return Turn.model_validate(fields | more)
+
+
+def outline(said: Message, reply: Message, **more: Any) -> TurnOutline:
+    """The same, without its tokens."""
+    facts = turn(said, reply, **more).model_dump(include=set(TurnFacts.model_fields))
+    return TurnOutline.model_validate({**facts, "context_tokens": 2, "completion_tokens": 1, "mean_logprob": -0.5})

@@ -17,6 +17,7 @@ from light import SOLVE, light_work
 from test_whole_episodes import ended
 
 from turnstile.models import EndedBy, Episode, EpisodeStatus, Fault, explained, why_of
+from turnstile.models.evidence import shown_number
 from turnstile.models.why import MAX_WHY
 from turnstile.visible import visible
 from turnstile_server.episodes.store import Stored, stored_of
@@ -472,3 +473,18 @@ def test_any_record_has_one_bounded_harmless_line(fields: dict[str, Any]) -> Non
     line = why_of(_episode(**fields))
     assert 0 < len(line) <= MAX_WHY
     assert visible(line) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (1.0, "1"),
+        (0.9999999, "0.9999999"),
+        (-0.0, "0"),
+        (2 / 3, "0.666667"),
+        (1e-9, "1e-09"),
+        (1234567.5, "1234567.5"),
+    ],
+)
+def test_no_number_is_shown_as_a_whole_one_that_it_is_not(number: float, shown: str) -> None:
+    assert shown_number(number) == shown

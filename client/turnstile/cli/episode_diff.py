@@ -14,7 +14,7 @@ import typer
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import Column, echo, echo_json, reported, show_table
 from turnstile.cli.transcript import why_shown
-from turnstile.models import Episode, Message, Turn
+from turnstile.models import Episode, Message, TurnFacts
 from turnstile.visible import visible, visible_line
 
 MOST_LINES = 200
@@ -37,7 +37,7 @@ def diff_episodes(
     with reported(), connect(url, key, data_dir) as client:
         handles = client.episode(first_id), client.episode(second_id)
         first, second = (handle.status() for handle in handles)
-        parting = Parting.of(*(handle.turns() for handle in handles))
+        parting = Parting.of(*(handle.turn_outlines() for handle in handles))
         if as_json:
             facts = parting.facts()
             echo_json(json.dumps({"a": _facts(first), "b": _facts(second), **facts}))
@@ -65,11 +65,11 @@ class Parting:
 
     same: int
     """Turns before it."""
-    first: Turn | None
-    second: Turn | None
+    first: TurnFacts | None
+    second: TurnFacts | None
 
     @classmethod
-    def of(cls, first: Sequence[Turn], second: Sequence[Turn]) -> Parting:
+    def of(cls, first: Sequence[TurnFacts], second: Sequence[TurnFacts]) -> Parting:
         for number, (one, other) in enumerate(zip_longest(first, second)):
             if one is None or other is None or _lines_of(one) != _lines_of(other):
                 return cls(number, one, other)
@@ -101,7 +101,7 @@ class Parting:
         }
 
 
-def _lines_of(turn: Turn) -> tuple[str, ...]:
+def _lines_of(turn: TurnFacts) -> tuple[str, ...]:
     """The turn's messages: what was new in its prompt, and the reply."""
     return tuple(line for message in (*turn.new_messages, turn.reply) for line in _lines(message))
 

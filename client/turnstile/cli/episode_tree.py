@@ -14,7 +14,7 @@ from typing import Any
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import echo, echo_json, reported, show_text
 from turnstile.cli.transcript import why_shown
-from turnstile.models import ForestRow, TokenForest, Turn
+from turnstile.models import ForestRow, TokenForest, TurnOutline
 
 _NAME = 40
 _KINDS = {
@@ -37,7 +37,7 @@ def show_tree(
     with reported(), connect(url, key, data_dir) as client:
         handle = client.episode(episode_id)
         episode = handle.status()
-        turns = handle.turns()
+        turns = handle.turn_outlines()
         tree = TurnTree(turns, handle.tree(include_untrained=True))
         if as_json:
             for turn in turns:
@@ -58,17 +58,17 @@ class TurnTree:
     """``turns``: in commit order. ``forest``: with untrained rows, fetched after them; of a running episode it may
     have turns that ``turns`` lacks."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[TurnOutline]
     forest: TokenForest
 
-    def facts(self, turn: Turn) -> dict[str, Any]:
+    def facts(self, turn: TurnOutline) -> dict[str, Any]:
         """One turn as JSON. ``trained_tokens``: null where the forest does not have it."""
         return {
             "turn_id": turn.turn_id,
             "seq": turn.seq,
             "parent_id": turn.parent_id,
-            "context_tokens": len(turn.context_ids),
-            "completion_tokens": len(turn.completion_ids),
+            "context_tokens": turn.context_tokens,
+            "completion_tokens": turn.completion_tokens,
             "trained_tokens": self._trained().get(turn.turn_id),
             "untrained_reason": self._reasons().get(turn.turn_id),
             "finish_reason": turn.finish_reason,
@@ -81,7 +81,7 @@ class TurnTree:
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """For each turn: what stands before its first line and before further ones, and its words."""
         known = {turn.turn_id for turn in self.turns}
-        children: defaultdict[str | None, list[Turn]] = defaultdict(list)
+        children: defaultdict[str | None, list[TurnOutline]] = defaultdict(list)
         for turn in self.turns:
             children[turn.parent_id if turn.parent_id in known else None].append(turn)
         numbers = {turn.turn_id: turn.seq for turn in self.turns}
@@ -124,9 +124,9 @@ class TurnTree:
         return found
 
 
-def _words(turn: Turn, trained: int | None, reason: str | None) -> str:
-    sampled = len(turn.completion_ids)
-    parts = [f"{len(turn.context_ids)} + {sampled} tokens"]
+def _words(turn: TurnOutline, trained: int | None, reason: str | None) -> str:
+    sampled = turn.completion_tokens
+    parts = [f"{turn.context_tokens} + {sampled} tokens"]
     if trained is not None:
         parts.append("trained" if trained == sampled else "untrained" if trained == 0 else f"{trained} trained")
     if reason is not None:
@@ -140,7 +140,7 @@ def _words(turn: Turn, trained: int | None, reason: str | None) -> str:
     return ", ".join(parts)
 
 
-def _origin(turn: Turn, numbers: Mapping[str, int]) -> str:
+def _origin(turn: TurnOutline, numbers: Mapping[str, int]) -> str:
     """Why a turn is a root."""
     thread = f"; thread {turn.thread.name[:_NAME]}" if turn.thread is not None and turn.thread.name else ""
     if turn.parent_id is not None:

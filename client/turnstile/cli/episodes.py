@@ -69,14 +69,13 @@ def show_episode(
     with reported(), connect(url, key, data_dir) as client:
         handle = client.episode(episode_id)
         episode = handle.status()
-        recorded = handle.turns() if turns else ()
         if as_json:
             echo_json(episode.model_dump_json())
-            for turn in recorded:
+            for turn in handle.turns() if turns else ():
                 echo_json(turn.model_dump_json())
             return
         show_episode_facts(episode, full=full)
-        show_turns(recorded, full=full)
+        show_turns(handle.turn_outlines() if turns else (), full=full)
 
 
 def export_episodes(

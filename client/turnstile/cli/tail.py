@@ -31,7 +31,7 @@ def tail_episode(
                 echo(f"{episode.episode_id} is {episode.status.value}")
             status = episode.status
             if episode.stats.turns > shown:
-                turns = handle.turns()
+                turns = handle.turn_outlines()
                 if as_json:
                     for turn in turns[shown:]:
                         echo_json(turn.model_dump_json())

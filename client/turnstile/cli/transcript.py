@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnstile.cli.output import echo, show_facts, show_text
-from turnstile.models import Episode, Turn, why_of
+from turnstile.models import Episode, TurnOutline, why_of
 from turnstile.models.messages import Message
 from turnstile.visible import visible
 
@@ -34,7 +34,7 @@ def why_shown(episode: Episode) -> str:
     return visible(episode.why or why_of(episode))
 
 
-def show_turns(turns: Sequence[Turn], *, full: bool) -> None:
+def show_turns(turns: Sequence[TurnOutline], *, full: bool) -> None:
     """Every turn: how it was sampled, the messages that were new in its prompt, and the reply."""
     for turn in turns:
         echo(f"\nturn {turn.seq}  {turn.turn_id}  parent {turn.parent_id or '(root)'}")
@@ -44,10 +44,10 @@ def show_turns(turns: Sequence[Turn], *, full: bool) -> None:
         _show_message(turn.reply, full=full, sampled=True)
 
 
-def _facts_of(turn: Turn) -> str:
+def _facts_of(turn: TurnOutline) -> str:
     facts = [
         turn.dialect,
-        f"context {len(turn.context_ids)} + completion {len(turn.completion_ids)} tokens",
+        f"context {turn.context_tokens} + completion {turn.completion_tokens} tokens",
         f"finish {turn.finish_reason}",
         "weights " + ", ".join(dict.fromkeys(span.version for span in turn.weight_spans)),
     ]

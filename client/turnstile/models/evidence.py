@@ -35,7 +35,9 @@ def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) 
     found += said.values()
     others = [name for name in components if name not in said]
     if others and not (found and all(components[name] == 0 for name in others)):
-        shown = [f"{visible_line(name, _NAME)} is {components[name]:g}" for name in others[:MOST_NAMES]]
+        shown = [
+            f"{visible_line(name, _NAME)} is {shown_number(components[name])}" for name in others[:MOST_NAMES]
+        ]
         found.append(_listed(shown, len(others)))
     left_out = _count(_object(_object(grading.get("diff")).get("counts")).get("left_out"))
     if left_out and any(value < 1 for value in components.values()):
@@ -50,7 +52,8 @@ def _first(grading: Mapping[str, Any]) -> Iterable[str]:
         yield f"the work was not taken over: {_short(diff['refused'])}"
     value, least = _number(gate.get("value")), _number(gate.get("at_least"))
     if value is not None and least is not None:
-        yield f"{_short(gate.get('component'), _NAME)} is {value:g}, below its gate {least:g}"
+        component = _short(gate.get("component"), _NAME)
+        yield f"{component} is {shown_number(value)}, below its gate {shown_number(least)}"
 
 
 def _part(name: str, part: Mapping[str, Any], value: float | None) -> str:
@@ -60,7 +63,7 @@ def _part(name: str, part: Mapping[str, Any], value: float | None) -> str:
     suite = _SUITES.get(name, f"tests of {shown}")
     if part.get("note"):
         credit = _number(part.get("credit"))
-        gives = f" gives {credit:g}" if credit else ""
+        gives = f" gives {shown_number(credit)}" if credit else ""
         return f"{suite if name in _SUITES else shown}{gives}: {_short(part['note'])}"
     if expected is not None and passed is not None:
         return _tests(suite, expected, passed, part)
@@ -79,11 +82,11 @@ def _part(name: str, part: Mapping[str, Any], value: float | None) -> str:
     if value is None:
         return ""
     if "rewards" in part and "file" in part:
-        return f"the script gave {value:g}"
+        return f"the script gave {shown_number(value)}"
     if "server" in part and "reported" in part:
-        return f"{shown}: the resource server gave {value:g}"
+        return f"{shown}: the resource server gave {shown_number(value)}"
     if "votes" in part and "judge" in part:
-        return f"{shown}: the judge gave {value:g}{_reason(part['votes'])}"
+        return f"{shown}: the judge gave {shown_number(value)}{_reason(part['votes'])}"
     return ""
 
 
@@ -122,7 +125,7 @@ def _steps(steps: Mapping[str, Any], grading: Mapping[str, Any]) -> str:
     for name, step in steps.items():
         found = _object(step)
         reward = _number(found.get("reward"))
-        value = "has no reward" if reward is None else f"is {reward:g}"
+        value = "has no reward" if reward is None else f"is {shown_number(reward)}"
         evidence = {key: each for key, each in found.items() if isinstance(each, dict) or key == "summary"}
         words = (
             grade_in_words(evidence, {}) if reward is not None and reward < 1 and "steps" not in evidence else ""
@@ -136,6 +139,12 @@ def _listed(names: Sequence[str], count: int) -> str:
     """The first few names, and how many more of ``count`` there are."""
     more = count - MOST_NAMES
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def shown_number(value: float) -> str:
+    """In six digits, or as many as tell it from a whole number: 0.9999999 is not 1."""
+    short = f"{value + 0.0:g}"  # no minus before a zero
+    return short if float(short) == value or not float(short).is_integer() else f"{value!r}"
 
 
 def _short(value: Any, most: int = _NOTE) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from turnstile.models.episode import Episode
-from turnstile.models.evidence import grade_in_words
+from turnstile.models.evidence import grade_in_words, shown_number
 from turnstile.models.regrade import Regrade
 from turnstile.models.reward import RewardChange
 from turnstile.models.status import EndedBy, EpisodeStatus, ErrorInfo, Fault
@@ -76,9 +76,10 @@ def _reward(episode: Episode) -> str:
     given, again = _last_given(episode), _last_applied(episode)
     if given is not None and (again is None or given.at >= again.at):
         by = "its trainer" if given.by is None else visible_line(given.by, 40)
-        return f"{reward:g}: given by {by}{'' if given.why is None else f': {visible_line(given.why, _MESSAGE)}'}"
+        because = "" if given.why is None else f": {visible_line(given.why, _MESSAGE)}"
+        return f"{shown_number(reward)}: given by {by}{because}"
     words = grade_in_words(episode.grading, episode.reward_components)
-    return f"{reward:g}: {words}" if words else f"{reward:g}"
+    return f"{shown_number(reward)}: {words}" if words else f"{shown_number(reward)}"
 
 
 def _end(episode: Episode) -> str:
@@ -99,7 +100,7 @@ def _end(episode: Episode) -> str:
 
 def _failed(episode: Episode) -> str:
     error = episode.error
-    has = _NO_REWARD if episode.reward is None else f"{episode.reward:g}"
+    has = _NO_REWARD if episode.reward is None else f"{shown_number(episode.reward)}"
     if error is None:
         return f"{has}: it failed {_after(episode)}, and its record does not say why"
     if error.type == _UNREADABLE:
@@ -134,7 +135,7 @@ def _notes(episode: Episode) -> list[str]:
     notes = []
     again, stale = _last_applied(episode), episode.staleness
     if again is not None:
-        before = "had no reward" if again.before.reward is None else f"was {again.before.reward:g}"
+        before = "had no reward" if again.before.reward is None else f"was {shown_number(again.before.reward)}"
         notes.append(f"judged again, it {before}")
     bound = None if stale is None else stale.bound
     if stale is not None and stale.exceeded and bound is not None and _type(episode) != "stale_weights":
