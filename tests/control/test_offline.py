@@ -294,14 +294,18 @@ async def test_a_server_starts_on_a_directory_that_is_looked_at(
             assert (await client.get("/episodes")).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["absent", "empty", "file"])
+@pytest.mark.parametrize("name", ["absent", "empty", "file", "strange", "blank"])
 async def test_what_holds_no_journal_is_refused_with_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
+    for folder, content in (("strange", b"of another program\n" * 100), ("blank", b"")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.tsj").write_bytes(content)
+    before = contents(tmp_path)
     with pytest.raises(StartupError, match="data directory of a server"):
         async with looked_at(tmp_path / name, None):
             raise AssertionError("it was opened")
-    assert contents(tmp_path).keys() == {".", "empty", "file"}
+    assert contents(tmp_path) == before
 
 
 def command(folder: Path, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:

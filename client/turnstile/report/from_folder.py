@@ -55,11 +55,14 @@ def report_of_folder(folder: Path, *, episodes: int, asked: Sequence[str], token
 
 
 def _lines(path: Path) -> Iterator[Episode | None]:
-    """The episode of each line; None for a rollout without one."""
+    """The episode of each line; None for a rollout without one. A last line without an end was being written when
+    the run was killed, or is being written now: it is passed over."""
     if not path.is_file():
         raise errors.InvalidRequest(f"{path} is not there: name the folder of `turnstile run --out`, or a run id")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
             try:
                 found = json.loads(line)["episode"]
                 yield None if found is None else Episode.model_validate(found)

@@ -163,8 +163,8 @@ def survey(directory: Path, index: JournalIndex, stats: JournalStats) -> dict[in
     """Indexes all that can be read in the directory, and gives the segments' files by number. Changes nothing.
 
     Exported episodes are segments with names of their own (``EPISODE.tsj``); they get the numbers behind the
-    others'. What cannot be opened is left out, with a line in the log. Raises StartupError for a newer format and
-    where there is no segment, and OSError.
+    others'. What cannot be opened is left out, with a line in the log. Raises StartupError for a newer format,
+    where there is no segment, and where neither a head nor a record of one can be read; and OSError.
     """
     segments = _readable(sorted(directory.glob(f"*{SEGMENT_SUFFIX}")))
     if not segments:
@@ -181,6 +181,11 @@ def survey(directory: Path, index: JournalIndex, stats: JournalStats) -> dict[in
             logger.warning(
                 "%s ends with %d bytes of no whole record: passed over", segment.path, segment.size - end
             )
+    if all(segment.nonce is None for segment in segments) and not index.episodes():
+        raise StartupError(
+            f"no record can be read in {directory}: its files *{SEGMENT_SUFFIX} are none of a journal, or "
+            "destroyed. Name the data directory of a server, or an export"
+        )
     return {segment.number: segment.path for segment in segments}
 
 
