@@ -179,6 +179,8 @@ def hostile_episode(summary: EpisodeSummary) -> ShownEpisode:
         context_tokens=1,
         completion_tokens=1,
         mean_logprob=-1.0,
+        start=1,
+        untrained_reason=None,
     )
     episode = Episode(
         episode_id="e",

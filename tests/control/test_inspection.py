@@ -124,9 +124,10 @@ async def test_text_and_ids_are_found_in_the_tokens(http: httpx.AsyncClient, epi
 async def test_turns_without_arrays_have_their_counts(http: httpx.AsyncClient, episode_id: str) -> None:
     turns = await turns_of(http, episode_id)
     response = await http.get(f"/episodes/{episode_id}/turns?arrays=false")
-    outlines = TurnOutlines.model_validate_json(response.content).turns
+    report = TurnOutlines.model_validate_json(response.content)
+    outlines = report.turns
     arrays = {"context_ids", "completion_ids", "logprobs", "routed_experts"}
-    counts = {"context_tokens", "completion_tokens", "mean_logprob"}
+    counts = {"context_tokens", "completion_tokens", "mean_logprob", "start", "untrained_reason"}
     for turn, outline in zip(turns, outlines, strict=True):
         assert outline.model_dump(exclude=counts) == turn.model_dump(exclude=arrays)
         assert (outline.context_tokens, outline.completion_tokens) == (
@@ -134,6 +135,15 @@ async def test_turns_without_arrays_have_their_counts(http: httpx.AsyncClient, e
             len(turn.completion_ids),
         )
         assert outline.mean_logprob == pytest.approx(float(turn.logprobs.mean()))
+        place = (await window(http, turn.turn_id, count=0)).turns[-1]
+        assert (outline.turn_id, outline.start) == (place.turn_id, place.start)
+    rows = decode_samples((await http.get(f"/episodes/{episode_id}/samples")).content)
+    untrained = {one.turn_id: one.reason for one in rows.untrained}
+    assert {turn.turn_id: turn.untrained_reason for turn in outlines} == {
+        turn.turn_id: untrained.get(turn.turn_id) for turn in outlines
+    }
+    assert [root.turn_id for root in report.roots] == [turn.turn_id for turn in outlines if turn.parent_id is None]
+    assert {root.kind for root in report.roots} == {row.kind for row in rows.samples} == {"main"}
 
 
 async def test_a_break_is_shown_with_both_messages(http: httpx.AsyncClient, episode_id: str) -> None:

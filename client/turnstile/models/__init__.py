@@ -55,7 +55,7 @@ from turnstile.models.live import LiveReport, LiveSample
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.moments import moments_of
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
-from turnstile.models.outline import BreakEntry, BreakReport, TurnList, TurnOutline, TurnOutlines
+from turnstile.models.outline import BreakEntry, BreakReport, RootOutline, TurnList, TurnOutline, TurnOutlines
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
@@ -165,6 +165,7 @@ __all__ = [
     "RewardChange",
     "RewardUpdate",
     "Role",
+    "RootOutline",
     "Sample",
     "SampleKind",
     "SampleSet",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turnstile.models.base import Model
 from turnstile.models.messages import Message
+from turnstile.models.sample import Cause, SampleKind
 from turnstile.models.turn import BreakAt, BreakReason, Turn, TurnFacts
 
 
@@ -14,12 +15,27 @@ class TurnOutline(TurnFacts):
     completion_tokens: int
     mean_logprob: float | None
     """Mean of the completion's logprobs; None for a text that was given."""
+    start: int
+    """Position of its first sampled token on the path from the root."""
+    untrained_reason: str | None
+    """Why no sample trains it, as in ``untrained`` of the samples; None: one does."""
+
+
+class RootOutline(Model):
+    """What the conversation is that begins with a turn without a parent (``docs/matching.md``)."""
+
+    turn_id: str
+    kind: SampleKind
+    caused_by: Cause | None = None
+    """The turn that brought it about; None for the main one, and where it is not known."""
 
 
 class TurnOutlines(Model):
-    """Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order."""
+    """Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order. Turns that a fork continues are not
+    among them: they are the other episode's."""
 
     turns: tuple[TurnOutline, ...]
+    roots: tuple[RootOutline, ...] = ()
 
 
 class TurnList(Model):

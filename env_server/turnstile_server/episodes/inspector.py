@@ -12,10 +12,19 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from turnstile.models import BreakReport, TokenMatch, TokenMatches, TokenWindow, TurnOutline, TurnOutlines
+from turnstile.models import (
+    BreakReport,
+    RootOutline,
+    TokenMatch,
+    TokenMatches,
+    TokenWindow,
+    TurnOutline,
+    TurnOutlines,
+)
 from turnstile.models.turn import TurnFacts
 from turnstile_server.capture import Node, Turns
 from turnstile_server.capture.break_report import break_entry, broken_turns
+from turnstile_server.capture.provenance import origins
 from turnstile_server.capture.token_path import TokenPath, Training, path_ids
 from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.episodes.store import unchanging
@@ -51,9 +60,7 @@ class Inspector:
 
     async def outlines(self, episode_id: str) -> TurnOutlines:
         tree = await self._tree(episode_id)
-        return await self._in_thread(
-            lambda: TurnOutlines(turns=tuple(_outline(node) for node in tree if not node.inherited))
-        )
+        return await self._in_thread(lambda: _outlines(tree))
 
     async def breaks(self, episode_id: str, offset: int, limit: int) -> BreakReport:
         tree = await self._tree(episode_id)
@@ -129,7 +136,20 @@ def _matches(episode_id: str, end: Node, matches: list[TokenMatch], *, more: boo
     )
 
 
-def _outline(node: Node) -> TurnOutline:
+def _outlines(tree: Turns) -> TurnOutlines:
+    reasons = Training.of(tree).reasons
+    own = {root.turn.turn_id for root in tree.roots if not root.inherited}
+    return TurnOutlines(
+        turns=tuple(_outline(node, reasons.get(node.turn.turn_id)) for node in tree if not node.inherited),
+        roots=tuple(
+            RootOutline(turn_id=turn_id, kind=origin.kind, caused_by=origin.cause)
+            for turn_id, origin in origins(tree.roots, tree).items()
+            if turn_id in own
+        ),
+    )
+
+
+def _outline(node: Node, untrained_reason: str | None) -> TurnOutline:
     turn = node.turn
     facts = {name: getattr(turn, name) for name in TurnFacts.model_fields}
     return TurnOutline(
@@ -137,4 +157,6 @@ def _outline(node: Node) -> TurnOutline:
         context_tokens=len(turn.context_ids),
         completion_tokens=len(turn.completion_ids),
         mean_logprob=None if turn.sampling.given else float(turn.logprobs.mean()),
+        start=node.prompt_count,
+        untrained_reason=untrained_reason,
     )

@@ -1075,6 +1075,23 @@ export interface components {
             total: number;
         };
         /**
+         * Cause
+         * @description The turn that caused a conversation.
+         *
+         *     ``by`` says how that is known. ``summary``: the conversation begins with that turn's reply (a compaction).
+         *     ``call``: it begins with an argument of one of that turn's calls (a sub-agent). ``thread``: the agent's own
+         *     headers name the turn's conversation as the parent of this one; the turn is its latest before this one.
+         */
+        Cause: {
+            /**
+             * By
+             * @enum {string}
+             */
+            by: "call" | "summary" | "thread";
+            /** Turn Id */
+            turn_id: string;
+        };
+        /**
          * EndedBy
          * @description What ended an episode whose ``error`` does not say it.
          * @enum {string}
@@ -1953,6 +1970,20 @@ export interface components {
             why?: string | null;
         };
         /**
+         * RootOutline
+         * @description What the conversation is that begins with a turn without a parent (``docs/matching.md``).
+         */
+        RootOutline: {
+            caused_by?: components["schemas"]["Cause"] | null;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "main" | "subagent" | "compaction" | "retry" | "auxiliary";
+            /** Turn Id */
+            turn_id: string;
+        };
+        /**
          * Sampling
          * @description Training sampling, pinned by the trainer. What an agent asks for is recorded and not used.
          */
@@ -2541,6 +2572,8 @@ export interface components {
             schema_version: number;
             /** Seq */
             seq: number;
+            /** Start */
+            start: number;
             /**
              * Step
              * @default 0
@@ -2556,14 +2589,22 @@ export interface components {
             tools_key: string;
             /** Turn Id */
             turn_id: string;
+            /** Untrained Reason */
+            untrained_reason: string | null;
             /** Weight Spans */
             weight_spans: components["schemas"]["WeightSpan"][];
         };
         /**
          * TurnOutlines
-         * @description Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order.
+         * @description Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order. Turns that a fork continues are the other
+         *     episode's and are not among them.
          */
         TurnOutlines: {
+            /**
+             * Roots
+             * @default []
+             */
+            roots: components["schemas"]["RootOutline"][];
             /** Turns */
             turns: components["schemas"]["TurnOutline"][];
         };
