@@ -13,6 +13,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["Tab", "The next link, button, table or chart"],
   ["↑ ↓ Page Home End", "In a table: the current row"],
   ["Enter", "In a table or a timeline: open it"],
+  ["j k", "In an episode: the next turn, the turn before"],
   ["← → + − 0", "In a timeline: the next span, zoom, all"],
   ["Esc", "Close this help; leave a field"],
 ];

@@ -81,16 +81,18 @@ interface LinkProps {
   query?: URLSearchParams;
   class?: string;
   children: ComponentChildren;
-  "aria-current"?: "page";
+  "aria-current"?: "page" | "true";
   tabIndex?: number;
+  /** Changes the address of this page, and stays where it is. */
+  replace?: boolean;
 }
 
 /** A link to a page of the viewer. A new tab, a copied address: all that a link can. */
-export function Link({ to, query, children, ...rest }: LinkProps) {
+export function Link({ to, query, children, replace = false, ...rest }: LinkProps) {
   const follow = (event: MouseEvent): void => {
     if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
-    navigate(to, query);
+    navigate(to, query, { replace });
   };
   return (
     <a href={hrefOf(to, query)} onClick={follow} {...rest}>

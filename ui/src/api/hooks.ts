@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { useSession } from "../session";
 import { type Answer, ApiError, get, type GetOptions, type GetRoute } from "./client";
-import { type ServerEvent, listen } from "./events";
+import { changedEpisode, type ServerEvent, listen } from "./events";
 
 export type Loaded<Data> =
   | { readonly state: "loading"; readonly data: Data | null }
@@ -13,22 +13,36 @@ export type Loaded<Data> =
 /** ``data`` stays while it is loaded again. ``reload`` asks once more. */
 export type Loading<Data> = Loaded<Data> & { readonly reload: () => void };
 
-/** What ``load`` gives, asked for again when ``deps`` or the key change. The request of before is then aborted. */
+/** What ``load`` gives, asked for again when ``deps`` or the key change. The request of before is then aborted; but
+ * ``reload`` waits for the one in flight and asks once more after it, so that an answer comes however often it is
+ * called. */
 export function useLoaded<Data>(load: (signal: AbortSignal) => Promise<Data>, deps: readonly unknown[]): Loading<Data> {
   const { key } = useSession();
   const [asked, setAsked] = useState(0);
   const [found, setFound] = useState<{ of: string; now: Loaded<Data> }>();
-  const reload = useCallback(() => setAsked((before) => before + 1), []);
+  const flight = useRef({ busy: false, again: false });
+  const reload = useCallback(() => {
+    if (flight.current.busy) flight.current.again = true;
+    else setAsked((before) => before + 1);
+  }, []);
   const of = JSON.stringify([key, ...deps]);
   useEffect(() => {
     const abort = new AbortController();
+    const mine = { busy: true, again: false };
+    flight.current = mine;
+    const landed = (): void => {
+      mine.busy = false;
+      if (mine.again && !abort.signal.aborted) reload();
+    };
     const show = (next: (data: Data | null) => Loaded<Data>): void =>
       setFound((before) => ({ of, now: next(before?.of === of ? before.now.data : null) }));
     show((data) => ({ state: "loading", data }));
-    load(abort.signal).then(
-      (data) => abort.signal.aborted || show(() => ({ state: "ok", data })),
-      (error: unknown) => abort.signal.aborted || show((data) => ({ state: "error", error: asApiError(error), data })),
-    );
+    load(abort.signal)
+      .then(
+        (data) => abort.signal.aborted || show(() => ({ state: "ok", data })),
+        (error: unknown) => abort.signal.aborted || show((data) => ({ state: "error", error: asApiError(error), data })),
+      )
+      .finally(landed);
     return () => abort.abort();
   }, [of, asked]);
   const now: Loaded<Data> = found?.of === of ? found.now : { state: "loading", data: null };
@@ -59,8 +73,9 @@ export function useEvents(handle: (event: ServerEvent) => void, gap: () => void)
 const SOONEST_MS = 2000;
 const POLL_MS = 5000;
 
-/** Calls ``reload`` soon after an episode changed, at most every two seconds, and every five while the page is seen. */
-export function useFresh(reload: () => void): void {
+/** Calls ``reload`` soon after an episode changed, at most every two seconds, and every five while the page is seen.
+ * ``only``: the id of one episode; ``poll`` false: that one has ended, and changes seldom. */
+export function useFresh(reload: () => void, { only, poll = true }: { only?: string; poll?: boolean } = {}): void {
   const now = useRef(reload);
   now.current = reload;
   const waits = useRef<number | undefined>(undefined);
@@ -70,12 +85,17 @@ export function useFresh(reload: () => void): void {
       now.current();
     }, SOONEST_MS);
   };
-  useEvents((event) => event.type === "episode" && soon(), soon);
+  useEvents((event) => (only === undefined ? event.type === "episode" : changedEpisode(event) === only) && soon(), soon);
   useEffect(() => {
-    const poll = window.setInterval(() => document.visibilityState === "visible" && now.current(), POLL_MS);
-    return () => {
-      window.clearInterval(poll);
+    if (!poll) return undefined;
+    const timer = window.setInterval(() => document.visibilityState === "visible" && now.current(), POLL_MS);
+    return () => window.clearInterval(timer);
+  }, [poll]);
+  useEffect(
+    () => () => {
       window.clearTimeout(waits.current);
-    };
-  }, []);
+      waits.current = undefined;
+    },
+    [],
+  );
 }

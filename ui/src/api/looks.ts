@@ -10,6 +10,10 @@ export type EpisodeSummary = Schemas["EpisodeSummary"];
 export type EpisodeSummaryPage = Schemas["EpisodeSummaryPage"];
 export type TurnOutline = Schemas["TurnOutline"];
 export type TurnOutlines = Schemas["TurnOutlines"];
+export type RootOutline = Schemas["RootOutline"];
+export type BreakEntry = Schemas["BreakEntry"];
+export type WorkDiff = Schemas["WorkDiff"];
+export type Span = Schemas["Span"];
 export type Message = Schemas["Message"];
 
 export type EpisodesQuery = Readonly<Record<string, QueryValue | readonly QueryValue[]>>;

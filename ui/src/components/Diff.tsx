@@ -2,7 +2,7 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { count } from "../text/format";
-import { type DiffKind, type DiffLine, diffLines, parseUnified } from "../text/diff";
+import { type DiffKind, type DiffLine, around, diffLines, parseUnified } from "../text/diff";
 import { SafeText } from "./SafeText";
 
 const AT_ONCE = 400;
@@ -15,9 +15,17 @@ export function Diff({ diff, label }: { diff: string; label: string }) {
   return <Lines lines={useMemo(() => parseUnified(diff), [diff])} label={label} />;
 }
 
+interface TextDiffProps {
+  before: string;
+  after: string;
+  label: string;
+  /** How many equal lines are shown around what differs; all, if it is left out. */
+  context?: number;
+}
+
 /** What changed between two texts. */
-export function TextDiff({ before, after, label }: { before: string; after: string; label: string }) {
-  return <Lines lines={useMemo(() => diffLines(before, after), [before, after])} label={label} />;
+export function TextDiff({ before, after, label, context = Infinity }: TextDiffProps) {
+  return <Lines lines={useMemo(() => around(diffLines(before, after), context), [before, after, context])} label={label} />;
 }
 
 function Lines({ lines, label }: { lines: readonly DiffLine[]; label: string }) {

@@ -28,9 +28,12 @@ interface SwimlaneProps {
   spans: readonly LaneSpan[];
   /** Where the axis ends, in seconds. */
   end: number;
+  /** Ids of the spans that the page has selected; what is pointed at is another thing. */
+  selected?: readonly string[];
   onOpen?: (span: LaneSpan) => void;
 }
 
+const NOTHING: readonly string[] = [];
 const ROW = 18;
 const GAP = 8;
 const NARROWEST = 1.5;
@@ -41,7 +44,7 @@ interface Placed {
   readonly row: number;
 }
 
-export function Swimlane({ label, lanes, kinds, spans, end, onOpen }: SwimlaneProps) {
+export function Swimlane({ label, lanes, kinds, spans, end, selected = NOTHING, onOpen }: SwimlaneProps) {
   const box = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(800);
   const [zoom, setZoom] = useState(1);
@@ -79,16 +82,26 @@ export function Swimlane({ label, lanes, kinds, spans, end, onOpen }: SwimlanePr
     return () => element?.removeEventListener("wheel", wheel);
   });
 
+  const marked = useMemo(() => new Set(selected), [selected]);
   const at = order.findIndex((span) => span.id === chosen);
   const span = order[at];
+  const see = (next: LaneSpan): void => {
+    const element = box.current;
+    const x = next.start * scale;
+    if (element && (x < element.scrollLeft || x > element.scrollLeft + width - 40)) element.scrollLeft = x - 40;
+  };
   const choose = (index: number): void => {
     const next = order[Math.min(order.length - 1, Math.max(0, index))];
-    const element = box.current;
-    if (!next || !element) return;
+    if (!next) return;
     setChosen(next.id);
-    const x = next.start * scale;
-    if (x < element.scrollLeft || x > element.scrollLeft + width - 40) element.scrollLeft = x - 40;
+    see(next);
   };
+  useEffect(() => {
+    const first = order.find((one) => marked.has(one.id));
+    if (!first || (chosen !== null && marked.has(chosen))) return;
+    setChosen(first.id);
+    see(first);
+  }, [marked]);
   const onKeyDown = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const acts: Record<string, () => void> = {
@@ -116,11 +129,11 @@ export function Swimlane({ label, lanes, kinds, spans, end, onOpen }: SwimlanePr
       if (until < from || one.start > to) return false;
       const place = `${one.lane}/${row}/${one.ok}`;
       const pixel = until * scale;
-      if (one.id !== chosen && one.ok && pixel < (filled.get(place) ?? -1)) return false;
+      if (one.id !== chosen && !marked.has(one.id) && one.ok && pixel < (filled.get(place) ?? -1)) return false;
       filled.set(place, Math.max(pixel, one.start * scale + NARROWEST));
       return true;
     });
-  }, [placed, scale, left, width, end, chosen]);
+  }, [placed, scale, left, width, end, chosen, marked]);
 
   return (
     <figure class="swimlane">
@@ -163,7 +176,7 @@ export function Swimlane({ label, lanes, kinds, spans, end, onOpen }: SwimlanePr
             {drawn.map(({ span: one, row }) => (
               <rect
                 key={one.id}
-                class={`span c${Math.max(0, kinds.indexOf(one.kind)) % 8}${one.ok ? "" : " failed"}${one.end === null ? " open" : ""}${one.id === chosen ? " chosen" : ""}`}
+                class={`span c${Math.max(0, kinds.indexOf(one.kind)) % 8}${one.ok ? "" : " failed"}${one.end === null ? " open" : ""}${one.id === chosen ? " chosen" : ""}${marked.has(one.id) ? " selected" : ""}`}
                 x={one.start * scale}
                 y={(tops.get(one.lane) ?? 0) + 20 + row * ROW}
                 width={Math.max(NARROWEST, ((one.end ?? end) - one.start) * scale)}

@@ -1,116 +1,144 @@
-/** One episode: its facts, its grade, and its conversation. */
+/** One episode: what became of it, its conversation beside its time, its grade, its breaks and its work. The address
+ * says what is shown (`show`), the turn (`turn`) and the path (`path`). */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Answer } from "../api/client";
-import { changedEpisode } from "../api/events";
-import { useEvents, useGet, useLoaded } from "../api/hooks";
-import { getOutlines } from "../api/looks";
-import { StatusBadge } from "../components/Badge";
-import { Facts } from "../components/Facts";
-import { Fold } from "../components/Fold";
-import { JsonView } from "../components/JsonView";
-import { SafeLine, SafeText } from "../components/SafeText";
-import { type BarPart, StackedBar } from "../components/StackedBar";
+import { useFresh, useGet, useLoaded } from "../api/hooks";
+import { getOutlines, type TurnOutline, type TurnOutlines } from "../api/looks";
+import { SafeLine } from "../components/SafeText";
 import { Await } from "../components/Status";
-import { Link, type Params, pathOf } from "../router";
-import { count, reward, seconds, share, time } from "../text/format";
+import { Link, navigate, type Params, useLocation } from "../router";
+import { count, reward } from "../text/format";
+import { namedTurn, treeOf } from "../text/turn_tree";
+import { BreaksView } from "./BreaksView";
 import { Conversation } from "./Conversation";
+import { EpisodeDetails, EpisodeHead } from "./EpisodeFacts";
+import { GradeView } from "./GradeView";
+import { Timeline } from "./Timeline";
+import { WorkView } from "./WorkView";
 
 type Episode = Answer<"/episodes/{episode_id}">;
 
+const SHOWS = ["conversation", "grade", "work", "breaks", "details"] as const;
+type Show = (typeof SHOWS)[number];
+
 export function EpisodePage({ params }: { params: Params }) {
-  const episode_id = params.id ?? "";
+  return <EpisodeOf key={params.id} episode_id={params.id ?? ""} />;
+}
+
+function EpisodeOf({ episode_id }: { episode_id: string }) {
   const episode = useGet("/episodes/{episode_id}", { path: { episode_id } });
-  const turns = useLoaded((signal) => getOutlines(episode_id, signal), [episode_id]);
-  const reload = (): void => {
-    episode.reload();
-    turns.reload();
-  };
-  useEvents((event) => {
-    if (changedEpisode(event) === episode_id) reload();
-  }, reload);
+  const outlines = useLoaded((signal) => getOutlines(episode_id, signal), [episode_id]);
+  const spans = useGet("/episodes/{episode_id}/spans", { path: { episode_id } });
+  const kept = useKept(outlines.data);
+  const tree = useMemo(() => (kept ? treeOf(kept) : null), [kept]);
+  const { query } = useLocation();
+  const show = SHOWS.find((one) => one === query.get("show")) ?? "conversation";
+  const running = episode.data !== null && typeof episode.data.timings.ended_s !== "number";
+  useFresh(
+    () => {
+      episode.reload();
+      outlines.reload();
+      spans.reload();
+    },
+    { only: episode_id, poll: running },
+  );
   useEffect(() => document.getElementById("main")?.focus({ preventScroll: true }), []);
+  const chosen = tree ? namedTurn(tree, query.get("turn")) : null;
+  const { path } = useLocation();
+  const choose = (turn: TurnOutline): void => {
+    const changes: Record<string, string | null> = { turn: String(turn.seq), show: null };
+    navigate(path, changed(changes), { replace: true });
+  };
   return (
     <>
       <h1><SafeLine text={episode_id} /></h1>
-      <Await of={episode}>{(found) => <Overview episode={found} />}</Await>
-      <section aria-labelledby="conversation">
-        <h2 id="conversation">Conversation</h2>
-        <Await of={turns}>{(found) => <Conversation turns={found.turns} />}</Await>
-      </section>
-    </>
-  );
-}
-
-function Overview({ episode }: { episode: Episode }) {
-  const stats = episode.stats;
-  const instruction = episode.instruction ?? episode.task.instruction;
-  return (
-    <>
-      {episode.why && <p class="why"><SafeLine text={episode.why} longest={400} /></p>}
-      <Facts
-        facts={[
-          ["Status", <StatusBadge status={episode.status} />],
-          ["Reward", reward(episode.reward)],
-          ["Task", episode.task.id ? <SafeLine text={episode.task.id} /> : null],
-          ["Agent", <SafeLine text={episode.agent} />],
-          ["Group", episode.group_id ? <GroupLink group={episode.group_id} /> : null],
-          ["Attempt", episode.attempt ? count(episode.attempt) : null],
-          ["Turns", count(stats?.turns)],
-          ["Sampled tokens", count(stats?.sampled_tokens)],
-          ["Trained", trainedShare(episode)],
-          ["Created", time(episode.timings.created_at)],
-          ["Took", seconds(episode.timings.ended_s)],
-          ["Exit code", episode.agent_exit_code],
-        ]}
-      />
-      {episode.error && (
-        <section class="error" aria-labelledby="error">
-          <h2 id="error">Error: <SafeLine text={episode.error.type} /></h2>
-          <p class="calm">{episode.error.fault ? `Fault: ${episode.error.fault}` : null}</p>
-          <SafeText text={episode.error.message} />
-          {episode.error.detail != null && <JsonView value={episode.error.detail} />}
-        </section>
-      )}
-      <StackedBar label="Time" parts={timesOf(episode)} format={seconds} />
-      {instruction && (
-        <Fold summary="Instruction" open>{() => <SafeText text={instruction} limit={2_000} />}</Fold>
-      )}
-      <section aria-labelledby="grade">
-        <h2 id="grade">Grade</h2>
-        {Object.keys(episode.grading ?? {}).length ? (
-          <JsonView value={episode.grading} />
-        ) : (
-          <p class="calm">No grade.</p>
+      <Await of={episode}>
+        {(found) => (
+          <>
+            <EpisodeHead episode={found} tree={tree} />
+            <Tabs episode={found} show={show} turns={tree?.turns.length} />
+            {show === "grade" && <GradeView episode={found} tree={tree} queryOf={changed} />}
+            {show === "work" && <WorkView episode={found} />}
+            {show === "breaks" && <BreaksView episode_id={episode_id} total={breaksOf(found)} />}
+            {show === "details" && <EpisodeDetails episode={found} />}
+          </>
         )}
-      </section>
-      {episode.agent_output && (
-        <Fold summary="The end of the agent's output">{() => <SafeText text={episode.agent_output ?? ""} />}</Fold>
+      </Await>
+      {show === "conversation" && (
+        <>
+          <Await of={spans}>
+            {(report) => (
+              <Timeline report={report} tree={tree} chosen={chosen} running={running} onChoose={choose} />
+            )}
+          </Await>
+          <section aria-labelledby="conversation">
+            <h2 id="conversation">Conversation</h2>
+            <Await of={outlines}>
+              {() =>
+                tree && (
+                  <Conversation tree={tree} path={query.get("path")} chosen={chosen} onChoose={choose} queryOf={changed} />
+                )
+              }
+            </Await>
+          </section>
+        </>
       )}
-      <Fold summary="The whole record">{() => <JsonView value={episode} />}</Fold>
     </>
   );
 }
 
-function GroupLink({ group }: { group: string }) {
-  return <Link to={pathOf("groups", group)}><SafeLine text={group} /></Link>;
+/** The address of now with some of its values changed; null takes one away. */
+function changed(changes: Readonly<Record<string, string | null>>): URLSearchParams {
+  const next = new URLSearchParams(window.location.search);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null) next.delete(name);
+    else next.set(name, value);
+  }
+  return next;
 }
 
-function trainedShare(episode: Episode): string {
-  const sampled = episode.stats?.sampled_tokens ?? 0;
-  const trained = episode.stats?.trained_tokens ?? 0;
-  return sampled ? `${count(trained)} (${share(trained / sampled)})` : count(trained);
+/** The turns as they came first: what is known of a turn already is the same object, and is not drawn again. */
+function useKept(given: TurnOutlines | null): TurnOutlines | null {
+  const known = useRef(new Map<string, TurnOutline>());
+  return useMemo(() => {
+    if (!given) return null;
+    const turns = given.turns.map((turn) => {
+      const before = known.current.get(turn.turn_id);
+      if (before && before.untrained_reason === turn.untrained_reason) return before;
+      known.current.set(turn.turn_id, turn);
+      return turn;
+    });
+    return { ...given, turns };
+  }, [given]);
 }
 
-function timesOf(episode: Episode): BarPart[] {
-  const { created_at, preparing_s, running_s, grading_s, ended_s } = episode.timings;
-  const marks: readonly (readonly [string, number | null | undefined])[] = [
-    ["queue", 0],
-    ["set-up", preparing_s ?? running_s],
-    ["agent", running_s],
-    ["grading", grading_s],
-    ["end", ended_s ?? Date.now() / 1000 - created_at],
-  ];
-  const reached = marks.filter((mark): mark is readonly [string, number] => typeof mark[1] === "number");
-  return reached.slice(0, -1).map(([name, from], index) => ({ name, value: (reached[index + 1]?.[1] ?? from) - from }));
+function breaksOf(episode: Episode): number {
+  return Object.values(episode.stats?.breaks ?? {}).reduce((sum, times) => sum + times, 0);
+}
+
+function Tabs({ episode, show, turns }: { episode: Episode; show: Show; turns: number | undefined }) {
+  const { path } = useLocation();
+  const titles: Readonly<Record<Show, string>> = {
+    conversation: turns === undefined ? "Conversation" : `Conversation (${count(turns)})`,
+    grade: `Grade (${reward(episode.reward)})`,
+    work: "Work",
+    breaks: `Breaks (${count(breaksOf(episode))})`,
+    details: "Details",
+  };
+  return (
+    <nav class="tabs" aria-label="Parts of the episode">
+      {SHOWS.map((one) => (
+        <Link
+          key={one}
+          to={path}
+          query={changed({ show: one === "conversation" ? null : one })}
+          replace
+          {...(one === show ? { "aria-current": "page" as const } : {})}
+        >
+          {titles[one]}
+        </Link>
+      ))}
+    </nav>
+  );
 }

@@ -85,3 +85,21 @@ export function diffLines(before: string, after: string): DiffLine[] {
   for (let k = 0; k < tail; k++) same(aEnd + k, bEnd + k);
   return found;
 }
+
+/** The lines with at most ``context`` equal ones before and after what differs; how many others there were is a note. */
+export function around(lines: readonly DiffLine[], context: number): DiffLine[] {
+  const found: DiffLine[] = [];
+  for (let index = 0; index < lines.length; ) {
+    let end = index;
+    while (end < lines.length && lines[end]?.kind === "same") end++;
+    const head = index === 0 ? 0 : context;
+    const tail = end === lines.length ? 0 : context;
+    if (end - index > head + tail + 1) {
+      found.push(...lines.slice(index, index + head));
+      found.push({ kind: "note", text: `… ${end - index - head - tail} equal lines`, before: null, after: null });
+      found.push(...lines.slice(end - tail, end));
+    } else found.push(...lines.slice(index, end));
+    for (index = end; index < lines.length && lines[index]?.kind !== "same"; index++) found.push(lines[index] as DiffLine);
+  }
+  return found;
+}

@@ -22,10 +22,11 @@ export function partingOf(first: readonly TurnOutline[], second: readonly TurnOu
 
 /** All of a turn's messages as lines: what was new to the model, then what it replied. */
 export function textOf(turn: TurnOutline): string {
-  return [...turn.new_messages.map((each) => linesOf(each, each.role)), linesOf(turn.reply, "assistant, sampled")].join("\n");
+  return [...turn.new_messages.map((each) => linesOf(each)), linesOf(turn.reply, "assistant, sampled")].join("\n");
 }
 
-function linesOf(message: Message, role: string): string {
+/** A message as lines. */
+export function linesOf(message: Message, role: string = message.role): string {
   const lines = [`[${role}${message.name ? ` ${message.name}` : ""}]`];
   if (message.reasoning) lines.push("(reasoning)", message.reasoning, "(end of reasoning)");
   if (message.content) lines.push(message.content);
