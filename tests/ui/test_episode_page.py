@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from control_support import KEYS, START_S, Door, EngineProcess, running_door
+from turnstile.models import FileChange, LeftOut, WorkDiff
 from ui.conftest import HOSTILE, Watched
 from ui.recorded import SPANS, client_of, recorded, with_branches
 
@@ -226,3 +227,108 @@ def said(door: Door, episode_id: str, messages: list[dict[str, str]]) -> str:
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["message"]["content"]
     return text
+
+
+def test_an_episode_that_runs_grows_without_moving_or_closing(
+    watched: Watched, door: Door, api: httpx.Client
+) -> None:
+    made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
+    said(door, made, [{"role": "user", "content": "line\n" * 900}])
+    page = watched.open(f"/episodes/{made}", door.key)
+    fold = article(page, 0).locator("details").first
+    fold.locator("summary").click()
+    end = fold.get_by_role("button", name="Show all")
+    end.scroll_into_view_if_needed()
+    assert page.evaluate("scrollY") > 0
+    before = end.bounding_box()
+    assert before is not None
+    for call in range(3):
+        said(door, made, [{"role": "user", "content": f"call {call}"}])
+    expect(page.get_by_role("article")).to_have_count(4, timeout=30_000)
+    expect(page.get_by_role("link", name="Conversation (4)")).to_have_count(1)
+    expect(fold).to_have_attribute("open", "")
+    assert api.post(f"/episodes/{made}/finish").status_code == 200
+    expect(page.locator(".facts .badge", has_text="completed")).to_have_count(1, timeout=30_000)
+    after = end.bounding_box()
+    assert after is not None
+    assert after["y"] == pytest.approx(before["y"], abs=2)
+    watched.check()
+
+
+WORK = WorkDiff(
+    episode_id="e",
+    files=(
+        FileChange(
+            path="calculator.py",
+            change="modified",
+            mode_before="100644",
+            mode_after="100755",
+            size_before=10,
+            size_after=12,
+            binary=False,
+            diff=f"--- a/calculator.py\n+++ b/calculator.py\n@@ -1 +1 @@\n-return a\n+return a + b {HOSTILE}\n",
+        ),
+        FileChange(
+            path=f"conftest{HOSTILE}.py",
+            change="added",
+            mode_before=None,
+            mode_after="100644",
+            size_before=None,
+            size_after=5_000_000,
+            binary=False,
+            diff=None,
+            omitted="it has more than 4000000 bytes",
+            left_out="pytest would load it",
+        ),
+        FileChange(
+            path="logo.png",
+            change="deleted",
+            mode_before="100644",
+            mode_after=None,
+            size_before=7,
+            size_after=None,
+            binary=True,
+            diff=None,
+        ),
+    ),
+    further=3,
+    left_out=(LeftOut(path="pipe", reason="a named pipe"),),
+)
+
+
+@both_schemes
+def test_the_work_is_shown_file_by_file_with_what_was_left_out(
+    watched: Watched, episode: tuple[Door, str]
+) -> None:
+    page = shown(watched, episode, "?show=work")
+    page.route("**/work", lambda route: route.fulfill(json=WORK.model_dump(mode="json")))
+    page.get_by_role("button", name="Compare the work").click()
+    expect(page.get_by_text("6 files changed, of which 3 are not listed.")).to_be_visible()
+    main = page.locator("main")
+    for text in (
+        "return a + b",
+        "Mode 100644 → 100755",
+        "pytest would load it",
+        "it has more than",
+        "A binary file.",
+    ):
+        expect(main).to_contain_text(text)
+    expect(main).to_contain_text("pipe: a named pipe")
+    assert page.locator("main script, main img").count() == 0
+    watched.check()
+
+
+def test_where_there_is_no_work_to_compare_words_say_so(
+    watched: Watched, door: Door, api: httpx.Client, episode: tuple[Door, str]
+) -> None:
+    page = shown(watched, episode, "?show=work")
+    page.get_by_role("button", name="Compare the work").click()
+    expect(page.get_by_text("No work of this episode is kept.")).to_be_visible()
+    made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
+    watched.url = door.url
+    watched.open(f"/episodes/{made}?show=work", door.key)
+    page.get_by_role("button", name="Compare the work").click()
+    expect(page.get_by_text("when the episode has ended")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    watched.errors.clear()  # the browser reports every refusal
+    watched.check()

@@ -62,3 +62,8 @@ def test_the_pages_show_a_directory_without_a_server(watched: Watched, offline: 
     expect(page.get_by_role("heading", level=1)).to_have_text(played[0])
     expect(page.get_by_text("call 0")).to_be_visible()
     watched.check()
+    page.get_by_role("link", name="Work").click()
+    page.get_by_role("button", name="Compare the work").click()
+    expect(page.get_by_text("reads a directory without a server")).to_be_visible()
+    watched.errors.clear()  # the browser reports every refusal
+    watched.check()
