@@ -13,6 +13,8 @@
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
+# make recorded-run  the run of real agents that the viewer's tests and pictures show (tests/ui/recorded), in Docker
+# make pictures  the viewer's pictures of the documentation, from that run (docs/pictures)
 # make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
 #               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local docker" OUT=folder)
 # make harbor   Harbor's task folders played by `harbor run` and by Turnstile: equal rewards (HARBOR=program;
@@ -34,7 +36,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow test-browser cheats test-thorough engines check lint demo container bench agents-matrix campaign harbor docs ui ui-check clean
+.PHONY: test test-slow test-browser cheats test-thorough engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -92,6 +94,13 @@ bench: $(INSTALLED)
 agents-matrix: $(INSTALLED)
 	$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
+
+recorded-run: $(INSTALLED)
+	$(BIN)/python benchmarks/agents_matrix/recorded_run.py
+
+pictures: $(INSTALLED)
+	scripts/install_chromium.sh
+	$(BIN)/python scripts/viewer_pictures.py
 
 campaign: $(INSTALLED)
 	scripts/bubblewrap.sh

@@ -27,9 +27,23 @@ TASK = (
 )
 """A conversation that contains it is about the task itself; a sub-agent's contains another text."""
 
-COMMANDS = (
-    "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; printf 'MARK-%s\\n' 1",
-    "cat hello.py; printf 'MARK-%s\\n' 2",
+
+@dataclass(frozen=True)
+class Job:
+    """What the main conversation is about. The n-th command prints ``MARK-n``, which its own text does not have.
+    ``said``: what the model says with the n-th command."""
+
+    task: str
+    commands: tuple[str, ...]
+    said: tuple[str, ...] = ()
+
+
+HELLO = Job(
+    TASK,
+    (
+        "printf '%s\\n' 'print(\"hello\")' > hello.py; python3 hello.py; printf 'MARK-%s\\n' 1",
+        "cat hello.py; printf 'MARK-%s\\n' 2",
+    ),
 )
 LONG_COMMAND = "printf 'MARK-%s\\n' {mark}; seq {start} {end} | xargs -n 100; printf 'MARK-%s\\n' {mark}"
 """Numbers are many tokens and few bytes. The mark is at both ends, because agents that summarise cut long
@@ -57,6 +71,7 @@ class FaultProgress:
     """One episode's fault, and what has happened so far. ``fired``: how often the fault has happened."""
 
     fault: str
+    job: Job = HELLO
     calls: int = 0
     fired: int = 0
     finished: bool = False
@@ -76,8 +91,8 @@ class FaultPolicy:
     def __init__(self) -> None:
         self._progress_of: dict[str, FaultProgress] = {}
 
-    def assign(self, episode_id: str, fault: str) -> FaultProgress:
-        progress = self._progress_of[episode_id] = FaultProgress(fault)
+    def assign(self, episode_id: str, fault: str, job: Job = HELLO) -> FaultProgress:
+        progress = self._progress_of[episode_id] = FaultProgress(fault, job)
         return progress
 
     def __call__(self, call: PolicyInput) -> Answer:
@@ -92,16 +107,17 @@ def right(call: PolicyInput, progress: FaultProgress) -> Step:
     """The next correct step of this conversation."""
     if progress.fault in SUMMED and _summary_wanted(call):
         progress.fired += progress.fault == "compaction"
-        return Step(text=_summary(call))
+        return Step(text=_summary(call, progress.job.task))
     errand = ERRAND.search(_heard(call))
-    if TASK not in call.prompt and errand is not None:
+    if progress.job.task not in call.prompt and errand is not None:
         return _errand(call, errand[1])
     if not call.tools:
         progress.finished |= not progress.offered
         return Step(text="A greeting in Python" if progress.offered else WRITTEN)
-    use = tool_use.shell(call.tools, _command(progress, _progress(call)) or "")
-    if _command(progress, _progress(call)) is not None and use is not None:
-        return Step(reasoning=THOUGHT, text="I go on.", calls=(use,))
+    done, said = _progress(call), progress.job.said
+    use = tool_use.shell(call.tools, _command(progress, done) or "")
+    if _command(progress, done) is not None and use is not None:
+        return Step(reasoning=THOUGHT, text=said[done] if done < len(said) else "I go on.", calls=(use,))
     progress.finished = True
     ending = tool_use.end(call)
     return Step(reasoning=THOUGHT, text="It is done.", calls=() if ending is None else (ending,))
@@ -118,7 +134,8 @@ def _errand(call: PolicyInput, number: str) -> Step:
 
 def _command(progress: FaultProgress, done: int) -> str | None:
     if progress.fault != "compaction":
-        return COMMANDS[done] if done < len(COMMANDS) else None
+        commands = progress.job.commands
+        return commands[done] if done < len(commands) else None
     if done >= LONG_STEPS:
         return None
     start = 100_000 + done * LONG_LINES
@@ -143,9 +160,9 @@ def _summary_wanted(call: PolicyInput) -> bool:
     return SUMMARY_WANTED.search(last) is not None and SUMMED_UP not in last
 
 
-def _summary(call: PolicyInput) -> str:
+def _summary(call: PolicyInput, task: str) -> str:
     marks = " ".join(f"MARK-{number + 1}" for number in range(_progress(call)))
-    text = f"The task is: {TASK} {SUMMED_UP}: {marks or 'none'}."
+    text = f"The task is: {task} {SUMMED_UP}: {marks or 'none'}."
     frame = FRAMED.search(call.prompt)
     if frame is None:
         return text
@@ -174,7 +191,7 @@ def _once(after: int, say: Callable[[PolicyInput, FaultProgress], Answer | None]
 
     def fault(call: PolicyInput, progress: FaultProgress) -> Answer | None:
         reached = _progress(call) == after if call.tools else not progress.offered
-        if progress.fired or TASK not in call.prompt or not reached:
+        if progress.fired or progress.job.task not in call.prompt or not reached:
             return None
         says = say(call, progress)
         progress.fired += says is not None
@@ -213,7 +230,7 @@ def _context_full(call: PolicyInput, progress: FaultProgress) -> Answer:
 
 def _subagents(call: PolicyInput, progress: FaultProgress) -> Answer | None:
     """Starts two sub-agents at once. If they work in the background, the main conversation waits for them."""
-    if TASK not in call.prompt:
+    if progress.job.task not in call.prompt:
         return None
     if progress.fired == 0:
         uses: list[ToolUse] = []

@@ -7,7 +7,7 @@ sandboxes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from turnstile_server.testing.scripted_engine import ScriptedEngine
 
 CHUNK_PAUSE_S = 0.01
 """Pause between the chunks of a reply, so that calls that agents make at once are in flight at once."""
+Heard = Callable[[ASGIApp], ASGIApp]
 NO_PORT = "http://127.0.0.1:0"
 """The address of the agent app; agents reach it through their sandboxes only."""
 
@@ -79,15 +80,24 @@ class TracedEngine(ScriptedEngine):
 
 
 @asynccontextmanager
-async def matrix_server(model: Path, data_dir: Path, specs: Path, image: str) -> AsyncIterator[MatrixServer]:
+async def matrix_server(
+    model: Path,
+    data_dir: Path,
+    specs: Path,
+    image: str,
+    *,
+    tasks: Sequence[Path] = (),
+    heard: Heard = lambda app: app,
+) -> AsyncIterator[MatrixServer]:
     """Runs the server. ``specs``: a folder whose agents replace those that ship. ``image``: Docker image of the
-    sandboxes. Raises StartupError."""
+    sandboxes. ``tasks``: their sources. ``heard``: what agents' requests go through first. Raises StartupError."""
     settings = Settings.model_validate(
         {
             "model": model,
             "data_dir": data_dir,
             "control": {"auth": False},
             "agents": {"specs": (specs,)},
+            "tasks": {"sources": tuple(map(str, tasks))},
             "sandboxes": {"kind": "docker", "docker_image": image, "cpus": 2.0},
             "episodes": {"trained_share_alert": 0.0},
             "journal": {"durability": "process"},
@@ -102,7 +112,7 @@ async def matrix_server(model: Path, data_dir: Path, specs: Path, image: str) ->
 
         def observe(app: ASGIApp) -> ASGIApp:
             traffic.append(TrafficRecorder(app))
-            return counted(traffic[0], recording.requests)
+            return heard(counted(traffic[0], recording.requests))
 
         backends = build_backends(settings)
         apps = await open_apps(

@@ -78,7 +78,7 @@ async def open_offline_app(
         build_inspection_router(inspector, control, workers),
         build_span_router(SpanReports(episodes, journal, settings.episodes.kept_regrades, workers), workers),
         build_event_router(changes.subscribe, closing, control),
-        build_viewer_router(),
+        build_viewer_router(served="directory"),
         _refusals(folder),  # the last: it takes whatever the others leave
     ]
     return build_control_app(routers, key=key, metrics=Metrics(), settings=control, stopping=Stopping())

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, sync_playwright
 
-from control_support import KEYS, START_S, Door, OpenDoor, engine, open_door
+from control_support import KEY, KEYS, START_S, Door, OpenDoor, engine, in_thread, listening, open_door
 from local import ROOT
+from turnstile_server.http.listeners import Listener, bind, url_of
+from turnstile_server.offline_app import open_offline_app
+from turnstile_server.settings import Settings
 
 __all__ = ["engine", "open_door"]
 
@@ -40,11 +46,14 @@ class Watched:
         self.page.goto(f"{self.url}/ui{path}" + (f"#key={key}" if key else ""))
         return self.page
 
-    def check(self) -> None:
-        """Nothing went wrong, nothing left the origin, and axe finds nothing serious. CSP violations are errors of
-        the console."""
+    def check_quiet(self) -> None:
+        """Nothing went wrong, and nothing left the origin. CSP violations are errors of the console."""
         assert self.errors == []
         assert self.foreign == []
+
+    def check(self) -> None:
+        """Nothing went wrong, nothing left the origin, and axe finds nothing serious."""
+        self.check_quiet()
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("async () => (await axe.run()).violations")
         serious = [
@@ -53,6 +62,30 @@ class Watched:
             if one["impact"] in ("serious", "critical")
         ]
         assert serious == []
+
+
+def fact(where: Locator, name: str) -> str:
+    """The value beside a name."""
+    entry = where.locator("dl > div").filter(has=where.page.locator("dt").get_by_text(name, exact=True))
+    return entry.locator("dd").inner_text()
+
+
+def folder_viewer(folder: Path, model: Path | None = None) -> AbstractContextManager[str]:
+    """The URL of a viewer on a folder, as `turnstile ui FOLDER` serves it, with the key KEY."""
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[str]:
+        async with AsyncExitStack() as stack:
+            closing, bound = anyio.Event(), bind("control", "127.0.0.1", 0)
+            stack.callback(bound.close)
+            app = await open_offline_app(folder, KEY, Settings(model=model), closing, stack)
+            listener = Listener(app, bound, idle_s=5, grace_s=1, access_log=False)
+            await stack.enter_async_context(listening(listener))
+            stack.callback(closing.set)
+            yield url_of(bound)
+
+    viewer: AbstractContextManager[str] = in_thread(serving)
+    return viewer
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 from playwright.sync_api import expect
 
-from control_support import KEY, OpenDoor, in_thread, listening
+from control_support import KEY, OpenDoor
 from turnstile import Client
 from turnstile.models import TaskRef
-from turnstile_server.http.listeners import Listener, bind, url_of
-from turnstile_server.offline_app import open_offline_app
-from turnstile_server.settings import Settings
-from ui.conftest import Watched
+from ui.conftest import Watched, folder_viewer
 
 pytestmark = pytest.mark.browser
 
@@ -37,18 +32,7 @@ def played(open_door: OpenDoor, tmp_path: Path) -> list[str]:
 def offline(played: list[str], tmp_path: Path) -> Iterator[str]:
     """The URL of a viewer on those files."""
 
-    @asynccontextmanager
-    async def serving() -> AsyncIterator[str]:
-        async with AsyncExitStack() as stack:
-            closing, bound = anyio.Event(), bind("control", "127.0.0.1", 0)
-            stack.callback(bound.close)
-            app = await open_offline_app(tmp_path, KEY, Settings(), closing, stack)
-            listener = Listener(app, bound, idle_s=5, grace_s=1, access_log=False)
-            await stack.enter_async_context(listening(listener))
-            stack.callback(closing.set)
-            yield url_of(bound)
-
-    with in_thread(serving) as url:
+    with folder_viewer(tmp_path) as url:
         yield url
 
 

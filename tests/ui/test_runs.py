@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 
 from control_support import Door
-from ui.conftest import Watched
+from ui.conftest import Watched, fact
 
 pytestmark = pytest.mark.browser
 
@@ -75,27 +75,27 @@ def test_a_run_says_what_the_api_says(watched: Watched, door: Door, recorded: di
     status = page.get_by_role("region", name="Status")
     expect(status).to_be_visible()
     for name, many in recorded["statuses"].items():
-        assert _fact(status, name.replace("_", " ")) == str(many)
+        assert fact(status, name.replace("_", " ")) == str(many)
     rewards = page.get_by_role("region", name="Rewards")
-    assert _fact(rewards, "Graded") == str(recorded["graded"]) == "12"
-    assert _fact(rewards, "Solved") == str(recorded["solved"]) == "7"
+    assert fact(rewards, "Graded") == str(recorded["graded"]) == "12"
+    assert fact(rewards, "Solved") == str(recorded["solved"]) == "7"
     groups = f"{recorded['groups_without_signal']} of {recorded['groups']}"
-    assert _fact(rewards, "Groups without signal") == groups == "1 of 3"
+    assert fact(rewards, "Groups without signal") == groups == "1 of 3"
     for chance in recorded["pass_at_k"]:
-        shown = _fact(rewards, f"pass@{chance['k']}")
+        shown = fact(rewards, f"pass@{chance['k']}")
         assert shown == f"{chance['value'] * 100:.0f} % of {chance['tasks']} tasks"
     tokens = page.get_by_role("region", name="Tokens")
-    assert _fact(tokens, "Sampled") == str(recorded["sampled_tokens"])
-    assert _fact(tokens, "Trained") == str(recorded["trained_tokens"])
+    assert fact(tokens, "Sampled") == str(recorded["sampled_tokens"])
+    assert fact(tokens, "Trained") == str(recorded["trained_tokens"])
     for reason, many in recorded["untrained"].items():
-        assert _fact(tokens, reason.replace("_", " ")) == str(many)
+        assert fact(tokens, reason.replace("_", " ")) == str(many)
     expect(page.get_by_text("Where time goes")).to_be_visible()
     engine = page.get_by_role("region", name="Engine", exact=True)
     expect(engine.get_by_text("serving").first).to_be_visible()
     lately = page.get_by_role("region", name="This server, lately")
-    assert _fact(lately, "Turns/s") != ""
-    assert _fact(lately, "Sandboxes in use") == "0"
-    assert _fact(lately, "Sandboxes warm") == "0"
+    assert fact(lately, "Turns/s") != ""
+    assert fact(lately, "Sandboxes in use") == "0"
+    assert fact(lately, "Sandboxes warm") == "0"
     lately.get_by_text("Numbers: Model calls", exact=True).click()
     expect(lately.get_by_role("region", name="Numbers: Model calls").get_by_role("row").nth(2)).to_be_visible()
     watched.check()
@@ -145,9 +145,3 @@ def test_everything_on_the_server_has_a_page_of_its_own(watched: Watched, door: 
 def _stats(api: httpx.Client) -> dict[str, Any]:
     found: dict[str, Any] = api.get("/stats", params={"run_id": RUN}).json()["total"]
     return found
-
-
-def _fact(where: Locator, name: str) -> str:
-    """The value beside a name."""
-    entry = where.locator("dl > div").filter(has=where.page.locator("dt").get_by_text(name, exact=True))
-    return entry.locator("dd").inner_text()

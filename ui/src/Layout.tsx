@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
+import { ofDirectory } from "./base";
 import { SafeLine } from "./components/SafeText";
 import { type Crumb, PAGES } from "./pages";
 import { Link, useLocation } from "./router";
@@ -56,6 +57,7 @@ export function Layout({ crumbs, children }: { crumbs: readonly Crumb[]; childre
           )}
         </nav>
         <span class="spring" />
+        {ofDirectory && <span class="calm">A folder, read-only</span>}
         <button type="button" onClick={() => help.current?.showModal()}>Help <kbd aria-hidden="true">?</kbd></button>
         {currentKey() !== null && <button type="button" onClick={forgetKey}>Forget the key</button>}
       </header>

@@ -8,3 +8,6 @@ export const viewerPath = viewer.pathname;
 
 /** The control API's address. Ends with a slash. */
 export const apiUrl = new URL("../", viewer).href;
+
+/** Whether a directory is looked at, with no server behind it: no engine, no sandbox, nothing that changes. */
+export const ofDirectory = document.documentElement.dataset["served"] === "directory";

@@ -14,6 +14,7 @@ import gzip
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -41,6 +42,8 @@ SECURITY_HEADERS = {
 _FOREVER = "public, max-age=31536000, immutable"
 _FOLDER = "{assets}"
 """Stands in ``index.html`` for the folder of the script and the style."""
+_SERVED = "{served}"
+"""Stands there for what is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ def key_into_fragment(scope: Scope, key: str) -> Response:
     )
 
 
-def build_viewer_router() -> APIRouter:
-    """All routes of this module. Reads and compresses the files once, some 100 KB."""
+def build_viewer_router(*, served: Literal["server", "directory"] = "server") -> APIRouter:
+    """All routes of this module. Reads and compresses the files once, some 100 KB.
+
+    ``served``: a page of a ``directory`` asks for nothing that only a server has."""
     folder = files("turnstile_server.viewer")
     assets = {name: ViewerFile.of(folder.joinpath(name).read_bytes(), kind) for name, kind in ASSETS.items()}
-    index = folder.joinpath(INDEX).read_text("utf-8")
+    index = folder.joinpath(INDEX).read_text("utf-8").replace(_SERVED, served)
     version = hashlib.sha256("".join(asset.etag for asset in assets.values()).encode()).hexdigest()[:16]
     router = APIRouter()
 

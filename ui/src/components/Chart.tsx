@@ -23,6 +23,15 @@ interface ChartProps {
 
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const MOST_ROWS = 500;
+/** Distances of ticks between whole numbers. */
+const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
+
+/** What the curves span, with some room; a line that stays at one value has a unit of it. */
+function rangeOf(_: uPlot, least: number | null, most: number | null): uPlot.Range.MinMax {
+  if (least === null || most === null) return [0, 1];
+  if (least === most) return [Math.min(0, least), Math.max(1, most)];
+  return uPlot.rangeNum(least, most, 0.1, true);
+}
 
 function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -50,8 +59,8 @@ export function Chart({ title, x, series, format = String, height = 220 }: Chart
         height,
         legend: { show: false },
         cursor: { drag: { x: true, y: false } },
-        scales: { x: { time: x.time ?? false } },
-        axes: [{ ...axis }, { ...axis, size: 60, values: (_, ticks) => ticks.map(format) }],
+        scales: { x: { time: x.time ?? false }, y: { range: rangeOf } },
+        axes: [{ ...axis, ...(x.values.every(Number.isInteger) && !x.time ? { incrs: WHOLE } : {}) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(format) }],
         series: [
           {},
           ...series.map((one, index) => ({

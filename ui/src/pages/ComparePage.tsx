@@ -74,7 +74,7 @@ function Comparison({ label, heads, rows }: { label: string; heads: Pair<string>
     <section aria-label={label}>
       <h2>{label}</h2>
       <div class="scroll-x" tabIndex={0} role="region" aria-label={`Table: ${label}`}>
-        <table class="compare">
+        <table class="compare pair">
           <thead>
             <tr>
               <td />

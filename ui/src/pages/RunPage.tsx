@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useFresh, useGet } from "../api/hooks";
+import { ofDirectory } from "../base";
 import { Facts } from "../components/Facts";
 import { SafeLine } from "../components/SafeText";
 import { StackedBar } from "../components/StackedBar";
@@ -32,8 +33,7 @@ export function RunPage({ params }: { params: Params }) {
       <h1>{run === null ? "All episodes" : <>Run <SafeLine text={run} /></>}</h1>
       <Await of={stats}>{({ total }) => <Totals run={run} total={total} />}</Await>
       <RewardsBy run={run} />
-      <EngineFacts />
-      <LiveCharts />
+      {!ofDirectory && <><EngineFacts /><LiveCharts /></>}
     </>
   );
 }
@@ -54,49 +54,51 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
           ["Turns", count(total.turns)],
         ]}
       />
-      <section aria-label="Status">
-        <h2>Status</h2>
-        <Facts
-          facts={STATUSES.filter((status) => total.statuses[status]).map((status) => [
-            status.replaceAll("_", " "),
-            linked("status", status, total.statuses[status] ?? 0),
-          ])}
-        />
-        <Counts title="Failed or stopped by" counts={total.errors} link={(name, many) => linked("error_type", name, many)} />
-        <Counts title="Whose fault" counts={total.faults} link={(name, many) => linked("fault", name, many)} />
-      </section>
-      <section aria-label="Rewards">
-        <h2>Rewards</h2>
-        <Facts
-          facts={[
-            ["Graded", <Link to="/episodes" query={conditions({ run_id: run, graded: "true" })}>{count(total.graded)}</Link>],
-            ["Mean", reward(total.reward_mean)],
-            ["Deviation", reward(total.reward_std)],
-            ["Solved", linked("reward_min", "1", total.solved)],
-            ...total.pass_at_k.map((pass) => [
-              `pass@${pass.k}`,
-              <>{share(pass.value)} <span class="calm">of {count(pass.tasks)} {pass.tasks === 1 ? "task" : "tasks"}</span></>,
-            ] as const),
-            ["Groups without signal", `${count(total.groups_without_signal)} of ${count(total.groups)}`],
-          ]}
-        />
-      </section>
-      <section aria-label="Tokens">
-        <h2>Tokens</h2>
-        <Facts
-          facts={[
-            ["Sampled", count(total.sampled_tokens)],
-            ["Trained", count(total.trained_tokens)],
-            ["Trained share", share(trainedShare(total))],
-            ["Discarded", count(total.discarded_tokens)],
-            ["Mean lag", total.lag_mean === null ? null : `${reward(total.lag_mean)} versions`],
-            ["Longest lag", total.lag_max === null ? null : `${count(total.lag_max)} versions`],
-            ["Too old", linked("stale", "true", total.stale)],
-          ]}
-        />
-        <Counts title="Untrained tokens" counts={total.untrained} link={(_, many) => count(many)} />
-        <Counts title="Breaks" counts={total.breaks} link={(name, many) => linked("breaks", name, many)} />
-      </section>
+      <div class="totals">
+        <section aria-label="Status">
+          <h2>Status</h2>
+          <Facts
+            facts={STATUSES.filter((status) => total.statuses[status]).map((status) => [
+              status.replaceAll("_", " "),
+              linked("status", status, total.statuses[status] ?? 0),
+            ])}
+          />
+          <Counts title="Failed or stopped by" counts={total.errors} link={(name, many) => linked("error_type", name, many)} />
+          <Counts title="Whose fault" counts={total.faults} link={(name, many) => linked("fault", name, many)} />
+        </section>
+        <section aria-label="Rewards">
+          <h2>Rewards</h2>
+          <Facts
+            facts={[
+              ["Graded", <Link to="/episodes" query={conditions({ run_id: run, graded: "true" })}>{count(total.graded)}</Link>],
+              ["Mean", reward(total.reward_mean)],
+              ["Deviation", reward(total.reward_std)],
+              ["Solved", linked("reward_min", "1", total.solved)],
+              ...total.pass_at_k.map((pass) => [
+                `pass@${pass.k}`,
+                <>{share(pass.value)} <span class="calm">of {count(pass.tasks)} {pass.tasks === 1 ? "task" : "tasks"}</span></>,
+              ] as const),
+              ["Groups without signal", `${count(total.groups_without_signal)} of ${count(total.groups)}`],
+            ]}
+          />
+        </section>
+        <section aria-label="Tokens">
+          <h2>Tokens</h2>
+          <Facts
+            facts={[
+              ["Sampled", count(total.sampled_tokens)],
+              ["Trained", count(total.trained_tokens)],
+              ["Trained share", share(trainedShare(total))],
+              ["Discarded", count(total.discarded_tokens)],
+              ["Mean lag", total.lag_mean === null ? null : `${reward(total.lag_mean)} versions`],
+              ["Longest lag", total.lag_max === null ? null : `${count(total.lag_max)} versions`],
+              ["Too old", linked("stale", "true", total.stale)],
+            ]}
+          />
+          <Counts title="Untrained tokens" counts={total.untrained} link={(_, many) => count(many)} />
+          <Counts title="Breaks" counts={total.breaks} link={(name, many) => linked("breaks", name, many)} />
+        </section>
+      </div>
       <StackedBar
         label="Where time goes, summed over the episodes"
         parts={PARTS.map(([part, name]) => ({ name, value: total.seconds[part] ?? 0 }))}

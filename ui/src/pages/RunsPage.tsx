@@ -2,6 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import { useFresh, useGet } from "../api/hooks";
+import { ofDirectory } from "../base";
 import { SafeLine } from "../components/SafeText";
 import { Await } from "../components/Status";
 import { type Column, VirtualTable } from "../components/VirtualTable";
@@ -63,7 +64,7 @@ export function RunsPage() {
         {({ total }) => (
           <>
             <p>
-              <Link to="/runs/-/all">All {count(total.episodes)} episodes of this server</Link>
+              <Link to="/runs/-/all">All {count(total.episodes)} episodes {ofDirectory ? "of this folder" : "of this server"}</Link>
             </p>
             <VirtualTable
               label="Runs"
