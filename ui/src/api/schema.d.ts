@@ -2596,8 +2596,8 @@ export interface components {
         };
         /**
          * TurnOutlines
-         * @description Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order. Turns that a fork continues are the other
-         *     episode's and are not among them.
+         * @description Answer to ``GET /episodes/{id}/turns?arrays=false``, in commit order. Turns that a fork continues are not
+         *     among them: they are the other episode's.
          */
         TurnOutlines: {
             /**
@@ -3183,7 +3183,7 @@ export interface operations {
                 created_after?: number | null;
                 /** @description Unix seconds. */
                 created_before?: number | null;
-                /** @description Of the page before. Not with `sort` or `offset`. */
+                /** @description Of the page before. Not with `sort`, `order`, `offset`. */
                 cursor?: string | null;
                 error_type?: string | null;
                 fault?: components["schemas"]["Fault"] | null;
@@ -3197,7 +3197,8 @@ export interface operations {
                 min_turns?: number | null;
                 /** @description So many are left out; the page then has `total`. */
                 offset?: number | null;
-                order?: "asc" | "desc";
+                /** @description None: `desc`. Not with `cursor`. */
+                order?: ("asc" | "desc") | null;
                 /** @description Its reward is at most this. */
                 reward_max?: number | null;
                 /** @description Its reward is at least this. */
