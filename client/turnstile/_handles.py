@@ -21,6 +21,8 @@ from turnstile.models import (
     NetworkReport,
     PendingCalls,
     Regrade,
+    ReplayListing,
+    ReplayReport,
     SampleSet,
     SnapshotInfo,
     SpanReport,
@@ -150,6 +152,19 @@ class AsyncEpisodeHandle:
         """What the kept work of the ended episode changed, file by file (``docs/look.md``). Raises Gone where it
         is not kept."""
         return await self._client._operations.work(self.episode_id)
+
+    async def replay(self) -> ReplayReport:
+        """The states of the work folder, and what each changed (``docs/replay.md``). Raises Conflict where they
+        were not recorded, Gone where they are not kept."""
+        return await self._client._operations.replay(self.episode_id)
+
+    async def replay_files(self, state: int) -> ReplayListing:
+        """All files of the work folder at a state, the first of which is 0."""
+        return await self._client._operations.replay_files(self.episode_id, state)
+
+    async def replay_content(self, digest: str) -> bytes:
+        """The bytes of a file of one of the states, by their SHA-256. An agent wrote them."""
+        return await self._client._operations.replay_content(self.episode_id, digest)
 
     async def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

@@ -22,6 +22,8 @@ from turnstile.models import (
     EpisodeSummaryPage,
     GroupReport,
     NetworkReport,
+    ReplayListing,
+    ReplayReport,
     SpanReport,
     StatsKey,
     StatsReport,
@@ -74,6 +76,15 @@ class LookOperations:
 
     async def spans(self, episode_id: str) -> SpanReport:
         return await self._on_episode(episode_id, looks.spans(episode_id))
+
+    async def replay(self, episode_id: str) -> ReplayReport:
+        return await self._on_episode(episode_id, looks.replay(episode_id))
+
+    async def replay_files(self, episode_id: str, state: int) -> ReplayListing:
+        return await self._on_episode(episode_id, looks.replay_files(episode_id, state))
+
+    async def replay_content(self, episode_id: str, digest: str) -> bytes:
+        return await self._on_episode(episode_id, looks.replay_content(episode_id, digest))
 
     async def page(
         self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None

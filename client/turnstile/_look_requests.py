@@ -12,6 +12,8 @@ from turnstile.models import (
     EpisodePage,
     EpisodeSummaryPage,
     GroupReport,
+    ReplayListing,
+    ReplayReport,
     SpanReport,
     StatsKey,
     StatsReport,
@@ -77,6 +79,20 @@ def find_tokens(
 def work(episode_id: str, extra_s: float) -> ApiCall[WorkDiff]:
     path = f"{episode_path(episode_id)}/work"
     return ApiCall("GET", path, WorkDiff.model_validate_json, repeatable=True, extra_s=extra_s)
+
+
+def replay(episode_id: str) -> ApiCall[ReplayReport]:
+    return ApiCall("GET", f"{episode_path(episode_id)}/replay", ReplayReport.model_validate_json, repeatable=True)
+
+
+def replay_files(episode_id: str, state: int) -> ApiCall[ReplayListing]:
+    path, params = f"{episode_path(episode_id)}/replay/files", given(state=state)
+    return ApiCall("GET", path, ReplayListing.model_validate_json, params, repeatable=True)
+
+
+def replay_content(episode_id: str, digest: str) -> ApiCall[bytes]:
+    path = f"{episode_path(episode_id)}/replay/{quote(digest, safe='')}"
+    return ApiCall("GET", path, bytes, accept="*/*", repeatable=True)
 
 
 def spans(episode_id: str) -> ApiCall[SpanReport]:

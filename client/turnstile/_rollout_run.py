@@ -316,6 +316,7 @@ class RolloutRun:
             "priority": options.priority,
             "staleness": options.staleness,
             "snapshots": options.snapshots,
+            "replay": options.replay,
             "run_id": options.run_id,
             "train_step": step() if callable(step) else step,
             "traceparent": options.traceparent,

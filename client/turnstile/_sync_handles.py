@@ -18,6 +18,8 @@ from turnstile.models import (
     NetworkReport,
     PendingCalls,
     Regrade,
+    ReplayListing,
+    ReplayReport,
     SampleSet,
     SnapshotInfo,
     SpanReport,
@@ -145,6 +147,19 @@ class EpisodeHandle:
     def work(self) -> WorkDiff:
         """See ``AsyncEpisodeHandle.work``."""
         return self._run(AsyncEpisodeHandle.work)
+
+    def replay(self) -> ReplayReport:
+        """The states of the work folder, and what each changed (``docs/replay.md``). Raises Conflict where they
+        were not recorded, Gone where they are not kept."""
+        return self._run(AsyncEpisodeHandle.replay)
+
+    def replay_files(self, state: int) -> ReplayListing:
+        """All files of the work folder at a state, the first of which is 0."""
+        return self._run(AsyncEpisodeHandle.replay_files, state)
+
+    def replay_content(self, digest: str) -> bytes:
+        """The bytes of a file of one of the states, by their SHA-256. An agent wrote them."""
+        return self._run(AsyncEpisodeHandle.replay_content, digest)
 
     def samples(self, *, include_untrained: bool = False) -> SampleSet:
         """The rows for a trainer, as NumPy arrays, and an account of all other tokens.

@@ -162,6 +162,8 @@ class EpisodeOptions(TypedDict, total=False):
     """A LoRA adapter that the server has loaded; None: the base model."""
     snapshots: SnapshotMode | None
     """``every_turn``: its sandbox is kept after each turn, for forks; None: as the server's settings say."""
+    replay: bool | None
+    """The states of its work folder are recorded (``docs/replay.md``); None: as the server's settings say."""
     run_id: str | None
     """The run that it belongs to, by which runs are looked at and compared; None: no run."""
     traceparent: str | None
@@ -258,6 +260,7 @@ class RolloutOptions:
     staleness: StalenessBound | Mapping[str, Any] | None = None
     adapter: str | None = None
     snapshots: SnapshotMode | None = None
+    replay: bool | None = None
     run_id: str | None = None
     train_step: TrainSteps = None
     traceparent: str | None = None

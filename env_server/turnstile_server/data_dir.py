@@ -46,9 +46,19 @@ def snapshot_folder(data_dir: Path) -> Path:
     return data_dir / "snapshots"
 
 
+def replay_folder(data_dir: Path) -> Path:
+    """Of the states of work folders."""
+    return data_dir / "replay"
+
+
+def replay_contents(replay: Path) -> Path:
+    """In that folder: the contents of files, each once."""
+    return replay / "contents"
+
+
 def kept_folders(data_dir: Path) -> tuple[Path, ...]:
     """Folders beside the journal whose files count in its bounds of the disk."""
-    return work_folder(data_dir), snapshot_folder(data_dir)
+    return work_folder(data_dir), snapshot_folder(data_dir), replay_contents(replay_folder(data_dir))
 
 
 def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:

@@ -17,18 +17,21 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from turnstile.models import SnapshotInfo
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.overview_routes import build_overview_router
+from turnstile_server.control.replay_routes import build_replay_router
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.viewer_routes import build_viewer_router
-from turnstile_server.data_dir import journal_folder, work_folder
+from turnstile_server.data_dir import journal_folder, replay_folder, work_folder
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.reader import EpisodeReader
+from turnstile_server.episodes.replay_reports import ReplayReports
 from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.episodes.work_store import KeptWorks
 from turnstile_server.errors import StartupError, TurnstileError
@@ -37,6 +40,7 @@ from turnstile_server.journal.reading import ReadOnlyJournal
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.vocabulary import load_vocabulary
+from turnstile_server.replay.files import ReplayFiles
 from turnstile_server.settings import Settings
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -77,6 +81,9 @@ async def open_offline_app(
         build_overview_router(episodes.overview, episodes.group_view, control.page_size, workers),
         build_inspection_router(inspector, control, workers),
         build_span_router(SpanReports(episodes, journal, settings.episodes.kept_regrades, workers), workers),
+        build_replay_router(
+            ReplayReports(episodes, ReplayFiles(replay_folder(folder)), _no_snapshots, workers), workers
+        ),
         build_event_router(changes.subscribe, closing, control),
         build_viewer_router(served="directory"),
         _refusals(folder),  # the last: it takes whatever the others leave
@@ -97,6 +104,11 @@ def _journal_in(folder: Path) -> Path:
         f"{folder} has no journal: neither a folder `{inside.name}` nor segments (*.tsj). Name the data directory "
         "of a server, or what `turnstile run --out` or `turnstile episodes export --format journal` wrote"
     )
+
+
+def _no_snapshots(episode_id: str) -> tuple[SnapshotInfo, ...]:
+    """Nothing can be forked without a server."""
+    return ()
 
 
 def _table(model: Path) -> TokenBytes:

@@ -20,7 +20,14 @@ PACKAGES = {"turnstile": ROOT / "client" / "turnstile", "turnstile_server": SERV
 MOST_LINES = 400
 FEW_LINES = 20
 MOST_SMALL_MODULES = 5
-PROGRAMS = ("agents/specs", "tasks/shipped", "tasks/inside", "sandboxes/helper/turnstile_helper", "grading/inside")
+PROGRAMS = (
+    "agents/specs",
+    "tasks/shipped",
+    "tasks/inside",
+    "sandboxes/helper/turnstile_helper",
+    "grading/inside",
+    "replay/inside",
+)
 """Run inside sandboxes, on their own: not part of the server's modules."""
 
 SAME_IDEA = {

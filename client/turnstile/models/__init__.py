@@ -1,11 +1,11 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``),
-``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is
-their binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline`` and ``work`` are for
-people to look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are
-the answers about the engine and about recorded episodes.
+made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``), ``messages``,
+``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary form;
+``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``, ``work`` and ``replay`` are for people to
+look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are the
+answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -57,6 +57,14 @@ from turnstile.models.moments import moments_of
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
 from turnstile.models.outline import BreakEntry, BreakReport, RootOutline, TurnList, TurnOutline, TurnOutlines
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
+from turnstile.models.replay import (
+    ReplayChange,
+    ReplayFile,
+    ReplayListing,
+    ReplayMoment,
+    ReplayReport,
+    ReplayState,
+)
 from turnstile.models.reward import LateRewards, RewardChange, RewardUpdate
 from turnstile.models.sample import Cause, Sample, SampleKind, SampleSet, SampleStatus, TurnSpan, Untrained
 from turnstile.models.spans import PartSeconds, Span, SpanKind, SpanReport, seconds_by_part
@@ -162,6 +170,12 @@ __all__ = [
     "PrefixNode",
     "Regrade",
     "RegradeRequest",
+    "ReplayChange",
+    "ReplayFile",
+    "ReplayListing",
+    "ReplayMoment",
+    "ReplayReport",
+    "ReplayState",
     "RewardChange",
     "RewardUpdate",
     "Role",

@@ -102,6 +102,9 @@ class EpisodeRequest(Model):
     """How stale its tokens may get; None: as the server's settings say."""
     snapshots: SnapshotMode | None = None
     """When its sandbox is kept for forks (``docs/fork.md``); None: as the server's settings say."""
+    replay: bool | None = None
+    """Whether the states of its work folder are recorded (``docs/replay.md``); None: as the server's settings
+    say."""
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the environment of a launched agent; in no record."""
@@ -207,6 +210,8 @@ class Episode(Model):
     staleness: Staleness | None = None
     """None where it has no bound and nothing was sampled yet."""
     snapshots: SnapshotMode = "on_request"
+    replay: bool = False
+    """The states of its work folder are recorded, as long as there is room for them (``docs/replay.md``)."""
     limits: Limits
     metadata: dict[str, Any] = Field(default_factory=dict)
     timings: EpisodeTimings

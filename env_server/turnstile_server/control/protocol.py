@@ -26,6 +26,8 @@ from turnstile.models import (
     NetworkReport,
     Regrade,
     RegradeRequest,
+    ReplayListing,
+    ReplayReport,
     RewardUpdate,
     SampleSet,
     SnapshotInfo,
@@ -191,6 +193,23 @@ class SpanService(Protocol):
 
     async def report(self, episode_id: str) -> SpanReport:
         """The spans of an episode, running or ended."""
+        ...
+
+
+class ReplayService(Protocol):
+    """Shows the states that episodes' work folders were in. Its methods raise Conflict for an episode whose folder
+    was not recorded, and WorkNotKept where that is not kept any more."""
+
+    async def report(self, episode_id: str) -> ReplayReport:
+        """All states, and what each changed."""
+        ...
+
+    async def listing(self, episode_id: str, state: int) -> ReplayListing:
+        """The files of a state. Raises NotFound where there is none of this number."""
+        ...
+
+    async def content(self, episode_id: str, digest: str) -> bytes:
+        """The bytes with this SHA-256. Raises NotFound where no state of the episode has them."""
         ...
 
 

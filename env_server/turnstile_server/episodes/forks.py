@@ -147,6 +147,7 @@ def _request(episode: Episode, request: ForkRequest, number: int) -> EpisodeRequ
         priority=episode.priority,
         staleness=None if episode.staleness is None else episode.staleness.bound,
         snapshots=episode.snapshots,
+        replay=episode.replay,
         limits=episode.limits,
         metadata=episode.metadata if request.metadata is None else request.metadata,
         idempotency_key=None if key is None else f"{key}-{number}",

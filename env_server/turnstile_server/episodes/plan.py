@@ -59,6 +59,8 @@ class Plan:
     fork: ForkPoint | None = None
     """Where it begins, if not anew."""
     snapshots: SnapshotMode = "on_request"
+    replay: bool = False
+    """The states of the work folder are recorded."""
 
     @property
     def prepared(self) -> bool:
@@ -109,7 +111,9 @@ def plan_episode(request: EpisodeRequest, backends: Backends, settings: Settings
     limits = _merged(request.limits, task.limits)
     image = task.image or settings.sandboxes.docker_image
     mode = _snapshot_mode(request, task, agent, backends.agents, settings.episodes)
-    return Plan(task, agent, spec, limits, image, backends.own_tools.of(task.id), snapshots=mode)
+    replay = settings.episodes.replay if request.replay is None else request.replay
+    own_tools = backends.own_tools.of(task.id)
+    return Plan(task, agent, spec, limits, image, own_tools, snapshots=mode, replay=replay and spec is not None)
 
 
 def _snapshot_mode(
@@ -234,6 +238,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         priority=request.priority,
         staleness=None if bound is None else Staleness(bound=bound),
         snapshots=plan.snapshots,
+        replay=plan.replay,
         limits=_under_ceilings(plan.limits, settings),
         metadata=request.metadata,
         traceparent=request.traceparent,

@@ -11,10 +11,12 @@ from turnstile_server.control.fork_routes import build_fork_router
 from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.regrade_routes import build_regrade_router
+from turnstile_server.control.replay_routes import build_replay_router
 from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.work_routes import build_work_router
 from turnstile_server.episodes.forks import Forks
 from turnstile_server.episodes.inspector import Inspector
+from turnstile_server.episodes.replay_reports import ReplayReports
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.episodes.work_viewer import WorkViewer
@@ -38,4 +40,7 @@ def episode_routers(
         build_inspection_router(inspector, settings.control, workers),
         build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
         build_span_router(spans, workers),
+        build_replay_router(
+            ReplayReports(episodes, episodes.replays, episodes.snapshots.store.of, workers), workers
+        ),
     ]

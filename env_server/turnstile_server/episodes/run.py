@@ -39,6 +39,7 @@ from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exi
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session, resource_tools
+from turnstile_server.episodes.rests import EpisodeRests
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.run_tools import RunTools
 from turnstile_server.episodes.sandbox import EpisodeSandbox
@@ -53,6 +54,7 @@ from turnstile_server.errors import Gone, SandboxFailed, SandboxUnavailable, Tur
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
 from turnstile_server.journal.records import span_record
+from turnstile_server.replay.recorder import Replays
 from turnstile_server.settings import Settings
 from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.trace_context import TraceContext
@@ -74,6 +76,7 @@ class RunParts:
     versions: WeightVersions
     works: WorkStore
     snapshots: Snapshots
+    replays: Replays
     changed: Callable[[EpisodeRun, EpisodeStatus], None]
     weights: Callable[[EpisodeRun], None]
 
@@ -99,6 +102,9 @@ class EpisodeRun:
             lambda meta: parts.journal.append_soon(span_record(episode.episode_id, meta)),
         )
         self._life = Lifecycle(episode, graded=plan.task.graded, now=self.spans.zero)
+        self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings, self.spans)
+        replay = parts.replays.of(episode.episode_id) if plan.replay else None
+        self._rests = EpisodeRests(episode.episode_id, plan, self._sandbox, parts.snapshots, replay, self.spans)
         self.session = new_session(
             episode,
             plan,
@@ -106,13 +112,12 @@ class EpisodeRun:
             on_exhausted=lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
             group_since=group.since,
             on_weights=lambda: parts.weights(self),
-            between_turns=self._snapshot if plan.keeps_turns else None,
+            between_turns=self._rests.after_turn if self._rests.wanted else None,
             spans=self.spans,
             trace=TraceContext.of(episode.episode_id, episode.traceparent, exported=settings.tracing.otlp),
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
-        self._sandbox = EpisodeSandbox.of(episode.episode_id, plan, parts.backends, settings, self.spans)
         self._world = RunningWorld.of(
             plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
         )
@@ -142,6 +147,7 @@ class EpisodeRun:
                 async with anyio.create_task_group() as tasks:
                     try:
                         await self._prepare_run_and_drain(tasks)
+                        await self._rests.end(self.session.latest_turn_id)
                         await self._grade()
                     except Exception as error:  # noqa: BLE001 - the boundary: it fails this episode and no other
                         self._log_bug("an episode failed")
@@ -186,6 +192,7 @@ class EpisodeRun:
             self._move(EpisodeStatus.PREPARING)
             with self.spans.span(SpanKind.SETUP) as span:
                 await self._prepare(tasks, span)
+            await self._rests.begin()
             self._move(EpisodeStatus.RUNNING)
             outcome = await (self._agent_outcome() if self._steps is None else self._steps.play())
         except SandboxFailed as error:
@@ -221,19 +228,14 @@ class EpisodeRun:
             assert sandbox is not None
             if agent is None:
                 raise await sandbox.death()
+            if self._steps is not None:
+                await self._rests.begin()
             end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
             turns = len(session.tree) - before
             outcome = outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
             span.note(exit_code=end.exit_code)
             span.error = None if outcome.error is None else outcome.error.type
             return outcome
-
-    async def _snapshot(self, turn_id: str) -> None:
-        sandbox = None if self._sandbox is None else self._sandbox.at_work
-        if sandbox is not None:
-            with self.spans.span(SpanKind.SNAPSHOT, "after turn", turn_id=turn_id) as span:
-                taken = self._parts.snapshots.after_turn(self.episode_id, sandbox, turn_id, self._plan.settle_s)
-                span.error = None if await taken else "missed"
 
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
@@ -342,6 +344,7 @@ class EpisodeRun:
         """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""
         self._life.shut_down()
         self._stopping.set()
+        self._rests.give_up()
         self._grading.cancel()
         self._retry.set()
 

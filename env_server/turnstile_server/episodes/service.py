@@ -31,7 +31,7 @@ from turnstile.models import (
 )
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.control.protocol import EpisodeEvent
-from turnstile_server.data_dir import snapshot_folder, work_folder
+from turnstile_server.data_dir import replay_folder, snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
@@ -57,6 +57,8 @@ from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.journal.records import exported_record
+from turnstile_server.replay.recorder import Replays
+from turnstile_server.replay.store import ReplayStore
 from turnstile_server.tools.protocol import EpisodeTools
 
 _LOG = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class Episodes(EpisodeReader):
         self._works = WorkStore(work, self._settings, spare_bytes, parts.metrics.work_kept)
         store = SnapshotStore(snapshots, self._settings, spare_bytes)
         self.snapshots = Snapshots(store, parts.toolbox, settings, parts.metrics)
+        self.replays = ReplayStore(replay_folder(settings.data_dir), self._settings, spare_bytes, self._running)
         self._staleness = StalenessWatcher(parts.versions, lambda: list(self._running.values()))
         self._run_parts = RunParts(
             parts.journal,
@@ -95,6 +98,7 @@ class Episodes(EpisodeReader):
             versions=parts.versions,
             works=self._works,
             snapshots=self.snapshots,
+            replays=Replays(self.replays, parts.toolbox.paused, self._settings),
             changed=self._changed,
             weights=self._staleness.sampled,
         )
@@ -102,7 +106,7 @@ class Episodes(EpisodeReader):
         self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
         archive = Archive(parts.journal, self._settings.cached_trees, self._works, parts.journal.append)
         super().__init__(parts.journal, archive, self._works, self._running, settings)
-        self._retention = Retention(parts.journal, archive, self._works, store)
+        self._retention = Retention(parts.journal, archive, self._works, store, self.replays)
         limits = (self._settings.max_subscribers, self._settings.subscriber_queue, self._settings.kept_events)
         self._broadcast = Broadcast(*limits)
         amendments = Amendments(parts.journal, archive, self._broadcast.publish)
@@ -128,6 +132,7 @@ class Episodes(EpisodeReader):
     async def __aenter__(self) -> Episodes:
         await self._works.open()
         await self.snapshots.store.open()
+        await self.replays.open()
         await self._archive.restore()
         await self._retention.sweep()
         await self._tasks.__aenter__()

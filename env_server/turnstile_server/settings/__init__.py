@@ -4,9 +4,10 @@ A command-line flag wins over an environment variable (``TURNSTILE_GATE__MAX_BOD
 given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is generated from the descriptions.
 
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
-openenv, gate), ``episodes`` (episodes, tasks, agents, grading), ``worlds``, ``sandboxes`` (sandboxes, tools),
-``egress`` (the network of sandboxes), ``engine`` (engine, rendering, journal), ``workers`` (several engines) and
-``launch`` (an engine that the server starts). ``section`` is the base class of all sections.
+openenv, gate), ``episodes`` (episodes, tasks, agents, grading; ``replay`` has a part of the first), ``worlds``,
+``sandboxes`` (sandboxes, tools), ``egress`` (the network of sandboxes), ``engine`` (engine, rendering, journal),
+``workers`` (several engines) and ``launch`` (an engine that the server starts). ``section`` is the base class of
+all sections.
 """
 
 from turnstile_server.settings.egress import EgressSettings

@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field
 
 from turnstile.models import SnapshotMode, StalenessPolicy, StalenessScope
 from turnstile_server.settings.judges import JudgeSettings
+from turnstile_server.settings.replay import ReplaySettings
 from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
 
 
-class EpisodeSettings(Section):
+class EpisodeSettings(ReplaySettings):
     """How many episodes there may be, and the ceilings of an episode's limits (also their defaults)."""
 
     max_open: int = Field(1024, ge=1, description="Episodes open at once, queued ones included; more are 429.")

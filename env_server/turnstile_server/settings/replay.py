@@ -1,0 +1,50 @@
+"""What is recorded of episodes' work folders, turn by turn (``docs/replay.md``)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+
+class ReplaySettings(Section):
+    """Bounds of the states that an episode's work folder was in."""
+
+    replay: bool = Field(
+        False,
+        description="Default of an episode's `replay`: what each turn changed in the work folder is recorded "
+        "([replay](replay.md)).",
+    )
+    replay_file_bytes: int = Field(
+        1 << 20, ge=0, le=64 << 20, description="Replay: the content of a larger file is not recorded."
+    )
+    replay_files: int = Field(
+        5_000, ge=0, description="Replay: contents recorded of one episode; half of them before its first turn."
+    )
+    replay_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        le=1 << 30,
+        description="Replay: what is recorded of one episode, contents and lists; half of it before its "
+        "first turn.",
+    )
+    replay_paths: int = Field(20_000, ge=1, description="Replay: files of a work folder that are looked at.")
+    replay_skip: tuple[str, ...] = Field(
+        (".git", "__pycache__", "node_modules", ".venv"),
+        description="Replay: folders of these names are not looked into.",
+    )
+    replay_wait_s: float = Field(
+        10.0,
+        gt=0,
+        description="Replay: how long a model call waits for the state after the turn before it; then that state "
+        "is missed.",
+    )
+    replays_at_once: int = Field(
+        4, ge=1, description="Replay: states taken at once, each in memory as a whole; further ones wait."
+    )
+    keep_replay_bytes: int = Field(
+        2 << 30,
+        ge=0,
+        description="Replay: what the recorded states of all episodes may take on disk; above it those of the "
+        "episode that ended longest ago go first.",
+    )
