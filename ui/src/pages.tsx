@@ -5,6 +5,7 @@ import { ComparePage } from "./pages/ComparePage";
 import { EpisodePage } from "./pages/EpisodePage";
 import { EpisodesPage } from "./pages/EpisodesPage";
 import { GroupPage } from "./pages/GroupPage";
+import { ReplayPage } from "./pages/ReplayPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { TokensPage } from "./pages/TokensPage";
@@ -43,6 +44,15 @@ export const PAGES: readonly Page[] = [
       { title: "Episodes", to: "/episodes" },
       { title: id, to: pathOf("episodes", id) },
       { title: "Tokens" },
+    ],
+  },
+  {
+    path: "/episodes/:id/replay",
+    component: ReplayPage,
+    crumbs: ({ id = "" }) => [
+      { title: "Episodes", to: "/episodes" },
+      { title: id, to: pathOf("episodes", id) },
+      { title: "Replay" },
     ],
   },
   {

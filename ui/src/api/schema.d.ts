@@ -505,6 +505,60 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/episodes/{episode_id}/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** States */
+        get: operations["states_episodes__episode_id__replay_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/episodes/{episode_id}/replay/{digest}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Content
+         * @description An agent wrote these bytes: no browser may take them for a page.
+         */
+        get: operations["content_episodes__episode_id__replay__digest__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/episodes/{episode_id}/replay/files": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Files */
+        get: operations["files_episodes__episode_id__replay_files_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/episodes/{episode_id}/reward": {
         parameters: {
             query?: never;
@@ -1211,6 +1265,11 @@ export interface components {
              * @default []
              */
             regrades: components["schemas"]["Regrade"][];
+            /**
+             * Replay
+             * @default false
+             */
+            replay: boolean;
             /** Reward */
             reward?: number | null;
             /** Reward Components */
@@ -1942,6 +2001,91 @@ export interface components {
             /** Regrade Id */
             regrade_id: string;
             task?: components["schemas"]["TaskRef"] | null;
+        };
+        /**
+         * ReplayChange
+         * @description A file that a state has otherwise than the state before.
+         */
+        ReplayChange: {
+            after: components["schemas"]["ReplayFile"] | null;
+            before: components["schemas"]["ReplayFile"] | null;
+            /**
+             * Change
+             * @enum {string}
+             */
+            change: "added" | "changed" | "removed";
+            /** Path */
+            path: string;
+        };
+        /**
+         * ReplayFile
+         * @description A file of the work folder at one state.
+         */
+        ReplayFile: {
+            /** Digest */
+            digest: string | null;
+            /** Left Out */
+            left_out: string | null;
+            /** Mode */
+            mode: string;
+            /** Path */
+            path: string;
+            /** Size */
+            size: number;
+        };
+        /**
+         * ReplayListing
+         * @description Answer to ``GET /episodes/{id}/replay/files?state=N``: all files of the work folder at one state, by
+         *     path.
+         */
+        ReplayListing: {
+            /** Episode Id */
+            episode_id: string;
+            /** Files */
+            files: components["schemas"]["ReplayFile"][];
+            /** Further */
+            further: number;
+            /** State */
+            state: number;
+        };
+        /**
+         * ReplayReport
+         * @description Answer to ``GET /episodes/{id}/replay``: the states in order.
+         */
+        ReplayReport: {
+            /** Episode Id */
+            episode_id: string;
+            /** States */
+            states: components["schemas"]["ReplayState"][];
+        };
+        /**
+         * ReplayState
+         * @description One state of the work folder.
+         */
+        ReplayState: {
+            /** At S */
+            at_s: number;
+            /** Changes */
+            changes: components["schemas"]["ReplayChange"][];
+            /** Files */
+            files: number;
+            /** Further */
+            further: number;
+            /** Missed */
+            missed: string | null;
+            /**
+             * Moment
+             * @enum {string}
+             */
+            moment: "begin" | "turn" | "end";
+            /** Seq */
+            seq: number | null;
+            /** Snapshot Id */
+            snapshot_id: string | null;
+            /** State */
+            state: number;
+            /** Turn Id */
+            turn_id: string | null;
         };
         /**
          * RewardChange
@@ -3630,6 +3774,102 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Regrade"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    states_episodes__episode_id__replay_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    content_episodes__episode_id__replay__digest__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                digest: string;
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    files_episodes__episode_id__replay_files_get: {
+        parameters: {
+            query: {
+                state: number;
+            };
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayListing"];
                 };
             };
             /** @description Validation Error */

@@ -45,10 +45,14 @@ export function parseUnified(diff: string): DiffLine[] {
 /** Products of line counts above which two texts are not compared line by line: a table of so many cells. */
 const MOST_CELLS = 4_000_000;
 
+function linesOf(text: string): string[] {
+  return text === "" ? [] : text.split("\n");
+}
+
 /** The lines of ``before`` and ``after``, by their longest common subsequence. Texts that differ in too many lines are
  * shown as one replaced by the other. */
 export function diffLines(before: string, after: string): DiffLine[] {
-  const [a, b] = [before.split("\n"), after.split("\n")];
+  const [a, b] = [linesOf(before), linesOf(after)];
   let head = 0;
   while (head < a.length && head < b.length && a[head] === b[head]) head++;
   let tail = 0;
