@@ -1,0 +1,146 @@
+"""A real GRPO run is watched while it plays: counts grow without a reload, and at its end they are the API's.
+
+The loop of examples/grpo trains the policy that ships on its errands: agents in sandboxes, the embedded engine,
+new weights after each step. Only the held-out errands before it are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from playwright.sync_api import Locator, Page, expect
+
+from control_support import START_S, Door, in_thread
+from grpo.grpo import Log, RunSettings, learn
+from grpo.learner import GrpoSettings
+from tiny_policy.evaluate import Score
+from turnstile import AsyncClient
+from turnstile_server.demo import TINY
+from turnstile_server.demo.local_server import serve
+from ui.conftest import Watched, fact
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+
+RUN = "grpo"
+SETTINGS = RunSettings(steps=2, groups=2, group_size=4, max_concurrent=4, run_id=RUN)
+PLAYED_S = 240.0
+"""It takes half a minute on two cores that others use, too."""
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """A server of its own, with the embedded engine and sandboxes."""
+    data = tmp_path_factory.mktemp("grpo") / "data"
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[Door]:
+        async with serve(TINY, data, options=["--sandbox", "local", "--durability", "process"]) as server:
+            yield Door(server.control_url, server.control_key, server.agent_url, TINY)
+
+    with in_thread(serving) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(door: Door) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {door.key}"}
+    with httpx.Client(base_url=door.url, headers=headers, timeout=START_S) as client:
+        yield client
+
+
+@pytest.fixture
+def learning(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Future[Path]]:
+    """The loop, in a thread."""
+
+    async def unplayed(checkpoint: Path, episodes: int, seed: int) -> Score:
+        return Score(Counter({1: 1}), Counter())
+
+    async def loop() -> Path:
+        async with AsyncClient(door.url, key=door.key) as client:
+            return await learn(client, tmp_path, SETTINGS, GrpoSettings(), Log(tmp_path), tensors=False)
+
+    monkeypatch.setattr("grpo.grpo.judge", unplayed)
+    torch.set_num_threads(1)
+    torch.manual_seed(SETTINGS.seed)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(asyncio.run, loop())
+
+
+def test_a_run_is_watched_to_its_end(
+    watched: Watched, door: Door, api: httpx.Client, learning: Future[Path]
+) -> None:
+    page = watched.open("/runs", door.key)
+    row = page.get_by_role("grid", name="Runs").get_by_role("row").filter(has_text=RUN)
+    ended = row.get_by_role("gridcell").nth(2)
+    first = grown(learning, ended, 0)
+    page.evaluate("window.stays = true")
+    grown(learning, ended, first)
+    row.get_by_role("link", name=RUN).click()
+    grown(learning, entry(page, "Weight version"), SETTINGS.steps - 1)
+    watched.check()
+    assert learning.result().name == f"v{SETTINGS.steps}"
+    total = at_rest(api)
+    expect(entry(page, "Ended")).to_have_text(str(total["episodes"]), timeout=START_S * 1000)
+    expect(entry(page, "Turns")).to_have_text(f"{total['turns']:,}", timeout=START_S * 1000)
+    status = page.get_by_role("region", name="Status")
+    for name, many in total["statuses"].items():
+        assert fact(status, name.replace("_", " ")) == f"{many:,}"
+    rewards = page.get_by_role("region", name="Rewards")
+    assert (fact(rewards, "Graded"), fact(rewards, "Solved")) == (str(total["graded"]), str(total["solved"]))
+    tokens = page.get_by_role("region", name="Tokens", exact=True)
+    assert fact(tokens, "Sampled") == f"{total['sampled_tokens']:,}"
+    assert fact(tokens, "Trained") == f"{total['trained_tokens']:,}"
+    assert fact(tokens, "Longest lag") == f"{total['lag_max']} versions"
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Runs").click()
+    expect(ended).to_have_text(str(total["episodes"]))
+    assert page.evaluate("window.stays") is True
+    watched.check()
+    page.emulate_media(color_scheme="dark")
+    row.get_by_role("link", name=RUN).click()
+    for by in ("version", "step"):
+        wanted = api.get("/stats", params={"run_id": RUN, "by": by}).json()["rows"]
+        assert len(wanted) > 1
+        page = watched.open(f"/runs/{RUN}?by={by}", door.key)
+        cells = page.get_by_role("region", name="By", exact=True).locator("tbody td:nth-child(2)")
+        expect(cells.last).to_be_visible()
+        assert cells.all_text_contents()[-len(wanted) :] == [str(one["episodes"]) for one in wanted]
+    watched.check()
+
+
+def grown(learning: Future[Path], shown: Locator, before: int) -> int:
+    """What is shown when it is more than ``before``. Raises what the loop raised."""
+    deadline = time.monotonic() + PLAYED_S
+    while shown.count() == 0 or number(shown) <= before:
+        if learning.done():
+            learning.result()
+        assert time.monotonic() < deadline
+        shown.page.wait_for_timeout(100)
+    return number(shown)
+
+
+def number(shown: Locator) -> int:
+    return int(shown.inner_text().replace(",", ""))
+
+
+def entry(page: Page, name: str) -> Locator:
+    found = page.locator("dl > div").filter(has=page.locator("dt").get_by_text(name, exact=True))
+    return found.locator("dd").first
+
+
+def at_rest(api: httpx.Client) -> dict[str, Any]:
+    """The statistics of the run when its last episodes have ended."""
+    while True:
+        total: dict[str, Any] = api.get("/stats", params={"run_id": RUN}).json()["total"]
+        if sum(total["statuses"].get(name, 0) for name in ("queued", "preparing", "running", "grading")) == 0:
+            return total
+        time.sleep(0.2)
