@@ -49,6 +49,7 @@ test-slow: $(INSTALLED)
 
 test-browser: $(INSTALLED) ui/node_modules
 	scripts/install_chromium.sh
+	scripts/bubblewrap.sh
 	$(BIN)/pytest -m browser tests/ui
 
 cheats: $(INSTALLED)

@@ -25,6 +25,8 @@ from turnstile_server.settings import Settings
 __all__ = ["engine", "open_door"]
 
 AXE = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
+RECORDED = ROOT / "tests" / "ui" / "recorded" / "agents-run.tar.xz"
+"""A run of real agents: see the README beside it."""
 HOSTILE = (
     "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     " \x1b[31mred\x1b[0m \u202egnp.exe \u2066x\u2069 \x07 end"

@@ -14,15 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from control_support import KEY, START_S, Door
 from turnstile_server.testing.server import TOKENIZER_FOLDER
-from ui.conftest import Watched, fact, folder_viewer
+from ui.conftest import RECORDED, Watched, fact, folder_viewer
+from viewer_pictures import PICTURES, PICTURES_TAKEN, take
 
 pytestmark = pytest.mark.browser
 
-RECORDED = Path(__file__).parent / "recorded" / "agents-run.tar.xz"
+
 RUN = "real-agents"
 LISTED = {"view": "summary", "sort": "created", "order": "desc", "offset": 0, "limit": 200}
 """As the page asks for its rows."""
@@ -187,7 +188,9 @@ def test_the_tokens_of_every_sample(
             assert fact(detail, "Loss mask") == ("1" if last["trained"] else "0")
             seen += 1
     assert seen > len(summaries)
-    watched.check_quiet()
+    watched.check()
+    watched.page.emulate_media(color_scheme="dark")
+    watched.check()
 
 
 def test_every_group(watched: Watched, door: Door, api: httpx.Client, summaries: list[Summary]) -> None:
@@ -222,3 +225,13 @@ def test_a_group_and_two_of_its_rollouts_are_read_by_all(watched: Watched, door:
     expect(row.get_by_role("cell").nth(1)).to_have_text(f"{second['sampled_tokens']:,}")
     expect(page.get_by_role("alert")).to_have_count(0)
     watched.check()
+
+
+def test_the_pictures_of_the_documentation_can_be_taken(browser: Browser, door: Door, tmp_path: Path) -> None:
+    for picture in PICTURES_TAKEN:
+        if picture.scheme == "light":
+            take(browser, door.url, door.key, picture, tmp_path)
+    kept = {file.name: file.stat().st_size for file in PICTURES.iterdir()}
+    assert {file.name for file in tmp_path.iterdir()} < set(kept)
+    assert set(kept) == {f"viewer-{picture.name}.png" for picture in PICTURES_TAKEN}
+    assert max(kept.values()) < 200_000
