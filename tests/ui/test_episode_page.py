@@ -121,6 +121,17 @@ def test_paths_are_the_branches_of_the_api_and_in_the_address(watched: Watched, 
     expect(article(page, 1)).to_contain_text("Result I saw nothing.")
     page.reload()
     expect(page.get_by_role("article")).to_have_count(3)
+    lane = page.get_by_role("application", name="Time of the episode")
+    said_of = page.locator(".swim-said")
+    lane.focus()
+    page.keyboard.press("Home")
+    for _ in range(40):
+        if "of model call of turn 3" in (said_of.text_content() or ""):
+            break
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")  # a turn of another path: all turns are shown again
+    expect(page.locator("article.chosen")).to_have_attribute("aria-label", "Turn 3")
+    expect(page).to_have_url(f"{watched.url}/ui/episodes/{episode[1]}?turn=3")
     watched.check()
 
 

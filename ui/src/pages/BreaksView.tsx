@@ -12,6 +12,7 @@ import { Link, pathOf } from "../router";
 import { count } from "../text/format";
 import { nearDifference } from "../text/near_difference";
 import { linesOf } from "../text/parting";
+import type { TurnTree } from "../text/turn_tree";
 
 interface Pages {
   readonly breaks: readonly BreakEntry[];
@@ -19,7 +20,7 @@ interface Pages {
 }
 
 /** ``total``: as the record of the episode has it; when it grows, the further ones are asked for. */
-export function BreaksView({ episode_id, total }: { episode_id: string; total: number }) {
+export function BreaksView({ episode_id, total, tree }: { episode_id: string; total: number; tree: TurnTree | null }) {
   const [pages, setPages] = useState<Pages | null>(null);
   const [error, setError] = useState<ReturnType<typeof asApiError> | null>(null);
   const [wanted, setWanted] = useState(0);
@@ -39,7 +40,7 @@ export function BreaksView({ episode_id, total }: { episode_id: string; total: n
       {error && <ErrorBox error={error} retry={() => setWanted(wanted + 1)} />}
       {!pages && !error && <p role="status">Loading…</p>}
       {pages?.total === 0 && <p class="calm">Every call continued what the model had been fed.</p>}
-      {pages?.breaks.map((entry) => <BreakView key={entry.turn_id} episode_id={episode_id} entry={entry} />)}
+      {pages?.breaks.map((entry) => <BreakView key={entry.turn_id} episode_id={episode_id} entry={entry} tree={tree} />)}
       {pages && pages.total > pages.breaks.length && (
         <button type="button" onClick={() => setWanted(wanted + 1)}>{count(pages.total - pages.breaks.length)} more breaks</button>
       )}
@@ -47,9 +48,10 @@ export function BreaksView({ episode_id, total }: { episode_id: string; total: n
   );
 }
 
-function BreakView({ episode_id, entry }: { episode_id: string; entry: BreakEntry }) {
+function BreakView({ episode_id, entry, tree }: { episode_id: string; entry: BreakEntry; tree: TurnTree | null }) {
   const { seq, reason, at, known, incoming, known_turn_id } = entry;
   const page = pathOf("episodes", episode_id);
+  const nearest = known_turn_id ? tree?.byId.get(known_turn_id) : undefined;
   const alone = known && incoming ? null : (known ?? incoming);
   return (
     <article class="break" aria-label={`Break at turn ${seq}`}>
@@ -60,7 +62,15 @@ function BreakView({ episode_id, entry }: { episode_id: string; entry: BreakEntr
       <p class="calm">
         {at && <>Message {count(at.message)} of the call{at.path && <>, at <SafeLine text={at.path} /></>}{at.kind && <> (<SafeLine text={at.kind} />)</>}. </>}
         {known_turn_id && (
-          <>It agrees for longest with the path of <Link to={page} query={new URLSearchParams({ turn: known_turn_id })}>another turn</Link>. </>
+          <>
+            It agrees for longest with the path of{" "}
+            {nearest ? (
+              <Link to={page} query={new URLSearchParams({ turn: String(nearest.seq) })}>turn {nearest.seq}</Link>
+            ) : (
+              "a turn of another episode"
+            )}
+            .{" "}
+          </>
         )}
         {known && !incoming && "The call ends before this message, which would have come next:"}
         {!known && incoming && "The known path ends before this message:"}

@@ -1,27 +1,26 @@
 /** The turns of an episode as messages: all of them as they ended, or one path from its root to its end. */
 
-import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { TurnOutline as Turn } from "../api/looks";
 import { LazyList } from "../components/LazyList";
-import { nameOfBranch, pathOfBranch, type TurnTree } from "../text/turn_tree";
+import { count } from "../text/format";
+import { type Branch, nameOfBranch, pathOfBranch, type TurnTree } from "../text/turn_tree";
 import { BranchList } from "./BranchList";
 import { TurnFind } from "./TurnFind";
 import { TurnView } from "./TurnView";
-import { count } from "../text/format";
 
 interface ConversationProps {
   tree: TurnTree;
-  /** The number of the turn with which the branch begins of which the path is shown; null: all turns. */
-  path: string | null;
+  /** The branch of which the path is shown; null: all turns. */
+  branch: Branch | null;
   chosen: Turn | null;
   onChoose: (turn: Turn) => void;
   /** The address of a turn, or of a path. */
   queryOf: (changes: Readonly<Record<string, string | null>>) => URLSearchParams;
 }
 
-export function Conversation({ tree, path, chosen, onChoose, queryOf }: ConversationProps) {
-  const branch = tree.branches.find((each) => String(each.first.seq) === path) ?? null;
-  const turns = branch ? pathOfBranch(tree, branch) : tree.turns;
+export function Conversation({ tree, branch, chosen, onChoose, queryOf }: ConversationProps) {
+  const turns = useMemo(() => (branch ? pathOfBranch(tree, branch) : tree.turns), [tree, branch]);
   const at = chosen ? turns.indexOf(chosen) : -1;
   useKeys(turns, at, onChoose);
   useShown(chosen && at >= 0 ? chosen.turn_id : null);

@@ -9,7 +9,7 @@ import { SafeLine } from "../components/SafeText";
 import { Await } from "../components/Status";
 import { Link, navigate, type Params, useLocation } from "../router";
 import { count, reward } from "../text/format";
-import { namedTurn, treeOf } from "../text/turn_tree";
+import { namedBranch, namedTurn, pathOfBranch, treeOf } from "../text/turn_tree";
 import { BreaksView } from "./BreaksView";
 import { Conversation } from "./Conversation";
 import { EpisodeDetails, EpisodeHead } from "./EpisodeFacts";
@@ -32,7 +32,7 @@ function EpisodeOf({ episode_id }: { episode_id: string }) {
   const spans = useGet("/episodes/{episode_id}/spans", { path: { episode_id } });
   const kept = useKept(outlines.data);
   const tree = useMemo(() => (kept ? treeOf(kept) : null), [kept]);
-  const { query } = useLocation();
+  const { path, query } = useLocation();
   const show = SHOWS.find((one) => one === query.get("show")) ?? "conversation";
   const running = episode.data !== null && typeof episode.data.timings.ended_s !== "number";
   useFresh(
@@ -45,10 +45,10 @@ function EpisodeOf({ episode_id }: { episode_id: string }) {
   );
   useEffect(() => document.getElementById("main")?.focus({ preventScroll: true }), []);
   const chosen = tree ? namedTurn(tree, query.get("turn")) : null;
-  const { path } = useLocation();
+  const branch = tree ? namedBranch(tree, query.get("path")) : null;
   const choose = (turn: TurnOutline): void => {
-    const changes: Record<string, string | null> = { turn: String(turn.seq), show: null };
-    navigate(path, changed(changes), { replace: true });
+    const elsewhere = tree && branch && !pathOfBranch(tree, branch).includes(turn);
+    navigate(path, changed({ turn: String(turn.seq), show: null, ...(elsewhere ? { path: null } : {}) }), { replace: true });
   };
   return (
     <>
@@ -60,7 +60,7 @@ function EpisodeOf({ episode_id }: { episode_id: string }) {
             <Tabs episode={found} show={show} turns={tree?.turns.length} />
             {show === "grade" && <GradeView episode={found} tree={tree} queryOf={changed} />}
             {show === "work" && <WorkView episode={found} />}
-            {show === "breaks" && <BreaksView episode_id={episode_id} total={breaksOf(found)} />}
+            {show === "breaks" && <BreaksView episode_id={episode_id} total={breaksOf(found)} tree={tree} />}
             {show === "details" && <EpisodeDetails episode={found} />}
           </>
         )}
@@ -77,7 +77,7 @@ function EpisodeOf({ episode_id }: { episode_id: string }) {
             <Await of={outlines}>
               {() =>
                 tree && (
-                  <Conversation tree={tree} path={query.get("path")} chosen={chosen} onChoose={choose} queryOf={changed} />
+                  <Conversation tree={tree} branch={branch} chosen={chosen} onChoose={choose} queryOf={changed} />
                 )
               }
             </Await>

@@ -96,7 +96,7 @@ function Shown({ work }: { work: WorkDiff }) {
   );
 }
 
-const TONES: Readonly<Record<FileChange["change"], Tone>> = { added: "good", modified: "busy", deleted: "bad", mode: "calm" };
+const TONES: Readonly<Record<FileChange["change"], Tone>> = { added: "good", modified: "calm", deleted: "bad", mode: "calm" };
 
 function FileView({ file, open }: { file: FileChange; open: boolean }) {
   const { path, change, diff, omitted, left_out, binary } = file;
@@ -126,8 +126,8 @@ function FileView({ file, open }: { file: FileChange; open: boolean }) {
 }
 
 function sizesOf({ size_before, size_after }: FileChange): string {
-  const of = (size: number | null): string => (size === null ? "not there" : `${count(size)} bytes`);
-  return `${of(size_before)} → ${of(size_after)}`;
+  const sizes = [size_before, size_after].filter((size) => size !== null);
+  return `${[...new Set(sizes)].map(count).join(" → ")} bytes`;
 }
 
 function modesOf({ mode_before, mode_after }: FileChange) {

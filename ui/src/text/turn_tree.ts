@@ -74,6 +74,11 @@ export function pathOfBranch(tree: TurnTree, branch: Branch): TurnOutline[] {
   return found.reverse();
 }
 
+/** The branch that an address names by the number of its first turn. */
+export function namedBranch(tree: TurnTree, name: string | null): Branch | null {
+  return tree.branches.find((each) => String(each.first.seq) === name) ?? null;
+}
+
 /** The turn that an address names, by its number or its id. */
 export function namedTurn(tree: TurnTree, name: string | null): TurnOutline | null {
   if (name === null) return null;
