@@ -227,6 +227,31 @@ def test_breaks_show_what_was_known_and_what_came(watched: Watched, door: Door, 
     watched.check()
 
 
+def test_a_fork_leads_to_the_turn_that_it_continues(watched: Watched, door: Door, api: httpx.Client) -> None:
+    origin = api.post("/episodes", json={"task": {"instruction": "say"}, "group_id": "g-forks"}).json()[
+        "episode_id"
+    ]
+    user = {"role": "user", "content": "one"}
+    reply = said(door, origin, [user])
+    turn = api.get(f"/episodes/{origin}/turns", params={"arrays": False}).json()["turns"][0]["turn_id"]
+    forked = api.post(f"/episodes/{origin}/fork", json={"turn_id": turn})
+    assert forked.status_code == 201, forked.text
+    made = forked.json()["episodes"][0]["episode_id"]
+    said(door, made, [user, {"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}])
+    page = watched.open(f"/episodes/{made}", door.key)
+    expect(page.get_by_role("article")).to_have_count(1)
+    expect(page.get_by_role("article")).to_contain_text("continues a turn of another episode")
+    page.get_by_text("Compare with another rollout").click()
+    siblings = api.get("/episodes", params={"view": "summary", "group_id": "g-forks"}).json()["summaries"]
+    expect(page.locator(".siblings a")).to_have_count(len(siblings) - 1)
+    expect(page.locator(".siblings a")).to_have_attribute("href", f"/ui/compare/{made}/{origin}")
+    watched.check()
+    page.get_by_role("link", name=f"{origin}, after a turn").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(origin)
+    expect(page.locator("article.chosen")).to_have_attribute("aria-label", "Turn 0")
+    watched.check()
+
+
 def said(door: Door, episode_id: str, messages: list[dict[str, str]]) -> str:
     """A model call of the episode's agent, and the text that it got."""
     answer = httpx.post(

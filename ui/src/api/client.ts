@@ -72,7 +72,8 @@ export async function request(url: string, init: RequestInit = {}): Promise<Resp
   }
   if (response.ok) return response;
   const error = await errorOf(response);
-  if (response.status === 401) refuse(key, error.message);
+  // Of a page that is gone the reason may not have been read; another request has said it.
+  if (response.status === 401 && !init.signal?.aborted) refuse(key, error.message);
   throw error;
 }
 
