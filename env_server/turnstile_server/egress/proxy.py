@@ -23,7 +23,7 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.refusal import NetworkRefused
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.shortages import is_shortage
-from turnstile_server.unix_streams import over_transport
+from turnstile_server.unix_streams import serve_unix
 
 _LOG = logging.getLogger(__name__)
 _SHORTAGE_S = 0.2
@@ -97,7 +97,7 @@ class EgressListener:
             async with anyio.create_task_group() as connections:
                 while True:
                     try:
-                        await self._listener.serve(self._answer, connections)
+                        await serve_unix(self._listener, self._answer, connections)
                     except anyio.BrokenResourceError as error:
                         if error.__cause__ is None or not is_shortage(error.__cause__):
                             raise
@@ -106,12 +106,11 @@ class EgressListener:
             with anyio.CancelScope(shield=True):
                 await self._listener.aclose()
 
-    async def _answer(self, caller: SocketStream) -> None:
-        client, scope = caller, anyio.CancelScope()
+    async def _answer(self, client: SocketStream) -> None:
+        scope = anyio.CancelScope()
         self._open.add(scope)
         try:
             with scope:
-                client = await over_transport(caller)
                 access = self._access
                 if access is None:
                     await client.send(_CLOSED_RESPONSE)

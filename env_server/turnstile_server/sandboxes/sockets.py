@@ -26,7 +26,7 @@ from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.network import NETWORK_SOCKET, SandboxNetwork
 from turnstile_server.sandboxes.run_folder import remove_folder
-from turnstile_server.unix_streams import over_transport
+from turnstile_server.unix_streams import serve_unix
 
 GATE_SOCKET = "gate.sock"
 HELPER_SOCKET = "helper.sock"
@@ -137,15 +137,14 @@ class SandboxSockets:
         """Answers calls until one is accepted, then removes the socket."""
         try:
             async with anyio.create_task_group() as calls:
-                await listener.serve(partial(self._answer, calls.cancel_scope), calls)
+                await serve_unix(listener, partial(self._answer, calls.cancel_scope), calls)
         finally:
             (self.folder / HELPER_SOCKET).unlink(missing_ok=True)
             with anyio.CancelScope(shield=True):
                 await listener.aclose()
 
-    async def _answer(self, calls: anyio.CancelScope, caller: SocketStream) -> None:
+    async def _answer(self, calls: anyio.CancelScope, stream: SocketStream) -> None:
         """One call: the right token makes it the helper's connection, anything else ends it."""
-        stream = await over_transport(caller)
         decoder = frames.Decoder()
         accepted = False
         try:
