@@ -348,5 +348,10 @@ def test_the_folder_of_a_run_needs_no_server(
     titles = [str(each["title"]) for each in found.of("span") if "title" in each]
     version = samples.samples[0].weight_version_names[0]
     assert any(re.search(rf"logprob -\d+\.\d+, trained, weights {re.escape(version)}$", each) for each in titles)
+    written = (folder / "episodes.jsonl").read_bytes()
+    (folder / "episodes.jsonl").write_bytes(written + b'{"episode": {"epi\xc3')
+    assert turnstile("report", folder, "--out", out).returncode == DONE, "of a run that was killed"
+    (folder / "episodes.jsonl").write_bytes(b"\xff\n")
+    assert "line 1" in one_sentence(turnstile("report", folder, "--out", out), USAGE)
     (folder / "episodes.jsonl").write_text('{"episode": 3}\n')
     assert "line 1" in one_sentence(turnstile("report", folder, "--out", out), USAGE)
