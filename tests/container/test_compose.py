@@ -75,7 +75,7 @@ def test_each_profile_has_its_services_and_nothing_is_open_to_the_network(folder
 def test_the_build_takes_another_base_and_torch_for_the_cpu(folder: Path) -> None:
     tiny = configuration(folder, "tiny", BASE_IMAGE="mine:1", TORCH_INDEX="https://index.example/cpu")
     tiny = tiny["turnstile-tiny"]["build"]["args"]
-    assert (tiny["BASE_IMAGE"], tiny["EXTRAS"]) == ("mine:1", "server,embedded")
+    assert (tiny["BASE_IMAGE"], tiny["EXTRAS"]) == ("mine:1", "server,embedded,otel")
     assert tiny["TORCH_INDEX"] == "https://index.example/cpu"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,3 +96,27 @@ def test_a_cuda_build_of_torch_ends_the_build(monkeypatch: pytest.MonkeyPatch) -
     )
     with pytest.raises(SystemExit, match=r"nvidia-cublas.*TORCH_INDEX"):
         image_first_start.check_torch()
+
+
+@pytest.mark.slow
+def test_every_module_of_ours_is_imported_where_only_the_images_packages_are() -> None:
+    """As the image's build does; what lacks a package that no image has is known."""
+    packages = [re.sub(r"[-_.]+", "-", name).lower() for name in names(image_packages(LOCKED, ["server", "otel"]))]
+    without_others = """
+import importlib.metadata, re, sys
+import image_first_start
+known, owners = set(sys.argv[1].split(",")) | {"turnstile-rl"}, importlib.metadata.packages_distributions()
+class Others:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        of = {re.sub(r"[-_.]+", "-", each).lower() for each in owners.get(name.partition(".")[0], ())}
+        if of and not of & known:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Others)
+image_first_start.import_all()
+"""
+    path = os.pathsep.join([str(ROOT / "scripts"), *sys.path])
+    command = [sys.executable, "-c", without_others, ",".join(packages)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
