@@ -35,7 +35,9 @@ async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: Stage) -> None:
-    parent = await stage.episode(metadata={"kind": "search"}, group_id="g")
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    of_trainer = {"run_id": "r", "train_step": 3, "traceparent": traceparent}
+    parent = await stage.episode(metadata={"kind": "search"}, group_id="g", **of_trainer)
     history = await say(stage, parent, FIRST)
     history = await say(stage, parent, history, "And then?")
     _, second = await turn_ids(stage, parent)
@@ -51,6 +53,7 @@ async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: St
             "g",
             {"kind": "search"},
         )
+        assert {name: shown[name] for name in of_trainer} == of_trainer
         replies.add((await say(stage, child, history, "Now choose."))[-1]["content"])
         assert np.array_equal(stage.engine.calls[-1].input_ids, fed), "token for token what the parent was fed"
     assert len(replies | {continued[-1]["content"]}) == 4
