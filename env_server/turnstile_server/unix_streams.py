@@ -7,10 +7,13 @@ catch it. Asyncio's transports, over which anyio's TCP streams go, and ``anyio.w
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
 import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
+
+ConnectionHandler: TypeAlias = Callable[[SocketStream], Coroutine[Any, Any, object]]
 
 
 async def over_transport(stream: SocketStream) -> SocketStream:
@@ -18,9 +21,7 @@ async def over_transport(stream: SocketStream) -> SocketStream:
     return await SocketStream.from_socket(stream.extra(SocketAttribute.raw_socket))
 
 
-async def serve_unix(
-    listener: Listener[SocketStream], handler: Callable[[SocketStream], Awaitable[object]], tasks: TaskGroup
-) -> None:
+async def serve_unix(listener: Listener[SocketStream], handler: ConnectionHandler, tasks: TaskGroup) -> None:
     """As ``listener.serve``, for a listener of ``anyio.create_unix_listener``: starts ``handler`` in ``tasks`` for
     each connection, until it is cancelled. Raises BrokenResourceError where none can be taken any more."""
     waiting = listener.extra(SocketAttribute.raw_socket)
