@@ -82,6 +82,7 @@ async def test_an_episode_from_reset_to_reward(door: Door) -> None:
         ended = await wire.step(type="finish")
         assert (ended["done"], ended["reward"]) == (True, 1.0)
         assert ended["observation"]["reward_components"] == {"answer": 1.0}
+        assert ended["observation"]["why"] == "1: the answer is right; its caller finished it after 1 turn"
         state = (await wire.ask({"type": "state"}))["data"]
         shown = {
             name: state[name] for name in ("episode_id", "status", "reward", "step_count", "group_id", "turns")

@@ -13,7 +13,7 @@ from openenv.core.env_server.mcp_types import Tool, ToolError
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
-from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef
+from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef, why_of
 from turnstile.models.base import MAX_INT32, MAX_SECONDS, JsonObject, JsonObjects
 
 _FIELDS = {
@@ -113,6 +113,9 @@ class TurnstileObservation(Observation):
         "completes it.",
     )
     reward_components: dict[str, float] | None = Field(None, description="Of an ended episode.")
+    why: str | None = Field(
+        None, description="Of an ended episode: one line, why it ended and why its reward is so."
+    )
     episode_error: dict[str, Any] | None = Field(
         None, description="Why an ended episode has no result: type, message, fault."
     )
@@ -190,6 +193,7 @@ def outcome(episode: Episode) -> dict[str, Any]:
     }
     if episode.status.ended:
         fields["reward_components"] = dict(episode.reward_components)
+        fields["why"] = why_of(episode)
         if episode.error is not None:
             fields["episode_error"] = error_of(episode.error)
     return fields
