@@ -17,6 +17,7 @@ class EpisodeConditions(TypedDict, total=False):
     status: EpisodeStatus | str | None
     group_id: str | None
     run_id: str | None
+    in_run: bool | None
     train_step: int | None
     task: str | None
     tag: str | None

@@ -88,6 +88,8 @@ CONDITIONS: list[tuple[dict[str, Any], Callable[[int, EpisodeSummary], bool]]] =
     ),
     ({"train_step": 1}, lambda _, row: row.train_step == 1),
     ({"tag": "tag1"}, lambda _, row: "tag1" in row.tags),
+    ({"in_run": "true", "status": "running"}, lambda _, row: row.status == "running"),
+    ({"in_run": "false"}, lambda *_: False),
     ({"graded": "true"}, lambda _, row: row.reward is not None),
     ({"graded": "false"}, lambda _, row: row.reward is None),
     ({"reward_min": 0.5}, lambda _, row: row.reward is not None and row.reward >= 0.5),

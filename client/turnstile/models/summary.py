@@ -124,6 +124,7 @@ class EpisodeFilter(Model):
     status: EpisodeStatus | None = None
     group_id: str | None = None
     run_id: str | None = None
+    in_run: bool | None = Field(default=None, description="Whether it belongs to a run.")
     train_step: int | None = Field(default=None, ge=0, le=MAX_INT64)
     task: str | None = Field(default=None, description="As summaries name it.")
     tag: str | None = Field(default=None, description="One of its task's tags.")

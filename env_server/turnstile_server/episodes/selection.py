@@ -16,6 +16,7 @@ _EQUAL: Mapping[str, Callable[[EpisodeSummary], Any]] = {
     "status": lambda row: row.status,
     "group_id": lambda row: row.group_id,
     "run_id": lambda row: row.run_id,
+    "in_run": lambda row: row.run_id is not None,
     "train_step": lambda row: row.train_step,
     "task": lambda row: row.task,
     "agent": lambda row: row.agent,
