@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from turnstile.models.base import Model
@@ -30,12 +31,7 @@ _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
     "group": lambda row: (row.group_id,),
 }
 _SECONDS: Mapping[str, Callable[[PartSeconds], float]] = {
-    "queue": lambda seconds: seconds.queue,
-    "setup": lambda seconds: seconds.setup,
-    "agent": lambda seconds: seconds.agent,
-    "model": lambda seconds: seconds.model,
-    "tools": lambda seconds: seconds.tools,
-    "grading": lambda seconds: seconds.grading,
+    part: attrgetter(part) for part in ("queue", "setup", "agent", "model", "tools", "grading")
 }
 
 
@@ -115,17 +111,15 @@ def statistics_by(
     """
     members: defaultdict[tuple[Value, ...], list[EpisodeSummary]] = defaultdict(list)
     everything = list(summaries)
-    for row in everything:
+    names = (*by, "bucket") if bucket_s is not None else tuple(by)
+    for row in everything if names else ():
         for key in _keys(row, by, bucket_s):
             members[key].append(row)
-    names = (*by, "bucket") if bucket_s is not None else tuple(by)
     rows = tuple(
         _row(dict(zip(names, key, strict=True)), members[key], solved_at) for key in sorted(members, key=_order)
     )
     total = _row({}, everything, solved_at)
-    return StatsReport(
-        by=tuple(by), bucket_s=bucket_s, solved_at=solved_at, rows=rows if names else (), total=total
-    )
+    return StatsReport(by=tuple(by), bucket_s=bucket_s, solved_at=solved_at, rows=rows, total=total)
 
 
 def pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> PassAtK | None:
@@ -167,12 +161,15 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
     untrained: Counter[str] = Counter()
     breaks: Counter[str] = Counter()
     for row in rows:
-        untrained.update(row.untrained)
-        breaks.update(row.breaks)
+        if row.untrained:
+            untrained.update(row.untrained)
+        if row.breaks:
+            breaks.update(row.breaks)
+    seconds = [row.seconds for row in rows]
     return StatsRow(
         key=key,
         episodes=len(rows),
-        statuses=dict(Counter(row.status.value for row in rows)),
+        statuses={status.value: many for status, many in Counter([row.status for row in rows]).items()},
         faults=dict(Counter(row.fault.value for row in rows if row.fault is not None)),
         errors=dict(Counter(row.error_type for row in rows if row.error_type is not None)),
         graded=len(rewards),
@@ -184,16 +181,16 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         pass_at_k=_passes(counts),
         groups=len(groups),
         groups_without_signal=sum(len(set(found)) == 1 for found in groups),
-        turns=sum(row.turns for row in rows),
-        sampled_tokens=sum(row.sampled_tokens for row in rows),
-        trained_tokens=sum(row.trained_tokens for row in rows),
-        discarded_tokens=sum(row.discarded_tokens for row in rows),
+        turns=sum([row.turns for row in rows]),
+        sampled_tokens=sum([row.sampled_tokens for row in rows]),
+        trained_tokens=sum([row.trained_tokens for row in rows]),
+        discarded_tokens=sum([row.discarded_tokens for row in rows]),
         untrained=dict(untrained),
         breaks=dict(breaks),
-        stale=sum(row.stale for row in rows),
+        stale=sum([row.stale for row in rows]),
         lag_mean=sum(lags) / len(lags) if lags else None,
         lag_max=max(lags, default=None),
-        seconds={part: math.fsum(of(row.seconds) for row in rows) for part, of in _SECONDS.items()},
+        seconds={part: math.fsum(map(of, seconds)) for part, of in _SECONDS.items()},
     )
 
 

@@ -66,10 +66,14 @@ class EpisodeSelection:
         self._metadata = [_condition(each) for each in wanted.metadata]
         self.indexed_only = not (given.keys() - {"status", "group_id", "metadata"}) and not wanted.metadata
         """Nothing but what the listing is indexed by."""
+        self.everything = not (given.keys() - {"metadata"}) and not wanted.metadata
+        """No condition at all."""
 
     def takes(self, row: EpisodeSummary, record: Callable[[str], Episode]) -> bool:
         """``record``: of an episode, by id; asked for its metadata, and only where all other conditions hold,
         because it costs a record to be read."""
+        if self.everything:
+            return True
         wanted = self._wanted
         return (
             all(value_of(row) == value for value_of, value in self._equal)
@@ -88,17 +92,14 @@ class EpisodeSelection:
 
 def ordered(rows: Iterable[EpisodeSummary], by: EpisodeSort, *, descending: bool) -> list[EpisodeSummary]:
     """Those without a value last; of equal ones the newest first."""
-    value_of = _SORTED_BY[by]
     newest_first = sorted(rows, key=lambda row: (row.created_at, row.episode_id), reverse=True)
-    with_value = [row for row in newest_first if value_of(row) is not None]
-    without = [row for row in newest_first if value_of(row) is None]
-    if descending:
-        with_value.reverse()  # sorting in reverse keeps the order of equal ones, which is to be the newest first
-        with_value.sort(key=value_of)
-        with_value.reverse()
-    else:
-        with_value.sort(key=value_of)
-    return with_value + without
+    if by == "created" and descending:
+        return newest_first
+    values = [_SORTED_BY[by](row) for row in newest_first]
+    known = [place for place, value in enumerate(values) if value is not None]
+    known.sort(key=values.__getitem__, reverse=descending)  # equal ones keep their order, in reverse too
+    unknown = [place for place, value in enumerate(values) if value is None]
+    return [newest_first[place] for place in (*known, *unknown)]
 
 
 def _condition(text: str) -> tuple[str, str]:
