@@ -18,7 +18,9 @@ from turnstile.models import (
     EpisodeSummary,
     EpisodeSummaryPage,
     GroupReport,
+    GroupSummaryPage,
     StatsReport,
+    group_summaries,
     statistics_by,
     summary_of,
 )
@@ -257,3 +259,54 @@ async def test_only_the_newest_episodes_of_a_large_group_are_shown(open_door: Op
             report = GroupReport.model_validate_json((await http.get("/groups/large")).content)
             assert [member.summary.episode_id for member in report.members] == made[1:]
             assert report.further == 1
+
+
+async def test_groups_are_those_of_the_rows_in_the_order_that_is_asked_for(
+    http: httpx.AsyncClient, recorded: list[EpisodeSummary]
+) -> None:
+    of_rows = {each.group_id: each for each in group_summaries(recorded)}
+    assert list(of_rows) == ["g00", "g01", "g10", "g11"]
+    page = await groups(http)
+    assert {each.group_id: each for each in page.groups} == of_rows
+    assert [each.group_id for each in page.groups] == ["g11", "g10", "g01", "g00"]  # the newest first
+    first = of_rows["g00"]
+    assert (first.rollouts, first.ended, first.graded, first.reward_mean, first.title) == (2, 2, 1, 0.0, "Task 0.")
+    assert (first.reward_std, first.signal, first.train_step) == (None, None, 1)
+    by_reward = await groups(http, sort="reward", order="asc", limit=3)
+    assert [each.reward_mean for each in by_reward.groups] == [0.0, 0.5, 1.0]
+    assert by_reward.total == 4
+    last = await groups(http, sort="reward", order="asc", limit=3, offset=3)
+    assert [each.reward_mean for each in last.groups] == [1.0]
+    assert (await groups(http, train_step=1, graded="true")).total == 0
+
+
+async def test_groups_without_signal_can_be_asked_for_and_come_first(http: httpx.AsyncClient) -> None:
+    made = []
+    for number, reward in enumerate((1.0, 1.0, 0.0, 1.0, None)):
+        task = {"instruction": "x", "reward": {"late": True}}
+        created = await create(http, task=task, run_id=RUN, group_id=("same", "apart", "bare")[number // 2])
+        made.append(created.episode_id)
+        await http.post(f"/episodes/{created.episode_id}/finish")
+        if reward is not None:
+            given = {"key": "k", "reward": reward}
+            assert (await http.post(f"/episodes/{created.episode_id}/reward", json=given)).status_code == 200
+    assert [each.group_id for each in (await groups(http, sort="signal", order="asc")).groups] == [
+        "same",
+        "apart",
+        "bare",
+    ]
+    assert [each.group_id for each in (await groups(http, signal="false")).groups] == ["same"]
+    (apart,) = (await groups(http, signal="true")).groups
+    assert apart.reward_std == pytest.approx(0.5**0.5)
+    assert (apart.reward_min, apart.reward_max, apart.signal) == (0.0, 1.0, True)
+    assert (await http.get("/groups/apart", headers=JSON)).json()["std"] == apart.reward_std
+    refused = await http.get("/groups", params={"sort": "size"})
+    assert "sort" in json.dumps(error_of(refused, 422, "invalid_value"))
+    for each in made:
+        await http.delete(f"/episodes/{each}")
+
+
+async def groups(http: httpx.AsyncClient, **params: Any) -> GroupSummaryPage:
+    response = await http.get("/groups", params={"run_id": RUN, **params})
+    assert response.status_code == 200, response.text
+    return GroupSummaryPage.model_validate_json(response.content)

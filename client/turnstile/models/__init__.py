@@ -49,7 +49,17 @@ from turnstile.models.episode import (
 from turnstile.models.experts import ExpertArray, expert_array, join_experts
 from turnstile.models.forest import ForestRow, TokenForest
 from turnstile.models.fork import ForkOrigin, ForkRequest, SnapshotInfo, SnapshotList, SnapshotMode
-from turnstile.models.group import GroupMember, GroupReport, PrefixNode, Scale, group_advantages
+from turnstile.models.group import (
+    GroupMember,
+    GroupReport,
+    GroupSort,
+    GroupSummary,
+    GroupSummaryPage,
+    PrefixNode,
+    Scale,
+    group_advantages,
+    group_summaries,
+)
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.live import LiveReport, LiveSample
 from turnstile.models.messages import Message, Role, Tool, ToolCall
@@ -143,6 +153,9 @@ __all__ = [
     "GradeRecord",
     "GroupMember",
     "GroupReport",
+    "GroupSort",
+    "GroupSummary",
+    "GroupSummaryPage",
     "Int32Array",
     "InvariantCheck",
     "KeptWork",
@@ -237,6 +250,7 @@ __all__ = [
     "expert_array",
     "explained",
     "group_advantages",
+    "group_summaries",
     "join_experts",
     "moments_of",
     "natural",

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from turnstile.models.base import Model
@@ -16,6 +17,9 @@ K = TypeVar("K", bound=Hashable)
 
 Scale = Literal["std", "none"]
 """What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
+
+GroupSort = Literal["created", "group", "task", "step", "rollouts", "graded", "reward", "spread", "signal"]
+"""What ``GET /groups`` can be sorted by. ``spread``: the standard deviation of the rewards."""
 
 _EPSILON = 1e-6
 """Keeps the division finite, as in TRL and slime; rewards are of the order of 1."""
@@ -64,6 +68,70 @@ class GroupReport(Model):
     """The oldest first."""
     nodes: tuple[PrefixNode, ...]
     further: int = 0
+
+
+class GroupSummary(Model):
+    """One group in a list of many (``GET /groups``)."""
+
+    group_id: str
+    run_id: str | None
+    train_step: int | None
+    task: str
+    title: str | None
+    """These four as the newest rollout has them."""
+    rollouts: int
+    ended: int
+    graded: int
+    reward_mean: float | None
+    reward_std: float | None
+    """Of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
+    reward_min: float | None
+    reward_max: float | None
+    signal: bool | None
+    """Whether two rewards differ; None with fewer than two. Without it the group gives no gradient."""
+    sampled_tokens: int
+    created_at: float
+    """Unix time of its newest rollout."""
+
+
+class GroupSummaryPage(Model):
+    """Answer to ``GET /groups``. ``total``: of all pages."""
+
+    groups: tuple[GroupSummary, ...]
+    total: int
+
+
+def group_summaries(rows: Iterable[EpisodeSummary]) -> list[GroupSummary]:
+    """The groups of the episodes, in the order in which they come first. Episodes without a group are left out."""
+    members: defaultdict[str, list[EpisodeSummary]] = defaultdict(list)
+    for row in rows:
+        if row.group_id is not None:
+            members[row.group_id].append(row)
+    return [_group_summary(group_id, of) for group_id, of in members.items()]
+
+
+def _group_summary(group_id: str, rows: Sequence[EpisodeSummary]) -> GroupSummary:
+    newest = max(rows, key=lambda row: (row.created_at, row.episode_id))
+    rewards = [row.reward for row in rows if row.reward is not None]
+    mean = moments_of(rewards).mean if rewards else None
+    std = moments_of(rewards, less=1).deviation if len(rewards) > 1 else None
+    return GroupSummary(
+        group_id=group_id,
+        run_id=newest.run_id,
+        train_step=newest.train_step,
+        task=newest.task,
+        title=newest.title,
+        rollouts=len(rows),
+        ended=sum(row.ended_s is not None for row in rows),
+        graded=len(rewards),
+        reward_mean=mean,
+        reward_std=std,
+        reward_min=min(rewards, default=None),
+        reward_max=max(rewards, default=None),
+        signal=len(set(rewards)) > 1 if len(rewards) > 1 else None,
+        sampled_tokens=sum(row.sampled_tokens for row in rows),
+        created_at=newest.created_at,
+    )
 
 
 def group_advantages(rewards: Mapping[K, float], *, scale: Scale = "std") -> dict[K, float]:

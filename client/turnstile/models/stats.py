@@ -80,6 +80,8 @@ class StatsRow(Model):
     lag_max: int | None
     seconds: dict[str, float]
     """Sums over the episodes, by part (``PartSeconds``)."""
+    newest_at: float | None = None
+    """Unix time at which the newest of them began; None without an episode."""
 
     @property
     def trained_share(self) -> float:
@@ -191,6 +193,7 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         lag_mean=sum(lags) / len(lags) if lags else None,
         lag_max=max(lags, default=None),
         seconds={part: math.fsum(map(of, seconds)) for part, of in _SECONDS.items()},
+        newest_at=max([row.created_at for row in rows], default=None),
     )
 
 

@@ -1,4 +1,4 @@
-"""The routes that look at many episodes: ``GET /episodes``, ``GET /stats`` and ``GET /groups/{id}``."""
+"""The routes that look at many episodes: ``/episodes``, ``/stats``, ``/groups`` and ``/groups/{id}``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from turnstile.models import (
     EpisodeSort,
     EpisodeSummaryPage,
     GroupReport,
+    GroupSort,
+    GroupSummaryPage,
     StatsKey,
     StatsReport,
 )
@@ -50,6 +52,18 @@ class StatsQuery(EpisodeFilter):
         default=None, ge=1, allow_inf_nan=False, description="Seconds of one interval of time."
     )
     solved_at: float = Field(default=1.0, allow_inf_nan=False, description="The least reward that is a success.")
+
+
+class GroupsQuery(EpisodeFilter):
+    """Query of ``GET /groups``: the conditions are of the episodes that are counted."""
+
+    signal: bool | None = Field(
+        default=None, description="Whether two of its rewards differ; only groups with two rewards have an answer."
+    )
+    sort: GroupSort = "created"
+    order: Literal["asc", "desc"] = "desc"
+    offset: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=1, le=MAX_PAGE, description="None: `control.page_size`.")
 
 
 def build_overview_router(
@@ -90,6 +104,18 @@ def build_overview_router(
     async def stats(query: Annotated[StatsQuery, Query()]) -> Response:
         found = await overview.stats(query, _keys(query.by), query.bucket, query.solved_at)
         return await answer(found, "rows", found.rows)
+
+    @router.get("/groups", response_model=GroupSummaryPage)
+    async def many_groups(query: Annotated[GroupsQuery, Query()]) -> Response:
+        found = await overview.groups(
+            query,
+            query.sort,
+            query.offset,
+            query.limit or page_size,
+            signal=query.signal,
+            descending=query.order == "desc",
+        )
+        return await answer(found, "groups", found.groups)
 
     @router.get("/groups/{group_id}", response_model=GroupReport)
     async def group(request: Request, group_id: Annotated[str, Path(pattern=CLIENT_ID_PATTERN)]) -> Response:

@@ -22,6 +22,8 @@ from turnstile.models import (
     ForkRequest,
     ForksCreated,
     GroupReport,
+    GroupSort,
+    GroupSummaryPage,
     LeaseState,
     NetworkReport,
     Regrade,
@@ -164,6 +166,20 @@ class OverviewService(Protocol):
         self, wanted: EpisodeFilter, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
     ) -> StatsReport:
         """As ``turnstile.models.statistics_by`` has it."""
+        ...
+
+    async def groups(
+        self,
+        wanted: EpisodeFilter,
+        sort: GroupSort,
+        offset: int,
+        limit: int,
+        *,
+        signal: bool | None,
+        descending: bool,
+    ) -> GroupSummaryPage:
+        """The groups of the episodes that are meant, as ``turnstile.models.group_summaries`` has them. ``signal``:
+        only those of which this is so."""
         ...
 
 

@@ -20,14 +20,17 @@ from turnstile.models import (
     EpisodeFilter,
     EpisodeSort,
     EpisodeSummary,
+    GroupSort,
+    GroupSummaryPage,
     StatsKey,
     StatsReport,
     explained,
+    group_summaries,
     statistics_by,
     summary_of,
 )
 from turnstile_server.episodes.archive import Archive
-from turnstile_server.episodes.selection import EpisodeSelection, ordered
+from turnstile_server.episodes.selection import EpisodeSelection, ordered, ordered_groups
 from turnstile_server.errors import NotFound
 
 _PIECE_S = 0.005
@@ -91,6 +94,26 @@ class Overview:
         return await anyio.to_thread.run_sync(
             lambda: statistics_by(rows, by, bucket_s=bucket_s, solved_at=solved_at), limiter=self._threads
         )
+
+    async def groups(
+        self,
+        wanted: EpisodeFilter,
+        sort: GroupSort,
+        offset: int,
+        limit: int,
+        *,
+        signal: bool | None,
+        descending: bool,
+    ) -> GroupSummaryPage:
+        """Of the episodes that are meant. ``signal``: only groups of which this is so."""
+        rows = [row async for _, row in self._chosen(wanted, EpisodeSelection(wanted), None)]
+
+        def found() -> GroupSummaryPage:
+            groups = [each for each in group_summaries(rows) if signal is None or each.signal is signal]
+            shown = ordered_groups(groups, sort, descending=descending)[offset : offset + limit]
+            return GroupSummaryPage(groups=tuple(shown), total=len(groups))
+
+        return await anyio.to_thread.run_sync(found, limiter=self._threads)
 
     async def _chosen(
         self, wanted: EpisodeFilter, selection: EpisodeSelection, before: int | None

@@ -1,12 +1,21 @@
-"""Chooses and orders summaries of episodes: what the filters and the sorting of listings mean. Pure."""
+"""Chooses and orders summaries of episodes and groups: what filters and the sorting of listings mean. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from turnstile.models import Episode, EpisodeFilter, EpisodeSort, EpisodeSummary, Natural, natural
+from turnstile.models import (
+    Episode,
+    EpisodeFilter,
+    EpisodeSort,
+    EpisodeSummary,
+    GroupSort,
+    GroupSummary,
+    Natural,
+    natural,
+)
 from turnstile_server.errors import Unprocessable
 
 ANY = "any"
@@ -50,6 +59,19 @@ _SORTED_BY: Mapping[EpisodeSort, Callable[[EpisodeSummary], Any]] = {
     "seconds": lambda row: row.ended_s,
 }
 
+_GROUPS_SORTED_BY: Mapping[GroupSort, Callable[[GroupSummary], Any]] = {
+    "created": lambda group: group.created_at,
+    "group": lambda group: group.group_id,
+    "task": lambda group: group.task,
+    "step": lambda group: group.train_step,
+    "rollouts": lambda group: group.rollouts,
+    "graded": lambda group: group.graded,
+    "reward": lambda group: group.reward_mean,
+    "spread": lambda group: group.reward_std,
+    "signal": lambda group: group.signal,
+}
+
+T = TypeVar("T")
 
 _CONDITIONS = set(EpisodeFilter.model_fields)
 """Without what a query has beside its filter."""
@@ -95,11 +117,22 @@ def ordered(rows: Iterable[EpisodeSummary], by: EpisodeSort, *, descending: bool
     newest_first = sorted(rows, key=lambda row: (row.created_at, row.episode_id), reverse=True)
     if by == "created" and descending:
         return newest_first
-    values = [_SORTED_BY[by](row) for row in newest_first]
+    return _ordered(newest_first, _SORTED_BY[by], descending=descending)
+
+
+def ordered_groups(groups: Iterable[GroupSummary], by: GroupSort, *, descending: bool) -> list[GroupSummary]:
+    """As ``ordered``; ``signal`` ascending has the groups without signal first."""
+    newest_first = sorted(groups, key=lambda group: (group.created_at, group.group_id), reverse=True)
+    return _ordered(newest_first, _GROUPS_SORTED_BY[by], descending=descending)
+
+
+def _ordered(rows: Sequence[T], value_of: Callable[[T], Any], *, descending: bool) -> list[T]:
+    """Those without a value last; equal ones keep their order."""
+    values = [value_of(row) for row in rows]
     known = [place for place, value in enumerate(values) if value is not None]
     known.sort(key=values.__getitem__, reverse=descending)  # equal ones keep their order, in reverse too
     unknown = [place for place, value in enumerate(values) if value is None]
-    return [newest_first[place] for place in (*known, *unknown)]
+    return [rows[place] for place in (*known, *unknown)]
 
 
 def _condition(text: str) -> tuple[str, str]:
