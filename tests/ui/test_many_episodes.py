@@ -194,6 +194,26 @@ def test_an_address_has_filters_order_and_the_picked_two(watched: Watched, door:
     expect(page.get_by_label(f"Compare {shown[1]}")).to_be_checked()
 
 
+def test_back_leads_to_the_place_in_the_list_that_was_left(watched: Watched, door: Door) -> None:
+    page = watched.open("/episodes?run_id=run-0&sort=turns&order=asc", door.key)
+    expect(page.get_by_text("5,000 rows", exact=True)).to_be_visible()
+    grid = grid_of(page)
+    grid.evaluate("(grid) => grid.scrollTo({ top: 34 * 2500 })")
+    expect(grid.locator("[aria-rowindex='2510'] a").first).to_be_visible()
+    shown = grid.locator("[aria-rowindex='2510'] a").first.text_content()
+    page.wait_for_function("history.state?.places?.['table Episodes'] === 34 * 2500")
+    grid.locator("[aria-rowindex='2510'] a").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(shown or "")
+    expect(page.locator("main")).to_be_focused()
+    page.go_back()
+    expect(grid.locator("[aria-rowindex='2510'] a").first).to_have_text(shown or "")
+    assert grid.evaluate("(grid) => grid.scrollTop") == 34 * 2500
+    page.reload()
+    expect(grid.locator("[aria-rowindex='2510'] a").first).to_have_text(shown or "")
+    grid.get_by_role("columnheader", name="Turns").get_by_role("button").click()
+    expect(grid.locator("[aria-rowindex='2']")).to_be_visible()  # another order begins at its top
+
+
 def test_a_condition_that_cannot_be_is_refused_in_the_servers_words(watched: Watched, door: Door) -> None:
     page = watched.open("/episodes?metadata=no-equals", door.key)
     expect(page.get_by_role("alert")).to_contain_text("KEY=VALUE")

@@ -1,6 +1,6 @@
 /** Which page is shown, or the form that asks for the key. */
 
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { KeyForm } from "./KeyForm";
 import { Layout } from "./Layout";
 import { PAGES, START } from "./pages";
@@ -26,6 +26,13 @@ export function App() {
   useEffect(() => {
     document.title = title ? `${visibleLine(title, 60)} – Turnstile` : "Turnstile";
   }, [title]);
+  const begun = useRef(path);
+  useEffect(() => {
+    if (path === begun.current) return;
+    begun.current = path;
+    // The link that led here may be gone: the keyboard goes on with the new page, and a screen reader reads it.
+    document.getElementById("main")?.focus({ preventScroll: true });
+  }, [path]);
   if (refused !== null) return <KeyForm refused={refused} />;
   if (path === "/") return null;
   return (

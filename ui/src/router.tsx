@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { viewerPath } from "./base";
+import { flushPlaces } from "./scroll";
 
 export interface Location {
   /** Below `/ui`, with a leading slash: `/episodes/ep-1`. Still percent-encoded. */
@@ -34,6 +35,7 @@ export function pathOf(...parts: string[]): string {
 /** Goes to a page. ``replace``: the address before is not kept in the history (a filter that is being typed). */
 export function navigate(path: string, query?: URLSearchParams, options: { replace?: boolean } = {}): void {
   const href = hrefOf(path, query);
+  flushPlaces();
   if (options.replace) window.history.replaceState(null, "", href);
   else {
     window.history.pushState(null, "", href);
@@ -81,7 +83,9 @@ interface LinkProps {
   query?: URLSearchParams;
   class?: string;
   children: ComponentChildren;
+  title?: string;
   "aria-current"?: "page" | "true";
+  "aria-label"?: string;
   tabIndex?: number;
   /** Changes the address of this page, and stays where it is. */
   replace?: boolean;

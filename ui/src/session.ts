@@ -53,7 +53,7 @@ function keyOfAddress(): string | null {
   const given = /^#key=(.*)$/.exec(window.location.hash);
   if (!given) return null;
   const { pathname, search } = window.location;
-  window.history.replaceState(null, "", pathname + search);
+  window.history.replaceState(window.history.state, "", pathname + search);
   const key = given[1] ?? "";
   try {
     return decodeURIComponent(key);

@@ -6,6 +6,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { ApiError } from "../api/client";
 import { asApiError } from "../api/hooks";
+import { keepPlace, keptPlace } from "../scroll";
 import { count } from "../text/format";
 import { ErrorBox } from "./Status";
 
@@ -59,7 +60,9 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
   const { columns, load, rowKey, onOpen, rowHeight = 34 } = props;
   const box = useRef<HTMLDivElement>(null);
   const id = useId();
-  const [top, setTop] = useState(0);
+  const place = `table ${props.label}`;
+  const returning = useRef(keptPlace(place));
+  const [top, setTop] = useState(returning.current);
   const [seen, setSeen] = useState(600);
   const [current, setCurrent] = useState<number | null>(null);
   const { rowAt, total, error, retry } = useWindows(load, Math.floor(top / rowHeight), Math.ceil(seen / rowHeight));
@@ -71,10 +74,18 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
     watch.observe(element);
     return () => watch.disconnect();
   }, []);
+  const before = useRef(load);
   useEffect(() => {
+    if (before.current === load) return; // the first, which may come back to its place
+    before.current = load;
     setCurrent(null);
     box.current?.scrollTo({ top: 0 });
   }, [load]);
+  useLayoutEffect(() => {
+    if (total === null || returning.current === 0) return;
+    box.current?.scrollTo({ top: returning.current });
+    returning.current = 0;
+  }, [total]);
 
   const first = Math.max(0, Math.floor(top / rowHeight) - OVERSCAN);
   const last = Math.min(total ?? 0, Math.ceil((top + seen) / rowHeight) + OVERSCAN);
@@ -129,7 +140,10 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
         aria-activedescendant={current !== null && current >= first && current < last ? `${id}-${current}` : undefined}
         tabIndex={0}
         style={{ height: props.height ?? "70vh" }}
-        onScroll={(event) => setTop(event.currentTarget.scrollTop)}
+        onScroll={(event) => {
+          setTop(event.currentTarget.scrollTop);
+          keepPlace(place, event.currentTarget.scrollTop);
+        }}
         onKeyDown={onKeyDown}
       >
         <div role="rowgroup" class="table-head" style={least}>
@@ -142,7 +156,7 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
         <div role="rowgroup" class="table-body" style={{ ...least, height: `${(total ?? 0) * rowHeight}px` }}>
           {shown.map((index) => {
             const row = rowAt(index);
-            const place = { ...tracks, height: `${rowHeight}px`, transform: `translateY(${index * rowHeight}px)` };
+            const at = { ...tracks, height: `${rowHeight}px`, transform: `translateY(${index * rowHeight}px)` };
             return (
               <div
                 key={`${index} ${row === undefined ? "" : rowKey(row)}`} // while rows move, one may be in two windows
@@ -151,7 +165,7 @@ export function VirtualTable<Row>(props: VirtualTableProps<Row>) {
                 aria-rowindex={index + 2}
                 aria-selected={index === current}
                 class={index === current ? "table-row current" : "table-row"}
-                style={place}
+                style={at}
                 onClick={() => setCurrent(index)}
                 onDblClick={() => row !== undefined && onOpen?.(row)}
               >

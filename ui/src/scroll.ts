@@ -1,0 +1,70 @@
+/** Where the page and its tables are scrolled to, kept in the entries of the history: back and forward, and a reload,
+ * lead to the place that was left. */
+
+type Places = Readonly<Record<string, number>>;
+
+const PAGE = "page";
+const KEEP_AFTER_MS = 200;
+/** How long a page may take to become as long as it was. */
+const PATIENCE_MS = 3_000;
+
+const waiting = new Map<string, number>();
+let timer: number | undefined;
+
+function placesOf(state: unknown): Places {
+  return (state as { places?: Places } | null)?.places ?? {};
+}
+
+/** CSS pixels; 0 where nothing is kept under this name. */
+export function keptPlace(name: string): number {
+  return placesOf(window.history.state)[name] ?? 0;
+}
+
+export function keepPlace(name: string, top: number): void {
+  waiting.set(name, top);
+  timer ??= window.setTimeout(flushPlaces, KEEP_AFTER_MS);
+}
+
+/** To be called before the history has another entry. */
+export function flushPlaces(): void {
+  if (waiting.size > 0) {
+    const places = { ...placesOf(window.history.state), ...Object.fromEntries(waiting) };
+    window.history.replaceState({ places }, "");
+  }
+  dropPlaces();
+}
+
+function dropPlaces(): void {
+  waiting.clear();
+  window.clearTimeout(timer);
+  timer = undefined;
+}
+
+/** Keeps the place of the page itself from now on. */
+export function keepPagePlace(): void {
+  window.history.scrollRestoration = "manual";
+  window.addEventListener("scroll", () => keepPlace(PAGE, window.scrollY), { passive: true });
+  window.addEventListener("popstate", () => {
+    dropPlaces(); // of the entry that was left
+    restorePagePlace();
+  });
+  restorePagePlace();
+}
+
+/** Scrolls as soon as the page is long enough, unless the reader was sooner. */
+function restorePagePlace(): void {
+  const top = keptPlace(PAGE);
+  const end = new AbortController();
+  const scroll = (): void => {
+    if (document.documentElement.scrollHeight < top + window.innerHeight) return;
+    window.scrollTo(0, top);
+    end.abort();
+  };
+  const watch = new ResizeObserver(scroll);
+  end.signal.addEventListener("abort", () => watch.disconnect());
+  for (const event of ["wheel", "keydown", "pointerdown"]) {
+    window.addEventListener(event, () => end.abort(), { signal: end.signal, passive: true });
+  }
+  window.setTimeout(() => end.abort(), PATIENCE_MS);
+  watch.observe(document.body);
+}
