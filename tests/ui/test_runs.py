@@ -52,14 +52,14 @@ def test_the_runs_are_the_start_and_their_counts_are_the_apis(
     watched: Watched, door: Door, api: httpx.Client, recorded: dict[str, Any]
 ) -> None:
     page = watched.open("", door.key)
-    grid = page.get_by_role("grid", name="Runs")
-    expect(grid).to_be_visible()
+    table = page.get_by_role("table", name="Runs")
+    expect(table).to_be_visible()
     assert page.url == f"{door.url}/ui/runs"
     rows = api.get("/stats", params={"by": "run"}).json()["rows"]
-    expect(grid).to_have_attribute("aria-rowcount", str(len(rows) + 1))
-    row = grid.get_by_role("row").filter(has_text=RUN)
+    expect(table.get_by_role("row")).to_have_count(len(rows) + 1)
+    row = table.get_by_role("row").filter(has_text=RUN)
     expect(row).to_contain_text("7 / 12")
-    assert row.get_by_role("gridcell").all_text_contents()[1:6] == ["16", "14", "2", "0", "0"]
+    assert row.get_by_role("cell").all_text_contents()[1:6] == ["16", "14", "2", "0", "0"]
     watched.check()
     row.get_by_role("link", name="16").click()
     assert page.url == f"{door.url}/ui/episodes?run_id=runs-grpo-7"
@@ -79,8 +79,8 @@ def test_a_run_says_what_the_api_says(watched: Watched, door: Door, recorded: di
     rewards = page.get_by_role("region", name="Rewards")
     assert fact(rewards, "Graded") == str(recorded["graded"]) == "12"
     assert fact(rewards, "Solved") == str(recorded["solved"]) == "7"
-    groups = f"{recorded['groups_without_signal']} of {recorded['groups']}"
-    assert fact(rewards, "Groups without signal") == groups == "1 of 3"
+    groups = f"{recorded['groups_without_signal']} / {recorded['groups']}"
+    assert fact(rewards, "Groups without signal") == groups == "1 / 3"
     for chance in recorded["pass_at_k"]:
         shown = fact(rewards, f"pass@{chance['k']}")
         assert shown == f"{chance['value'] * 100:.0f} % of {chance['tasks']} tasks"
@@ -131,6 +131,21 @@ def test_a_change_is_seen_without_asking(watched: Watched, door: Door, api: http
     expect(page.get_by_role("region", name="Status")).to_contain_text("running")
     assert api.post(f"/episodes/{made.json()['episode_id']}/cancel").status_code == 200
     expect(page.get_by_role("region", name="Status")).to_contain_text("cancelled")
+    watched.check()
+
+
+def test_the_latest_run_stands_first_and_rows_stay_while_their_numbers_change(
+    watched: Watched, door: Door, api: httpx.Client, recorded: dict[str, Any]
+) -> None:
+    made = api.post("/episodes", json={"task": {"instruction": "x"}, "run_id": "runs-latest"})
+    page = watched.open("/runs", door.key)
+    rows = page.get_by_role("table", name="Runs").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("runs-latest")
+    rows.nth(1).get_by_role("link", name="runs-latest").focus()
+    assert api.post(f"/episodes/{made.json()['episode_id']}/cancel").status_code == 200
+    expect(rows.nth(1).get_by_role("cell").nth(2)).to_have_text("1")  # ended
+    expect(rows.nth(1).get_by_role("link", name="runs-latest")).to_be_focused()
+    expect(page.get_by_role("region", name="Engine", exact=True)).to_contain_text("serving")
     watched.check()
 
 

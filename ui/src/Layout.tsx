@@ -1,12 +1,14 @@
 /** What all pages have: navigation, where one is, the keys of the keyboard. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { watchSilence } from "./api/client";
 import { ofDirectory } from "./base";
 import { SafeLine } from "./components/SafeText";
 import { type Crumb, PAGES } from "./pages";
 import { Link, useLocation } from "./router";
 import { currentKey, forgetKey } from "./session";
+import { time } from "./text/format";
 
 const KEYS: readonly (readonly [string, string])[] = [
   ["/", "Search or filter on this page"],
@@ -61,6 +63,7 @@ export function Layout({ crumbs, children }: { crumbs: readonly Crumb[]; childre
         <button type="button" onClick={() => help.current?.showModal()}>Help <kbd aria-hidden="true">?</kbd></button>
         {currentKey() !== null && <button type="button" onClick={forgetKey}>Forget the key</button>}
       </header>
+      <Silence />
       {crumbs.length > 1 && (
         <nav class="crumbs" aria-label="Where you are">
           <ol>
@@ -92,5 +95,16 @@ export function Layout({ crumbs, children }: { crumbs: readonly Crumb[]; childre
         </form>
       </dialog>
     </>
+  );
+}
+
+/** Says while the server does not answer. What the page shows stays. */
+function Silence() {
+  const [since, setSince] = useState<number | null>(null);
+  useEffect(() => watchSilence(setSince), []);
+  return (
+    <p class={since === null ? "unseen" : "silence"} role="status">
+      {since !== null && `The server does not answer since ${time(since)}. What is shown is from before; the page tries again.`}
+    </p>
   );
 }

@@ -53,6 +53,23 @@ export function urlOf(route: string, { path = {}, query = {} }: GetOptions = {})
   return url.href;
 }
 
+/** Unix seconds since which the server does not answer; null while it does. */
+let silentSince: number | null = null;
+const silenceListeners = new Set<(since: number | null) => void>();
+
+function setSilent(since: number | null): void {
+  if (since === silentSince || (since !== null && silentSince !== null)) return;
+  silentSince = since;
+  for (const tell of silenceListeners) tell(since);
+}
+
+/** Calls ``tell`` now and whenever the server stops to answer or answers again; the function that it gives stops. */
+export function watchSilence(tell: (since: number | null) => void): () => void {
+  silenceListeners.add(tell);
+  tell(silentSince);
+  return () => void silenceListeners.delete(tell);
+}
+
 /** Sends a request with the key. Raises ApiError for every answer but 2xx; after 401 the page asks for the key. */
 export async function request(url: string, init: RequestInit = {}): Promise<Response> {
   const key = currentKey();
@@ -68,8 +85,10 @@ export async function request(url: string, init: RequestInit = {}): Promise<Resp
     response = await fetch(url, { ...init, headers, credentials: "omit", redirect: "error", cache: "no-store" });
   } catch (error) {
     if (init.signal?.aborted) throw error;
+    setSilent(Date.now() / 1000);
     throw new ApiError(0, "unreachable", "The server does not answer. Is it running, and is this network up?");
   }
+  setSilent(null);
   if (response.ok) return response;
   const error = await errorOf(response);
   // Of a page that is gone the reason may not have been read; another request has said it.

@@ -13,7 +13,7 @@ export interface ServerEvent {
 
 interface Listener {
   handle: (event: ServerEvent) => void;
-  /** Events may have been missed: the stream broke and could not be resumed. */
+  /** Events may have been missed: the stream broke and could not be resumed, or the server was started again. */
   gap: () => void;
 }
 
@@ -44,6 +44,12 @@ export function changedEpisode(event: ServerEvent): string | null {
   return (JSON.parse(event.data) as { episode_id: string }).episode_id;
 }
 
+/** The group of the episode whose status an event tells; null for other events, and where it has none. */
+export function changedGroup(event: ServerEvent): string | null {
+  if (event.type !== "episode") return null;
+  return (JSON.parse(event.data) as { group_id: string | null }).group_id;
+}
+
 async function run(signal: AbortSignal): Promise<void> {
   let last: string | null = null;
   let wait = FIRST_WAIT_MS;
@@ -64,7 +70,10 @@ async function run(signal: AbortSignal): Promise<void> {
       for await (const event of eventsOf(response.body)) {
         wait = FIRST_WAIT_MS;
         if (event.id !== null) last = event.id;
-        for (const listener of listeners) listener.handle(event);
+        for (const listener of listeners) {
+          if (event.type === "reset") listener.gap();
+          else listener.handle(event);
+        }
       }
     } catch (error) {
       if (signal.aborted) return;

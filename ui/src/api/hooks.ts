@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { useSession } from "../session";
 import { type Answer, ApiError, get, type GetOptions, type GetRoute } from "./client";
-import { changedEpisode, type ServerEvent, listen } from "./events";
+import { type ServerEvent, listen } from "./events";
 
 export type Loaded<Data> =
   | { readonly state: "loading"; readonly data: Data | null }
@@ -70,32 +70,44 @@ export function useEvents(handle: (event: ServerEvent) => void, gap: () => void)
   );
 }
 
+/** How often it is looked whether it is time to load again. */
+const TICK_MS = 500;
 const SOONEST_MS = 2000;
 const POLL_MS = 5000;
+/** After an answer that took a second, ten seconds pass: an open page takes little of a server that has much to do. */
+const REST = 10;
 
-/** Calls ``reload`` soon after an episode changed, at most every two seconds, and every five while the page is seen.
- * ``only``: the id of one episode; ``poll`` false: that one has ended, and changes seldom. */
-export function useFresh(reload: () => void, { only, poll = true }: { only?: string; poll?: boolean } = {}): void {
-  const now = useRef(reload);
-  now.current = reload;
-  const waits = useRef<number | undefined>(undefined);
-  const soon = (): void => {
-    waits.current ??= window.setTimeout(() => {
-      waits.current = undefined;
-      now.current();
-    }, SOONEST_MS);
-  };
-  useEvents((event) => (only === undefined ? event.type === "episode" : changedEpisode(event) === only) && soon(), soon);
+interface Fresh {
+  /** The events after which to load again; by default those of any episode. */
+  readonly concerns?: (event: ServerEvent) => boolean;
+  /** Also now and then without one, while the page is seen. */
+  readonly poll?: boolean;
+}
+
+/** Loads again soon after an episode changed, and now and then. Never while an answer is awaited, so that a slow
+ * server's answer comes to be shown. */
+export function useFresh(of: Pick<Loading<unknown>, "state" | "reload">, { concerns, poll = true }: Fresh = {}): void {
+  const now = useRef({ of, poll });
+  now.current = { of, poll };
+  const changed = useRef(false);
+  const begun = useRef(performance.now());
+  const rested = useRef(0);
+  const loading = of.state === "loading";
   useEffect(() => {
-    if (!poll) return undefined;
-    const timer = window.setInterval(() => document.visibilityState === "visible" && now.current(), POLL_MS);
-    return () => window.clearInterval(timer);
-  }, [poll]);
-  useEffect(
-    () => () => {
-      window.clearTimeout(waits.current);
-      waits.current = undefined;
-    },
-    [],
-  );
+    const at = performance.now();
+    if (loading) begun.current = at;
+    else rested.current = at + Math.max(SOONEST_MS, REST * (at - begun.current));
+  }, [loading]);
+  const note = (): void => void (changed.current = true);
+  useEvents((event) => (concerns ? concerns(event) : event.type === "episode") && note(), note);
+  useEffect(() => {
+    const tick = window.setInterval(() => {
+      if (document.visibilityState !== "visible" || now.current.of.state === "loading") return;
+      const idle_ms = now.current.poll ? POLL_MS - SOONEST_MS : Infinity;
+      if (performance.now() < rested.current + (changed.current ? 0 : idle_ms)) return;
+      changed.current = false;
+      now.current.of.reload();
+    }, TICK_MS);
+    return () => window.clearInterval(tick);
+  }, []);
 }

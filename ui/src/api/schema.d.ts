@@ -718,6 +718,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/groups": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Many Groups */
+        get: operations["many_groups_groups_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/groups/{group_id}": {
         parameters: {
             query?: never;
@@ -1650,6 +1667,52 @@ export interface components {
             /** Std */
             std: number | null;
         };
+        /**
+         * GroupSummary
+         * @description One group in a list of many (``GET /groups``).
+         */
+        GroupSummary: {
+            /** Created At */
+            created_at: number;
+            /** Ended */
+            ended: number;
+            /** Graded */
+            graded: number;
+            /** Group Id */
+            group_id: string;
+            /** Reward Max */
+            reward_max: number | null;
+            /** Reward Mean */
+            reward_mean: number | null;
+            /** Reward Min */
+            reward_min: number | null;
+            /** Reward Std */
+            reward_std: number | null;
+            /** Rollouts */
+            rollouts: number;
+            /** Run Id */
+            run_id: string | null;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            /** Signal */
+            signal: boolean | null;
+            /** Task */
+            task: string;
+            /** Title */
+            title: string | null;
+            /** Train Step */
+            train_step: number | null;
+        };
+        /**
+         * GroupSummaryPage
+         * @description Answer to ``GET /groups``. ``total``: of all pages.
+         */
+        GroupSummaryPage: {
+            /** Groups */
+            groups: components["schemas"]["GroupSummary"][];
+            /** Total */
+            total: number;
+        };
         /** HTTPValidationError */
         HTTPValidationError: {
             /** Detail */
@@ -2396,6 +2459,8 @@ export interface components {
             lag_max: number | null;
             /** Lag Mean */
             lag_mean: number | null;
+            /** Newest At */
+            newest_at?: number | null;
             /** Pass At K */
             pass_at_k: components["schemas"]["PassAtK"][];
             /** Reward Max */
@@ -4153,6 +4218,74 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                };
+            };
+        };
+    };
+    many_groups_groups_get: {
+        parameters: {
+            query?: {
+                agent?: string | null;
+                /** @description `any`, or the reason of a break that it has. */
+                breaks?: string | null;
+                /** @description Unix seconds. */
+                created_after?: number | null;
+                /** @description Unix seconds. */
+                created_before?: number | null;
+                error_type?: string | null;
+                fault?: components["schemas"]["Fault"] | null;
+                /** @description Whether it has a reward. */
+                graded?: boolean | null;
+                group_id?: string | null;
+                /** @description None: `control.page_size`. */
+                limit?: number | null;
+                /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
+                metadata?: string[];
+                min_turns?: number | null;
+                offset?: number;
+                order?: "asc" | "desc";
+                /** @description Its reward is at most this. */
+                reward_max?: number | null;
+                /** @description Its reward is at least this. */
+                reward_min?: number | null;
+                run_id?: string | null;
+                /** @description Whether two of its rewards differ; only groups with two rewards have an answer. */
+                signal?: boolean | null;
+                sort?: "created" | "group" | "task" | "step" | "rollouts" | "graded" | "reward" | "spread" | "signal";
+                stale?: boolean | null;
+                status?: components["schemas"]["EpisodeStatus"] | null;
+                /** @description One of its task's tags. */
+                tag?: string | null;
+                /** @description As summaries name it. */
+                task?: string | null;
+                /** @description In its id, run, task, title, group, agent or error; in any case. */
+                text?: string | null;
+                train_step?: number | null;
+                /** @description The weights that sampled most of its tokens. */
+                version?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupSummaryPage"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
         };

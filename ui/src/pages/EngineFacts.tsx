@@ -16,7 +16,7 @@ const WORKER: Readonly<Record<string, Tone>> = {
 
 export function EngineFacts() {
   const engine = useGet("/engine");
-  useFresh(engine.reload);
+  useFresh(engine);
   return (
     <section aria-label="Engine">
       <h2>Engine</h2>

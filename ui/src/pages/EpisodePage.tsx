@@ -3,6 +3,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Answer } from "../api/client";
+import { changedEpisode } from "../api/events";
 import { useFresh, useGet, useLoaded } from "../api/hooks";
 import { getOutlines, type TurnOutline, type TurnOutlines } from "../api/looks";
 import { SafeLine } from "../components/SafeText";
@@ -35,13 +36,15 @@ function EpisodeOf({ episode_id }: { episode_id: string }) {
   const { path, query } = useLocation();
   const show = SHOWS.find((one) => one === query.get("show")) ?? "conversation";
   const running = episode.data !== null && typeof episode.data.timings.ended_s !== "number";
+  const parts = [episode, outlines, spans];
   useFresh(
-    () => {
-      episode.reload();
-      outlines.reload();
-      spans.reload();
+    {
+      state: parts.some((part) => part.state === "loading") ? "loading" : "ok",
+      reload: () => {
+        for (const part of parts) part.reload();
+      },
     },
-    { only: episode_id, poll: running },
+    { concerns: (event) => changedEpisode(event) === episode_id, poll: running },
   );
   useEffect(() => document.getElementById("main")?.focus({ preventScroll: true }), []);
   const chosen = tree ? namedTurn(tree, query.get("turn")) : null;

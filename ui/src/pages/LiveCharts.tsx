@@ -22,7 +22,7 @@ export function LiveCharts() {
     if (!signal.aborted && samples.length > 0) kept.current = [...kept.current, ...samples].slice(-MOST_SAMPLES);
     return kept.current;
   }, []);
-  useFresh(live.reload);
+  useFresh(live);
   return (
     <section aria-label="This server, lately">
       <h2>This server, lately</h2>

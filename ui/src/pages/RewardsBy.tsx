@@ -1,13 +1,12 @@
 /** Rewards and tokens of a run by step, task, tag or version. Which of them is in the address. */
 
 import { useMemo } from "preact/hooks";
-import { useFresh, useGet } from "../api/hooks";
 import { Chart } from "../components/Chart";
 import { SafeLine } from "../components/SafeText";
-import { Await } from "../components/Status";
 import { Link, useLocation } from "../router";
 import { count, reward, share } from "../text/format";
 import { conditions, type StatsRow, trainedShare } from "./run_words";
+import { WithoutSignal } from "./WithoutSignal";
 
 interface Tab {
   /** As `GET /stats?by=` names it. */
@@ -25,11 +24,21 @@ const TABS: readonly [Tab, ...Tab[]] = [
 ];
 const MOST_ROWS = 500;
 
-export function RewardsBy({ run }: { run: string | null }) {
-  const { path, query } = useLocation();
-  const tab = TABS.find((each) => each.by === query.get("by")) ?? TABS[0];
-  const stats = useGet("/stats", { query: { run_id: run, by: tab.by } });
-  useFresh(stats.reload);
+/** By what the address says. */
+export function useTab(): Tab {
+  const { query } = useLocation();
+  return TABS.find((each) => each.by === query.get("by")) ?? TABS[0];
+}
+
+interface RewardsByProps {
+  run: string | null;
+  tab: Tab;
+  /** Null while they are loaded. */
+  rows: readonly StatsRow[] | null;
+}
+
+export function RewardsBy({ run, tab, rows }: RewardsByProps) {
+  const { path } = useLocation();
   return (
     <section aria-label="By">
       <h2>By {tab.title.toLowerCase()}</h2>
@@ -45,14 +54,14 @@ export function RewardsBy({ run }: { run: string | null }) {
           </Link>
         ))}
       </nav>
-      <Await of={stats}>
-        {({ rows }) => (
-          <>
-            {tab.by === "step" && <StepCharts rows={rows} />}
-            <Rows run={run} tab={tab} rows={rows} />
-          </>
-        )}
-      </Await>
+      {rows === null ? (
+        <p role="status">Loading…</p>
+      ) : (
+        <>
+          {tab.by === "step" && <StepCharts rows={rows} />}
+          <Rows run={run} tab={tab} rows={rows} />
+        </>
+      )}
     </section>
   );
 }
@@ -131,7 +140,9 @@ function Rows({ run, tab, rows }: { run: string | null; tab: Tab; rows: readonly
                   </td>
                   <td class="numeric">{reward(row.reward_std)}</td>
                   <td class="numeric">{share(row.graded ? row.solved / row.graded : null)}</td>
-                  <td class="numeric">{count(row.groups_without_signal)} / {count(row.groups)}</td>
+                  <td class="numeric">
+                    <WithoutSignal row={row} query={none ? null : { run_id: run, [tab.condition]: value }} />
+                  </td>
                   <td class="numeric">{count(row.sampled_tokens)}</td>
                   <td class="numeric">{share(trainedShare(row))}</td>
                   <td class="numeric">{reward(row.lag_mean)}</td>

@@ -1,7 +1,9 @@
 /** One run, or all episodes of the server: how its rollouts go, what they earn, and where their time goes. Live. */
 
 import type { ComponentChildren } from "preact";
-import { useFresh, useGet } from "../api/hooks";
+import { useRef } from "preact/hooks";
+import type { Answer } from "../api/client";
+import { type Loading, useFresh, useGet } from "../api/hooks";
 import { ofDirectory } from "../base";
 import { Facts } from "../components/Facts";
 import { SafeLine } from "../components/SafeText";
@@ -11,10 +13,11 @@ import { Link, type Params } from "../router";
 import { count, reward, seconds, share } from "../text/format";
 import { EngineFacts } from "./EngineFacts";
 import { LiveCharts } from "./LiveCharts";
-import { RewardsBy } from "./RewardsBy";
+import { RewardsBy, useTab } from "./RewardsBy";
 import {
   conditions, endedOf, failedOf, ranked, runningOf, type StatsRow, trainedShare, waitingOf,
 } from "./run_words";
+import { WithoutSignal } from "./WithoutSignal";
 
 const STATUSES = [
   "queued", "preparing", "running", "grading", "completed", "truncated", "timed_out", "failed", "cancelled",
@@ -24,15 +27,28 @@ const PARTS: readonly (readonly [string, string])[] = [
   ["grading", "grading"],
 ];
 
+type Report = Answer<"/stats">;
+
 export function RunPage({ params }: { params: Params }) {
   const run = params["run"] ?? null;
-  const stats = useGet("/stats", { query: { run_id: run } });
-  useFresh(stats.reload);
+  const tab = useTab();
+  const stats = useGet("/stats", { query: { run_id: run, by: tab.by } });
+  useFresh(stats);
+  // The total is that of every tab: it stays while another one is loaded.
+  const latest = useRef<Report | null>(null);
+  latest.current = stats.data ?? latest.current;
+  const shown = { ...stats, data: latest.current } as Loading<Report>;
   return (
     <>
       <h1>{run === null ? "All episodes" : <>Run <SafeLine text={run} /></>}</h1>
-      <Await of={stats}>{({ total }) => <Totals run={run} total={total} />}</Await>
-      <RewardsBy run={run} />
+      <Await of={shown}>
+        {({ by, rows, total }) => (
+          <>
+            <Totals run={run} total={total} />
+            <RewardsBy run={run} tab={tab} rows={by[0] === tab.by ? rows : null} />
+          </>
+        )}
+      </Await>
       {!ofDirectory && <><EngineFacts /><LiveCharts /></>}
     </>
   );
@@ -78,7 +94,7 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
                 `pass@${pass.k}`,
                 <>{share(pass.value)} <span class="calm">of {count(pass.tasks)} {pass.tasks === 1 ? "task" : "tasks"}</span></>,
               ] as const),
-              ["Groups without signal", `${count(total.groups_without_signal)} of ${count(total.groups)}`],
+              ["Groups without signal", <WithoutSignal row={total} query={{ run_id: run }} />],
             ]}
           />
         </section>

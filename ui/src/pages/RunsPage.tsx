@@ -1,39 +1,53 @@
-/** All runs of the server: one row of each, and one for what belongs to none. */
+/** The start: all runs of the server, the latest first, with one row for what belongs to none; below them the engine
+ * and the server as they are now. */
 
-import { useMemo } from "preact/hooks";
+import type { ComponentChildren } from "preact";
 import { useFresh, useGet } from "../api/hooks";
 import { ofDirectory } from "../base";
 import { SafeLine } from "../components/SafeText";
 import { Await } from "../components/Status";
-import { type Column, VirtualTable } from "../components/VirtualTable";
-import { Link, navigate, pathOf } from "../router";
-import { count, reward, share } from "../text/format";
+import { Link, pathOf } from "../router";
+import { count, reward, share, time } from "../text/format";
+import { EngineFacts } from "./EngineFacts";
+import { LiveCharts } from "./LiveCharts";
 import {
   conditions, endedOf, failedOf, runningOf, type StatsRow, trainedShare, waitingOf,
 } from "./run_words";
+import { WithoutSignal } from "./WithoutSignal";
 
 const BY_RUN = { query: { by: "run" } };
-const ROW_PX = 34;
-const HEAD_PX = 50;
-const TALLEST_PX = 640;
+const MOST_ROWS = 500;
 
-const COLUMNS: readonly Column<StatsRow>[] = [
-  { id: "run", title: "Run", width: 12, grow: 2, cell: (row) => <RunName run={runOf(row)} /> },
-  { id: "episodes", title: "Episodes", width: 7, numeric: true, cell: (row) => <Episodes row={row} /> },
-  { id: "ended", title: "Ended", width: 6, numeric: true, cell: (row) => count(endedOf(row)) },
-  { id: "running", title: "Running", width: 6, numeric: true, cell: (row) => count(runningOf(row)) },
-  { id: "waiting", title: "Waiting", width: 6, numeric: true, cell: (row) => count(waitingOf(row)) },
-  { id: "failed", title: "Failed", width: 6, numeric: true, cell: (row) => count(failedOf(row)) },
-  { id: "reward", title: "Reward", width: 6, numeric: true, cell: (row) => reward(row.reward_mean) },
-  { id: "solved", title: "Solved", width: 7, numeric: true, cell: (row) => `${count(row.solved)} / ${count(row.graded)}` },
-  { id: "signal", title: "No signal", width: 7, numeric: true, cell: (row) => `${count(row.groups_without_signal)} / ${count(row.groups)}` },
-  { id: "sampled", title: "Sampled", width: 7, numeric: true, cell: (row) => count(row.sampled_tokens) },
-  { id: "trained", title: "Trained", width: 6, numeric: true, cell: (row) => share(trainedShare(row)) },
+interface Column {
+  readonly id: string;
+  readonly title: string;
+  readonly numeric?: boolean;
+  readonly cell: (row: StatsRow) => ComponentChildren;
+}
+
+const COLUMNS: readonly Column[] = [
+  { id: "run", title: "Run", cell: (row) => <RunName run={runOf(row)} /> },
+  { id: "episodes", title: "Episodes", numeric: true, cell: (row) => <Episodes row={row} /> },
+  { id: "ended", title: "Ended", numeric: true, cell: (row) => count(endedOf(row)) },
+  { id: "running", title: "Running", numeric: true, cell: (row) => count(runningOf(row)) },
+  { id: "waiting", title: "Waiting", numeric: true, cell: (row) => count(waitingOf(row)) },
+  { id: "failed", title: "Failed", numeric: true, cell: (row) => count(failedOf(row)) },
+  { id: "reward", title: "Reward", numeric: true, cell: (row) => reward(row.reward_mean) },
+  { id: "solved", title: "Solved", numeric: true, cell: (row) => `${count(row.solved)} / ${count(row.graded)}` },
+  { id: "signal", title: "No signal", numeric: true, cell: (row) => <WithoutSignal row={row} query={runOf(row) === null ? null : { run_id: runOf(row) }} /> },
+  { id: "sampled", title: "Sampled", numeric: true, cell: (row) => count(row.sampled_tokens) },
+  { id: "trained", title: "Trained", numeric: true, cell: (row) => share(trainedShare(row)) },
+  { id: "newest", title: "Newest episode", cell: (row) => time(row.newest_at) },
 ];
 
 function runOf(row: StatsRow): string | null {
   const run = row.key["run"];
   return run === null || run === undefined ? null : String(run);
+}
+
+/** The latest run first, and what belongs to none last. */
+function rankOf(row: StatsRow): number {
+  return runOf(row) === null ? -1 : (row.newest_at ?? 0);
 }
 
 function RunName({ run }: { run: string | null }) {
@@ -49,38 +63,53 @@ function Episodes({ row }: { row: StatsRow }) {
 
 export function RunsPage() {
   const stats = useGet("/stats", BY_RUN);
-  useFresh(stats.reload);
-  const rows = stats.data?.rows ?? [];
-  // The same numbers are no new table: the place and the row that is chosen stay.
-  const same = JSON.stringify(rows);
-  const load = useMemo(
-    () => async (offset: number, limit: number) => ({ rows: rows.slice(offset, offset + limit), total: rows.length }),
-    [same],
-  );
+  useFresh(stats);
   return (
     <>
       <h1>Runs</h1>
       <Await of={stats}>
-        {({ total }) => (
+        {({ rows, total }) => (
           <>
             <p>
               <Link to="/runs/-/all">All {count(total.episodes)} episodes {ofDirectory ? "of this folder" : "of this server"}</Link>
             </p>
-            <VirtualTable
-              label="Runs"
-              columns={COLUMNS}
-              rowKey={(row) => runOf(row) ?? ""}
-              load={load}
-              height={`${Math.min(TALLEST_PX, Math.max(3, rows.length) * ROW_PX + HEAD_PX)}px`}
-              onOpen={(row) => {
-                const run = runOf(row);
-                if (run !== null) navigate(pathOf("runs", run));
-              }}
-              empty="No episode yet."
-            />
+            <Runs rows={rows.toSorted((a, b) => rankOf(b) - rankOf(a))} />
           </>
         )}
       </Await>
+      <EngineFacts />
+      <LiveCharts />
+    </>
+  );
+}
+
+/** Not a VirtualTable: its numbers change while it is looked at, and its rows stay where they are. */
+function Runs({ rows }: { rows: readonly StatsRow[] }) {
+  if (rows.length === 0) return <p>No episode yet.</p>;
+  return (
+    <>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Table: Runs">
+        <table class="numbers runs">
+          <caption class="unseen">Runs</caption>
+          <thead>
+            <tr>
+              {COLUMNS.map(({ id, title, numeric }) => (
+                <th scope="col" key={id} class={numeric ? "numeric" : ""}>{title}</th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {rows.slice(0, MOST_ROWS).map((row) => (
+              <tr key={runOf(row)}>
+                {COLUMNS.map(({ id, numeric, cell }) => (
+                  <td key={id} class={numeric ? "numeric" : ""}>{cell(row)}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {rows.length > MOST_ROWS && <p class="calm">{count(MOST_ROWS)} of {count(rows.length)} runs are shown.</p>}
     </>
   );
 }
