@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -98,6 +99,81 @@ def test_the_tree_draws_shared_tokens_once_and_shows_where_they_part(
     page.get_by_role("treeitem", selected=True).focus()
     page.keyboard.press("ArrowLeft")
     expect(parts.nth(root)).to_be_focused()
+
+
+def test_a_group_is_shown_as_its_rollouts_end_and_the_chosen_part_stays(
+    watched: Watched, door: Door, api: httpx.Client
+) -> None:
+    made = []
+    for _ in range(2):
+        body = {"task": {"instruction": "Count.", "reward": {"late": True}}, "group_id": "g-live"}
+        made.append(api.post("/episodes", json=body).json()["episode_id"])
+    door.add_turn(made[1])
+    page = watched.open("/groups/g-live", door.key)
+    expect(tree(page).get_by_role("treeitem")).to_have_count(1)
+    tree(page).get_by_role("treeitem").click()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    door.add_turn(made[0])
+    door.add_turn(made[1])  # a part of its own, beside or behind the one that is chosen
+    for episode_id, reward in zip(made, (0.0, 1.0), strict=True):
+        assert api.post(f"/episodes/{episode_id}/finish").status_code == 200
+        given = {"key": "k", "reward": reward}
+        assert api.post(f"/episodes/{episode_id}/reward", json=given).status_code == 200
+    expect(page.get_by_text("Changes are shown as they come.")).to_have_count(0)
+    rows = page.get_by_role("region", name="Table: Rollouts").get_by_role("row")
+    expect(rows.nth(2)).to_contain_text("+0.707")
+    shown = api.get("/groups/g-live").json()
+    expect(tree(page).get_by_role("treeitem")).to_have_count(len(shown["nodes"]))
+    chosen = page.get_by_role("treeitem", selected=True)
+    expect(chosen).to_have_count(1)
+    node = shown["nodes"][int(chosen.get_attribute("data-node") or -1)]
+    assert node["start"] == 0
+    assert 1 in node["members"]
+    watched.check()
+
+
+@both_schemes
+def test_the_list_of_groups_is_the_apis_and_leads_to_each(
+    watched: Watched, door: Door, api: httpx.Client, group: dict[str, Any]
+) -> None:
+    for reward in (1.0, 1.0):
+        body = {
+            "task": {"instruction": "Same.", "reward": {"late": True}},
+            "group_id": "g-same",
+            "run_id": "listed",
+        }
+        episode_id = api.post("/episodes", json=body).json()["episode_id"]
+        assert api.post(f"/episodes/{episode_id}/finish").status_code == 200
+        assert api.post(f"/episodes/{episode_id}/reward", json={"key": "k", "reward": reward}).status_code == 200
+    page = watched.open("/runs/listed", door.key)
+    rewards = page.get_by_role("region", name="Rewards")
+    rewards.locator("dl > div").filter(has_text="Groups without signal").get_by_role("link", name="1 / 1").click()
+    expect(page).to_have_url(f"{door.url}/ui/groups?run_id=listed&sort=signal&order=asc")
+    grid = page.get_by_role("grid", name="Groups")
+    row = grid.get_by_role("row").filter(has_text="g-same")
+    expect(row).to_contain_text("none")
+    expect(row).to_contain_text("Same.")
+    page.get_by_label("Run").fill("")
+    page.get_by_label("Run").press("Enter")
+    for title, sort in (("Signal", "signal"), ("Mean reward", "reward"), ("Deviation", "spread")):
+        grid.get_by_role("columnheader", name=title).get_by_role("button").click()
+        expect(page).to_have_url(re.compile(f"sort={sort}&order=(asc|desc)$"))
+        order = "asc" if page.url.endswith("asc") else "desc"
+        wanted = api.get("/groups", params={"sort": sort, "order": order}).json()
+        expect(grid).to_have_attribute("aria-rowcount", str(wanted["total"] + 1))
+        first = grid.get_by_role("row").nth(1).get_by_role("gridcell")
+        expect(first.first).to_have_text(wanted["groups"][0]["group_id"])
+        names = [each.get_by_role("gridcell").first.text_content() for each in grid.get_by_role("row").all()[1:]]
+        assert names == [each["group_id"] for each in wanted["groups"]][: len(names)]
+    watched.check()
+    page.get_by_label("Signal").select_option("true")
+    total = api.get("/groups", params={"signal": "true"}).json()["total"]
+    expect(grid).to_have_attribute("aria-rowcount", str(total + 1))
+    grid.get_by_role("link", name="g-shown").click()
+    expect(page).to_have_url(f"{door.url}/ui/groups/g-shown")
+    page.go_back()
+    expect(page.get_by_label("Signal")).to_have_value("true")
 
 
 def test_a_group_with_hostile_text_does_no_harm(watched: Watched, door: Door, hostile: str) -> None:

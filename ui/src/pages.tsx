@@ -5,6 +5,7 @@ import { ComparePage } from "./pages/ComparePage";
 import { EpisodePage } from "./pages/EpisodePage";
 import { EpisodesPage } from "./pages/EpisodesPage";
 import { GroupPage } from "./pages/GroupPage";
+import { GroupsPage } from "./pages/GroupsPage";
 import { ReplayPage } from "./pages/ReplayPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
@@ -60,11 +61,8 @@ export const PAGES: readonly Page[] = [
     component: ComparePage,
     crumbs: () => [{ title: "Episodes", to: "/episodes" }, { title: "Compare" }],
   },
-  {
-    path: "/groups/:id",
-    component: GroupPage,
-    crumbs: ({ id = "" }) => [{ title: "Episodes", to: "/episodes" }, { title: `Group ${id}` }],
-  },
+  { path: "/groups", nav: "Groups", component: GroupsPage, crumbs: () => [{ title: "Groups" }] },
+  { path: "/groups/:id", component: GroupPage, crumbs: ({ id = "" }) => [{ title: "Groups", to: "/groups" }, { title: id }] },
 ];
 
 /** Where `/ui` itself leads. */

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { NONE } from "../text/format";
+import { NONE, time } from "../text/format";
 import { Fold } from "./Fold";
 
 export interface Series {
@@ -23,15 +23,8 @@ interface ChartProps {
 
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const MOST_ROWS = 500;
-/** Distances of ticks between whole numbers. */
-const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
-
-/** What the curves span, with some room; a line that stays at one value has a unit of it. */
-function rangeOf(_: uPlot, least: number | null, most: number | null): uPlot.Range.MinMax {
-  if (least === null || most === null) return [0, 1];
-  if (least === most) return [Math.min(0, least), Math.max(1, most)];
-  return uPlot.rangeNum(least, most, 0.1, true);
-}
+/** Steps between ticks of an axis that counts. */
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 
 function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -59,8 +52,11 @@ export function Chart({ title, x, series, format = String, height = 220 }: Chart
         height,
         legend: { show: false },
         cursor: { drag: { x: true, y: false } },
-        scales: { x: { time: x.time ?? false }, y: { range: rangeOf } },
-        axes: [{ ...axis, ...(x.values.every(Number.isInteger) && !x.time ? { incrs: WHOLE } : {}) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(format) }],
+        scales: { x: { time: x.time ?? false }, y: { range: (_, least, most) => rangeOf(least, most) } },
+        axes: [
+          x.time ? { ...axis, space: 70, values: (_, ticks) => timesOf(ticks) } : { ...axis, label: x.label, labelSize: 20, incrs: WHOLE },
+          { ...axis, size: 60, values: (_, ticks) => ticks.map(format) },
+        ],
         series: [
           {},
           ...series.map((one, index) => ({
@@ -111,7 +107,7 @@ export function Chart({ title, x, series, format = String, height = 220 }: Chart
                   const index = row + Math.max(0, x.values.length - MOST_ROWS);
                   return (
                     <tr key={index}>
-                      <th scope="row">{x.time ? new Date(value * 1000).toLocaleString() : value}</th>
+                      <th scope="row">{x.time ? time(value) : value}</th>
                       {series.map((one) => <td class="numeric" key={one.label}>{shown(one.values[index], format)}</td>)}
                     </tr>
                   );
@@ -123,6 +119,20 @@ export function Chart({ title, x, series, format = String, height = 220 }: Chart
       </Fold>
     </figure>
   );
+}
+
+/** Of the vertical axis: with room around the values, and for equal ones from zero. */
+function rangeOf(least: number | null, most: number | null): [number, number] {
+  if (least === null || most === null || (least === 0 && most === 0)) return [0, 1];
+  if (least === most) return [Math.min(0, least * 1.1), Math.max(0, most * 1.1)];
+  const [from, to] = uPlot.rangeNum(least, most, 0.1, true);
+  return [from ?? least, to ?? most];
+}
+
+/** Ticks of a time axis: the time of day, or with the day where they span more than one. */
+function timesOf(ticks: readonly number[]): string[] {
+  const days = (ticks.at(-1) ?? 0) - (ticks[0] ?? 0) > 86_400;
+  return ticks.map((tick) => (days ? time(tick).slice(5, 16) : time(tick).slice(11)));
 }
 
 function shown(value: number | null | undefined, format: (value: number) => string): string {

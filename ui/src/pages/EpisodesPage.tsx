@@ -1,14 +1,16 @@
 /** Many episodes: filtered and sorted by the server, shown in windows; two of them can be compared. */
 
-import { useMemo, useState } from "preact/hooks";
-import { useEvents } from "../api/hooks";
+import { useMemo } from "preact/hooks";
 import { type EpisodesQuery, type EpisodeSummary, getSummaries } from "../api/looks";
 import { StatusBadge } from "../components/Badge";
+import { IdLink } from "../components/IdLink";
 import { SafeLine } from "../components/SafeText";
 import { type Column, type RowWindow, type Sort, VirtualTable } from "../components/VirtualTable";
 import { Link, navigate, pathOf, useLocation } from "../router";
 import { count, reward, seconds, share, time } from "../text/format";
+import { ShowChanges, useChanges } from "./Changes";
 import { CONDITIONS, EpisodeFilters } from "./EpisodeFilters";
+import { TaskName } from "./TaskName";
 
 type Load = (offset: number, limit: number, signal: AbortSignal) => Promise<RowWindow<EpisodeSummary>>;
 
@@ -22,10 +24,8 @@ const COLUMNS: readonly Column<EpisodeSummary>[] = [
   {
     id: "episode",
     title: "Episode",
-    width: 15,
-    cell: (row) => (
-      <Link to={pathOf("episodes", row.episode_id)}><SafeLine text={row.episode_id} longest={LONGEST_ID} /></Link>
-    ),
+    width: 11,
+    cell: (row) => <IdLink id={row.episode_id} to={pathOf("episodes", row.episode_id)} />,
   },
   { id: "status", title: "Status", width: 8, sortable: true, cell: (row) => <StatusBadge status={row.status} /> },
   { id: "reward", title: "Reward", width: 5.5, numeric: true, sortable: true, cell: (row) => reward(row.reward) },
@@ -36,7 +36,7 @@ const COLUMNS: readonly Column<EpisodeSummary>[] = [
     width: 10,
     grow: 1,
     sortable: true,
-    cell: (row) => <><SafeLine text={row.task} /> {row.title && <small><SafeLine text={row.title} /></small>}</>,
+    cell: (row) => <TaskName of={row} />,
   },
   { id: "agent", title: "Agent", width: 7, sortable: true, cell: (row) => <SafeLine text={row.agent} /> },
   {
@@ -79,18 +79,13 @@ const COLUMNS: readonly Column<EpisodeSummary>[] = [
 
 export function EpisodesPage() {
   const { query } = useLocation();
-  const [version, setVersion] = useState(0);
-  const [changes, setChanges] = useState(0);
-  useEvents(
-    (event) => event.type === "episode" && setChanges((before) => before + 1),
-    () => setChanges((before) => before + 1),
-  );
+  const changes = useChanges();
   const sort: Sort = {
     by: query.get("sort") ?? NEWEST.by,
     order: query.get("order") === "asc" ? "asc" : "desc",
   };
   const asked = JSON.stringify([sort, CONDITIONS.map((name) => [name, query.getAll(name)])]);
-  const load = useMemo(() => loadRows(conditionsOf(query), sort), [asked, version]);
+  const load = useMemo(() => loadRows(conditionsOf(query), sort), [asked, changes.version]);
   const picked = query.getAll(PICKED);
   const pick = (ids: readonly string[]): void => {
     const next = new URLSearchParams(query);
@@ -110,19 +105,13 @@ export function EpisodesPage() {
     () => <EpisodeFilters query={query} onChange={(next) => navigate("/episodes", next, { replace: true })} />,
     [query],
   );
-  const again = (): void => {
-    setChanges(0);
-    setVersion((before) => before + 1);
-  };
   return (
     <>
       <h1>Episodes</h1>
       {filters}
       <div class="table-tools">
         <Picked ids={picked} clear={() => pick([])} />
-        {changes > 0 && (
-          <button type="button" onClick={again}>Show {count(changes)} {changes === 1 ? "change" : "changes"}</button>
-        )}
+        <ShowChanges of={changes} />
       </div>
       <VirtualTable
         label="Episodes"
@@ -148,6 +137,10 @@ function loadRows(conditions: EpisodesQuery, sort: Sort): Load {
   let newest: number | null = null;
   const pinned = sort.by === NEWEST.by && sort.order === NEWEST.order;
   return async (offset, limit, signal) => {
+    if (pinned && newest === null && offset > 0) { // a table that comes back to its place begins in its middle
+      const first = await getSummaries({ ...conditions, offset: 0, limit: 1 }, signal);
+      newest = first.summaries[0]?.created_at ?? null;
+    }
     const bound = newest === null ? {} : { created_before: newest };
     const asked = { ...conditions, ...bound, sort: sort.by, order: sort.order, offset, limit };
     const { summaries, total } = await getSummaries(asked, signal);

@@ -1,32 +1,36 @@
 /** The rollouts of a group beside each other: rewards, advantages, and the tree of their tokens. */
 
-import { useMemo } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { Answer } from "../api/client";
-import { useGet } from "../api/hooks";
+import { changedGroup } from "../api/events";
+import { useFresh, useGet } from "../api/hooks";
 import { StatusBadge } from "../components/Badge";
 import { Facts } from "../components/Facts";
 import { Gauge } from "../components/Gauge";
+import { IdLink } from "../components/IdLink";
 import { SafeLine } from "../components/SafeText";
 import { Await } from "../components/Status";
 import { TokenTree } from "../components/TokenTree";
 import { Link, navigate, type Params, pathOf, useLocation } from "../router";
 import { count, reward } from "../text/format";
 import { Parting } from "./Parting";
+import { TaskName } from "./TaskName";
 
 type Group = Answer<"/groups/{group_id}">;
 
 export function GroupPage({ params }: { params: Params }) {
   const group_id = params.id ?? "";
   const group = useGet("/groups/{group_id}", { path: { group_id } });
+  useFresh(group, (event) => changedGroup(event) === group_id);
   return (
     <>
       <h1>Group <SafeLine text={group_id} /></h1>
-      <Await of={group}>{(found) => <Shown group={found} reload={group.reload} />}</Await>
+      <Await of={group}>{(found) => <Shown group={found} />}</Await>
     </>
   );
 }
 
-function Shown({ group, reload }: { group: Group; reload: () => void }) {
+function Shown({ group }: { group: Group }) {
   const { path, query } = useLocation();
   const { members, nodes } = group;
   const running = members.filter(({ summary }) => summary.ended_s === null).length;
@@ -39,23 +43,30 @@ function Shown({ group, reload }: { group: Group; reload: () => void }) {
     next.set("node", String(node));
     navigate(path, next, { replace: true });
   };
+  const before = useRef({ group, chosen });
+  useLayoutEffect(() => {
+    const { group: old, chosen: was } = before.current;
+    const now = old === group || was === null ? chosen : sameNode(old, was, group);
+    before.current = { group, chosen: now };
+    if (now !== null && now !== chosen) choose(now);
+  }, [group, chosen]);
   const once = useMemo(() => nodes.reduce((sum, { start, end }) => sum + end - start, 0), [nodes]);
   const all = useMemo(() => nodes.reduce((sum, { start, end, members: through }) => sum + (end - start) * through.length, 0), [nodes]);
   return (
     <>
       <Facts
         facts={[
-          ["Task", <SafeLine text={members[0]?.summary.task ?? ""} />],
+          ["Task", members[0] && <TaskName of={members[0].summary} />],
           ["Rollouts", group.further ? `${count(members.length)} (and ${count(group.further)} older ones)` : count(members.length)],
           ["Still running", running ? count(running) : null],
           ["Mean reward", reward(group.mean)],
-          ["Deviation", reward(group.std)],
+          ["Deviation (n − 1)", reward(group.std)],
           ["Signal", graded < 2 ? "fewer than two rewards" : equal ? "none: all rewards are equal" : "yes"],
         ]}
       />
       <p class="table-tools">
         <Link to="/episodes" query={new URLSearchParams({ group_id: group.group_id })}>Its episodes as a list</Link>
-        <button type="button" onClick={reload}>Load again</button>
+        {running > 0 && <span class="calm">Changes are shown as they come.</span>}
       </p>
       <Members group={group} />
       <section aria-labelledby="tree">
@@ -75,6 +86,18 @@ function Shown({ group, reload }: { group: Group; reload: () => void }) {
       </section>
     </>
   );
+}
+
+/** The chosen part in a newer tree: that with the same token of the same sample, else of the same rollouts. */
+function sameNode(old: Group, chosen: number, now: Group): number | null {
+  const was = old.nodes[chosen];
+  if (was === undefined) return null;
+  const idOf = (group: Group) => (member: number): string => group.members[member]?.summary.episode_id ?? "";
+  const rollouts = new Set(was.members.map(idOf(old)));
+  const places = now.nodes.flatMap(({ start, end, members }, index) =>
+    start <= was.start && was.start < end && members.map(idOf(now)).some((id) => rollouts.has(id)) ? [index] : [],
+  );
+  return places.find((index) => now.nodes[index]?.turn_id === was.turn_id) ?? places[0] ?? null;
 }
 
 /** Rollouts are numbered from 1, the oldest first. */
@@ -112,7 +135,7 @@ function Members({ group: { members } }: { group: Group }) {
             <tr key={summary.episode_id}>
               <th scope="row">{nameOf(index)}</th>
               <td>
-                <Link to={pathOf("episodes", summary.episode_id)}><SafeLine text={summary.episode_id} /></Link>
+                <IdLink id={summary.episode_id} to={pathOf("episodes", summary.episode_id)} />
               </td>
               <td><StatusBadge status={summary.status} /></td>
               <td class="numeric">{reward(summary.reward)}</td>
@@ -122,11 +145,11 @@ function Members({ group: { members } }: { group: Group }) {
               <td class="numeric">{signed(centred)}</td>
               <td class="numeric">{count(summary.turns)}</td>
               <td class="numeric">{count(summary.sampled_tokens)}</td>
-              <td>
+              <td class="samples">
                 {rows.map((turn_id, sample) => (
                   <span key={turn_id}>
                     <Link to={pathOf("episodes", summary.episode_id, "tokens", turn_id)}>
-                      tokens{rows.length > 1 ? ` ${sample + 1}` : ""}
+                      <span class="unseen">tokens of sample </span>{sample + 1}
                     </Link>{" "}
                   </span>
                 ))}
