@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,14 @@ def folder_viewer(folder: Path, model: Path | None = None) -> AbstractContextMan
 
     viewer: AbstractContextManager[str] = in_thread(serving)
     return viewer
+
+
+def wait_until(page: Page, expression: str) -> None:
+    """Until the expression holds on the page. `page.wait_for_function` needs an eval, which the policy forbids."""
+    end = time.monotonic() + START_S
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(50)
 
 
 @pytest.fixture(scope="module")

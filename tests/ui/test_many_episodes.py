@@ -30,7 +30,7 @@ from turnstile.models import (
 from turnstile_server.episodes.store import Stored
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.settings import JournalSettings
-from ui.conftest import Watched
+from ui.conftest import Watched, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -201,13 +201,14 @@ def test_back_leads_to_the_place_in_the_list_that_was_left(watched: Watched, doo
     grid.evaluate("(grid) => grid.scrollTo({ top: 34 * 2500 })")
     expect(grid.locator("[aria-rowindex='2510'] a").first).to_be_visible()
     shown = grid.locator("[aria-rowindex='2510'] a").first.text_content()
-    page.wait_for_function("history.state?.places?.['table Episodes'] === 34 * 2500")
+    wait_until(page, "history.state?.places?.['table Episodes'] === 34 * 2500")
     grid.locator("[aria-rowindex='2510'] a").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(shown or "")
     expect(page.locator("main")).to_be_focused()
     page.go_back()
     expect(grid.locator("[aria-rowindex='2510'] a").first).to_have_text(shown or "")
     assert grid.evaluate("(grid) => grid.scrollTop") == 34 * 2500
+    watched.check()
     page.reload()
     expect(grid.locator("[aria-rowindex='2510'] a").first).to_have_text(shown or "")
     grid.get_by_role("columnheader", name="Turns").get_by_role("button").click()

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from control_support import Door
-from ui.conftest import Watched, fact
+from ui.conftest import Watched, fact, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -59,7 +59,7 @@ def test_the_runs_are_the_start_and_their_counts_are_the_apis(
     expect(table.get_by_role("row")).to_have_count(len(rows) + 1)
     row = table.get_by_role("row").filter(has_text=RUN)
     expect(row).to_contain_text("7 / 12")
-    assert row.get_by_role("cell").all_text_contents()[1:6] == ["16", "14", "2", "0", "0"]
+    assert row.get_by_role("cell").all_text_contents()[:5] == ["16", "14", "2", "0", "0"]
     watched.check()
     row.get_by_role("link", name="16").click()
     assert page.url == f"{door.url}/ui/episodes?run_id=runs-grpo-7"
@@ -143,10 +143,26 @@ def test_the_latest_run_stands_first_and_rows_stay_while_their_numbers_change(
     expect(rows.nth(1)).to_contain_text("runs-latest")
     rows.nth(1).get_by_role("link", name="runs-latest").focus()
     assert api.post(f"/episodes/{made.json()['episode_id']}/cancel").status_code == 200
-    expect(rows.nth(1).get_by_role("cell").nth(2)).to_have_text("1")  # ended
+    expect(rows.nth(1).get_by_role("cell").nth(1)).to_have_text("1")  # ended
     expect(rows.nth(1).get_by_role("link", name="runs-latest")).to_be_focused()
     expect(page.get_by_role("region", name="Engine", exact=True)).to_contain_text("serving")
     watched.check()
+
+
+def test_back_leads_to_the_place_on_the_page_that_was_left(
+    watched: Watched, door: Door, recorded: dict[str, Any]
+) -> None:
+    page = watched.open("/runs/runs-grpo-7?by=task", door.key)
+    link = page.get_by_role("region", name="By task").get_by_role("link").first
+    expect(link).to_be_visible()
+    expect(page.get_by_text("Tokens per second").first).to_be_visible()
+    page.evaluate("scrollTo(0, 300)")
+    wait_until(page, "history.state?.places?.page === 300")
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Episodes")
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    wait_until(page, "scrollY === 300")
 
 
 def test_everything_on_the_server_has_a_page_of_its_own(watched: Watched, door: Door, api: httpx.Client) -> None:

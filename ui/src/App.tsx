@@ -19,12 +19,13 @@ export function App() {
     return null;
   }, [path]);
   const crumbs = shown ? shown.page.crumbs(shown.params) : [{ title: "No such page" }];
-  const title = crumbs.at(-1)?.title ?? "";
+  // With the page above it: many tabs are open at once, and "Tokens" says not whose.
+  const title = crumbs.slice(-2).reverse().map((crumb) => visibleLine(crumb.title, 60)).join(" – ");
   useEffect(() => {
     if (path === "/") navigate(START, undefined, { replace: true });
   }, [path]);
   useEffect(() => {
-    document.title = title ? `${visibleLine(title, 60)} – Turnstile` : "Turnstile";
+    document.title = `${title} – Turnstile`;
   }, [title]);
   const begun = useRef(path);
   useEffect(() => {

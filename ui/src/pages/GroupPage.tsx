@@ -21,7 +21,7 @@ type Group = Answer<"/groups/{group_id}">;
 export function GroupPage({ params }: { params: Params }) {
   const group_id = params.id ?? "";
   const group = useGet("/groups/{group_id}", { path: { group_id } });
-  useFresh(group, (event) => changedGroup(event) === group_id);
+  useFresh(group, { concerns: (event) => changedGroup(event) === group_id, poll: false });
   return (
     <>
       <h1>Group <SafeLine text={group_id} /></h1>

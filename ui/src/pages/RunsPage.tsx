@@ -25,8 +25,8 @@ interface Column {
   readonly cell: (row: StatsRow) => ComponentChildren;
 }
 
+/** Beside the name of the run. */
 const COLUMNS: readonly Column[] = [
-  { id: "run", title: "Run", cell: (row) => <RunName run={runOf(row)} /> },
   { id: "episodes", title: "Episodes", numeric: true, cell: (row) => <Episodes row={row} /> },
   { id: "ended", title: "Ended", numeric: true, cell: (row) => count(endedOf(row)) },
   { id: "running", title: "Running", numeric: true, cell: (row) => count(runningOf(row)) },
@@ -93,6 +93,7 @@ function Runs({ rows }: { rows: readonly StatsRow[] }) {
           <caption class="unseen">Runs</caption>
           <thead>
             <tr>
+              <th scope="col">Run</th>
               {COLUMNS.map(({ id, title, numeric }) => (
                 <th scope="col" key={id} class={numeric ? "numeric" : ""}>{title}</th>
               ))}
@@ -101,6 +102,7 @@ function Runs({ rows }: { rows: readonly StatsRow[] }) {
           <tbody>
             {rows.slice(0, MOST_ROWS).map((row) => (
               <tr key={runOf(row)}>
+                <th scope="row"><RunName run={runOf(row)} /></th>
                 {COLUMNS.map(({ id, numeric, cell }) => (
                   <td key={id} class={numeric ? "numeric" : ""}>{cell(row)}</td>
                 ))}
