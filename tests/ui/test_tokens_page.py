@@ -19,6 +19,7 @@ from turnstile_server.journal import FileJournal, turn_of, turn_record
 from turnstile_server.journal.protocol import RecordType
 from turnstile_server.settings import JournalSettings
 from ui.conftest import HOSTILE, Watched
+from ui.recorded import client_of
 
 pytestmark = pytest.mark.browser
 
@@ -188,8 +189,3 @@ SCROLL = """(step) => new Promise((done) => {
     };
     requestAnimationFrame(next);
 })"""
-
-
-def client_of(door: Door) -> httpx.Client:
-    headers = {"authorization": f"Bearer {door.key}"}
-    return httpx.Client(base_url=door.url, headers=headers, timeout=START_S)

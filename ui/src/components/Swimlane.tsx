@@ -120,18 +120,21 @@ export function Swimlane({ label, lanes, kinds, spans, end, selected = NOTHING, 
     act();
   };
 
-  // What lies outside of the window or within a pixel of its neighbour is not drawn.
+  // What lies outside of the window is not drawn, and of spans within a pixel of each other only the longest.
   const drawn = useMemo(() => {
     const [from, to] = [(left - width) / scale, (left + 2 * width) / scale];
-    const filled = new Map<string, number>();
-    return placed.filter(({ span: one, row }) => {
-      const until = one.end ?? end;
-      if (until < from || one.start > to) return false;
-      const place = `${one.lane}/${row}/${one.ok}`;
-      const pixel = until * scale;
-      if (one.id !== chosen && !marked.has(one.id) && one.ok && pixel < (filled.get(place) ?? -1)) return false;
-      filled.set(place, Math.max(pixel, one.start * scale + NARROWEST));
-      return true;
+    const seen = placed.filter(({ span: one }) => (one.end ?? end) >= from && one.start <= to);
+    const longest = new Map<string, LaneSpan>();
+    const lengthOf = (one: LaneSpan): number => (one.end ?? end) - one.start;
+    const pixelOf = ({ span: one, row }: Placed): string => `${one.lane}/${row}/${Math.floor((one.start * scale) / NARROWEST)}`;
+    for (const each of seen) {
+      const before = longest.get(pixelOf(each));
+      if (!before || lengthOf(before) < lengthOf(each.span)) longest.set(pixelOf(each), each.span);
+    }
+    return seen.filter((each) => {
+      const { span: one } = each;
+      const always = !one.ok || one.id === chosen || marked.has(one.id) || lengthOf(one) * scale >= NARROWEST;
+      return always || longest.get(pixelOf(each)) === one;
     });
   }, [placed, scale, left, width, end, chosen, marked]);
 
