@@ -3399,6 +3399,8 @@ export interface operations {
                 /** @description Whether it has a reward. */
                 graded?: boolean | null;
                 group_id?: string | null;
+                /** @description Whether it belongs to a run. */
+                in_run?: boolean | null;
                 /** @description None: `control.page_size`. */
                 limit?: number | null;
                 /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
@@ -4237,6 +4239,8 @@ export interface operations {
                 /** @description Whether it has a reward. */
                 graded?: boolean | null;
                 group_id?: string | null;
+                /** @description Whether it belongs to a run. */
+                in_run?: boolean | null;
                 /** @description None: `control.page_size`. */
                 limit?: number | null;
                 /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
@@ -4624,6 +4628,8 @@ export interface operations {
                 /** @description Whether it has a reward. */
                 graded?: boolean | null;
                 group_id?: string | null;
+                /** @description Whether it belongs to a run. */
+                in_run?: boolean | null;
                 /** @description `KEY=VALUE`: its metadata has this at the top. Several: all of them. */
                 metadata?: string[];
                 min_turns?: number | null;

@@ -39,6 +39,7 @@ export function EpisodeHead({ episode, tree }: { episode: Episode; tree: TurnTre
           ["Trained", trainedOf(episode)],
           ["Took", seconds(episode.timings.ended_s)],
           ["Tokens", end ? <Link to={pathOf("episodes", episode_id, "tokens", end.turn_id)}>of the first path</Link> : null],
+          ["Work folder", episode.replay ? <Link to={pathOf("episodes", episode_id, "replay")}>turn by turn</Link> : null],
         ]}
       />
       {episode.error && (
