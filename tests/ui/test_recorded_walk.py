@@ -108,6 +108,10 @@ def test_the_run_and_each_of_its_tabs(
             shown = table.locator(f"tbody td:nth-child({column})").all_text_contents()
             assert shown == [f"{one[name]:,}" for one in wanted]
     watched.check()
+    page = watched.open("/runs/-/all", door.key)
+    expect(page.get_by_role("heading", level=1)).to_have_text("All episodes")
+    assert fact(page.locator("main"), "Episodes") == str(api.get("/stats").json()["total"]["episodes"])
+    watched.check()
 
 
 @both_schemes
