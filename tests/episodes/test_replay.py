@@ -14,10 +14,11 @@ import httpx
 import pytest
 from forks_support import FIRST, Episode, Messages, fork, run, sandbox_of, say, speak, turn_ids
 from gate_support import Stage, staged
-from light import TASK, light_work
+from light import SOLVE, TASK, light_work
 
 from turnstile import AsyncClient
 from turnstile_server.offline_app import open_offline_app
+from turnstile_server.replay.store import ReplayStore
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
 
@@ -238,6 +239,48 @@ async def test_a_capture_that_hangs_delays_a_call_no_longer_than_it_may_and_stan
         assert (missed["missed"], missed["changes"]) == ("it took longer than 0.3 s (episodes.replay_wait_s)", [])
         assert begin["files"] == missed["files"] == 1
         assert summary(found) == [("one", "added")]
+
+
+async def test_an_agent_that_the_server_launches_is_recorded_and_judged_as_ever(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with recording(tiny_model, tmp_path) as stage:
+        body = {"task": TASK, "agent": "light", "env": {"WORK": SOLVE}}
+        episode = (await stage.control.post("/episodes", json=body)).json()
+        url = f"/episodes/{episode['episode_id']}"
+        with anyio.fail_after(120):
+            while (found := (await stage.control.get(f"{url}?wait=20")).json())["status"] != "completed":
+                assert found["status"] in ("queued", "preparing", "running", "grading"), found
+        assert found["reward"] == 1.0
+        begin, end = await states(stage, episode)
+        assert (begin["moment"], begin["files"], end["moment"], end["seq"]) == ("begin", 1, "end", 1)
+        assert summary(end) == [("answer.py", "changed")]
+
+
+async def test_a_fault_of_the_recorder_fails_no_call(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ReplayStore, "_keep", broken)
+    async with recording(tiny_model, tmp_path) as stage:
+        episode, _, _ = await played(stage, "echo one > one")
+        assert (await stage.get(episode))["status"] == "running"
+        assert await states(stage, episode) == []
+
+
+async def test_the_states_of_an_episode_that_a_restart_ended_are_still_there(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with recording(tiny_model, tmp_path) as stage:
+        episode, _, _ = await played(stage, "echo one > one")
+        before = await states(stage, episode)
+    async with recording(tiny_model, tmp_path) as stage:
+        assert (await stage.get(episode))["error"]["type"] == "server_restarted"
+        assert await states(stage, episode) == before
+        await stage.control.delete(f"/episodes/{episode['episode_id']}")
+        assert list((tmp_path / "data/replay/contents").iterdir()) == []
 
 
 async def test_a_fork_records_states_of_its_own(tiny_model: Path, tmp_path: Path) -> None:

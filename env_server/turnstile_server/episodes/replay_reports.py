@@ -54,11 +54,16 @@ class ReplayReports:
         records = await self._recorded(episode_id)
         if state >= len(records):
             raise NotFound(f"episode {episode_id} has {len(records)} states, the first is 0: there is no {state}")
-        known: dict[str, ReplayFile] = {}
-        for record in records[: state + 1]:
-            _apply(record, known)
-        files = tuple(known[path] for path in sorted(known))
-        return ReplayListing(episode_id=episode_id, state=state, files=files, further=records[state].further)
+
+        def make() -> ReplayListing:
+            known: dict[str, ReplayFile] = {}
+            for record in records[: state + 1]:
+                _apply(record, known)
+            files = tuple(known[path] for path in sorted(known))
+            further = records[state].further
+            return ReplayListing(episode_id=episode_id, state=state, files=files, further=further)
+
+        return await anyio.to_thread.run_sync(make, limiter=self._threads)
 
     async def content(self, episode_id: str, digest: str) -> bytes:
         await self._recorded(episode_id)

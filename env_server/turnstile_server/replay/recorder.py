@@ -70,18 +70,21 @@ class EpisodeReplay:
         repeated (of the same turn, with nothing changed) is not kept."""
         if moment == "turn" and self._missing == turn_id:
             return False
-        record = StateRecord(moment, turn_id, at_s)
-        deadline = time.monotonic() + self._shared.settings.replay_wait_s
         try:
-            capture = await self._taken(sandbox, moment)
+            return await self._record(sandbox, StateRecord(moment, turn_id, at_s))
+        except Exception:  # noqa: BLE001 - the boundary: a fault in here fails no call of the agent
+            _LOG.exception("a work folder could not be recorded", extra={"episode_id": self._episode_id})
+            return False
+
+    async def _record(self, sandbox: Sandbox, record: StateRecord) -> bool:
+        wait_s = self._shared.settings.replay_wait_s
+        deadline = time.monotonic() + wait_s
+        try:
+            capture = await self._taken(sandbox, record.moment)
         except TimeoutError:
-            wait_s = self._shared.settings.replay_wait_s
             return await self._missed(record, f"it took longer than {wait_s:g} s (episodes.replay_wait_s)")
         except TurnstileError as error:
             return await self._missed(record, error.message)
-        except Exception as error:  # noqa: BLE001 - the boundary: a fault in here fails no call of the agent
-            _LOG.exception("a work folder could not be looked at", extra={"episode_id": self._episode_id})
-            return await self._missed(record, repr(error))
         if capture is None:
             self._hopeless = self._hopeless or NO_PYTHON
             return await self._missed(record, self._hopeless)
