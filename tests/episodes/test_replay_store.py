@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from turnstile_server.errors import NotFound, SandboxFailed, WorkNotKept
+from turnstile_server.replay import inside
 from turnstile_server.replay.capture import Capture, ChangedFile, read_capture
 from turnstile_server.replay.manifest import StateRecord
 from turnstile_server.replay.store import KeepRoom, ReplayStore
 from turnstile_server.settings import EpisodeSettings
 
 pytestmark = pytest.mark.anyio
+
+PROGRAM = Path(inside.__file__).with_name("changed_files.py")
 
 ENDLESS = """
 import anyio, os, sys
@@ -138,6 +142,49 @@ async def test_a_full_disk_leaves_contents_out_and_says_so(tmp_path: Path) -> No
     await state(store, "ep_1", {"a": b"a"})
     [record] = await store.states("ep_1") or []
     assert (record.set[0].digest, record.set[0].left_out) == (None, "the disk is nearly full")
+
+
+def told(root: Path, known: dict[str, str] | None = None, **bounds: float) -> tuple[int, list[Any]]:
+    """What the program that looks at a work folder says of one: exit code and lines, without contents."""
+    wide = {"paths": 100, "list_bytes": 10_000, "file_bytes": 100, "files": 100, "bytes": 1000, "seconds": 60}
+    wanted = {"root": str(root), "known": known or {}, "skip": ["skipped"], **wide, **bounds}
+    done = subprocess.run(
+        [sys.executable, "-ISBc", PROGRAM.read_text()],
+        input=json.dumps(wanted).encode(),
+        capture_output=True,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in (b"[", b"{")]
+    return done.returncode, lines
+
+
+def test_the_program_inside_tells_what_changed_and_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    (root / "sub" / "skipped").mkdir(parents=True)
+    (root / "a").write_text("text\n")
+    (root / "sub" / "b").write_text("b" * 200 + "\n")
+    _, first = told(root)
+    assert [(line[0], line[5]) for line in first[:-1]] == [
+        ("a", None),
+        ("sub/b", "large"),
+        ("sub/skipped", "skipped"),
+    ]
+    marks = {line[0]: line[1] for line in first[:-1]}
+    assert told(root, marks)[1] == [LAST], "nothing changed"
+    status = (root / "a").stat()
+    (root / "a").write_text("tex2\n")
+    os.utime(root / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert [line[0] for line in told(root, marks)[1][:-1]] == ["a"], "the same size and time of writing"
+    (root / "sub" / "b").unlink()
+    assert told(root, {**marks, "a": told(root)[1][0][1]})[1] == [{**LAST, "gone": ["sub/b"]}]
+    _, late = told(root, marks, seconds=-1)
+    assert late == [{**LAST, "late": True}]
+    _, cut = told(root, marks, paths=1)
+    assert cut[-1] == {**LAST, "gone": ["sub/b"], "further": 1}
+    assert told(root, list_bytes=10)[1] == [{**LAST, "further": 2}]
+    assert told(tmp_path / "none", marks)[1] == [{**LAST, "gone": [*marks]}]
+    (tmp_path / "link").symlink_to("/etc")
+    assert told(tmp_path / "link") == told(root / "a") == (1, [])
 
 
 LAST = {"gone": [], "further": 0, "late": False}

@@ -224,8 +224,11 @@ def main() -> int:
     known = wanted["known"]
     try:
         root = os.open(wanted["root"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        root = -1
+    except FileNotFoundError:
+        root = -1  # the agent has removed it: all files are gone
+    except OSError as error:
+        sys.stderr.write(f"it cannot be opened, or is no folder but a link or a file: {error.strerror}")
+        return 1
     teller = Teller(root, wanted)
     changed: list[Found] = []
     seen: set[str] = set()
