@@ -50,13 +50,14 @@ class Watched:
         return self.page
 
     def check_quiet(self, expected: str | None = None) -> None:
-        """Nothing went wrong but what says ``expected``, and nothing left the origin. CSP violations are errors of the
-        console."""
+        """Nothing went wrong but what says ``expected``, and nothing left the origin. CSP violations are errors of
+        the console."""
         assert [error for error in self.errors if expected is None or expected not in error] == []
         assert self.foreign == []
 
     def check(self, expected: str | None = None) -> None:
-        """Nothing went wrong but what says ``expected``, nothing left the origin, and axe finds nothing serious."""
+        """Nothing went wrong but what says ``expected``, nothing left the origin, and axe finds nothing
+        serious."""
         self.check_quiet(expected)
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("async () => (await axe.run()).violations")
