@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
 
 from control_support import KEY, KEYS, START_S, Door, OpenDoor, engine, in_thread, listening, open_door
 from local import ROOT
@@ -107,6 +107,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or "/usr/bin/chromium"
     # Chromium's own sandbox does not work as root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=30_000)  # nothing is asserted by a clock, and CI's cores are shared
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield running

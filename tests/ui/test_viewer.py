@@ -102,7 +102,8 @@ def test_filters_are_in_the_address(watched: Watched, door: Door, api: httpx.Cli
 
 
 def test_a_change_is_told_and_shown_when_wanted(watched: Watched, door: Door, api: httpx.Client) -> None:
-    page = watched.open("/episodes", door.key)
+    with watched.page.expect_response("**/events"):
+        page = watched.open("/episodes", door.key)
     expect(page.get_by_role("grid", name="Episodes")).to_be_visible()
     made = api.post("/episodes", json={"task": {"instruction": "new"}}).json()["episode_id"]
     page.get_by_role("button", name=re.compile("change")).click()

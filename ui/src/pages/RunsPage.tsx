@@ -77,8 +77,7 @@ export function RunsPage() {
           </>
         )}
       </Await>
-      <EngineFacts />
-      <LiveCharts />
+      {!ofDirectory && <><EngineFacts /><LiveCharts /></>}
     </>
   );
 }
