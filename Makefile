@@ -50,7 +50,7 @@ test-slow: $(INSTALLED)
 test-browser: $(INSTALLED) ui/node_modules
 	scripts/install_chromium.sh
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -m browser tests/ui
+	$(BIN)/pytest -n 2 -m "browser and not thorough" tests/ui
 
 cheats: $(INSTALLED)
 	scripts/bubblewrap.sh

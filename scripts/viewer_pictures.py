@@ -57,7 +57,7 @@ SAMPLE = f"/episodes/{EPISODE}/tokens/{{turn}}"
 """``{turn}``: its last turn; ``{at}``: where the first turn's completion begins."""
 TOKENS = ".token-lines [role=option]"
 PICTURES_TAKEN: Sequence[Picture] = (
-    Picture("runs", "/runs", "[role=gridcell] a", height=290),
+    Picture("runs", "/runs", ".runs td a", height=290),
     Picture("run", f"/runs/{RUN}", "canvas", height=1010),
     Picture("run-dark", f"/runs/{RUN}", "canvas", height=1010, scheme="dark"),
     Picture("episodes", f"/episodes?run_id={RUN}&sort=reward&order=asc", "[role=gridcell] a", height=700),

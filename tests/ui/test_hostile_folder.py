@@ -106,7 +106,7 @@ def test_no_page_does_what_the_text_says(watched: Watched, door: Door, api: http
     assert any(len(message["content"]) > LONG for turn in turns for message in turn["new_messages"])
     tokens = f"/episodes/{first}/tokens/{turns[-1]['turn_id']}"
     pages = {
-        "/runs": "grid",
+        "/runs": "table",
         **{f"/runs/{run}?by={by}": "table" for by in ("step", "task", "tag", "version")},
         f"/episodes?run_id={run}": "grid",
         f"/groups/{GROUP}?node=0": "tree",

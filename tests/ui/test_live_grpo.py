@@ -80,8 +80,8 @@ def test_a_run_is_watched_to_its_end(
     watched: Watched, door: Door, api: httpx.Client, learning: Future[Path]
 ) -> None:
     page = watched.open("/runs", door.key)
-    row = page.get_by_role("grid", name="Runs").get_by_role("row").filter(has_text=RUN)
-    ended = row.get_by_role("gridcell").nth(2)
+    row = page.get_by_role("table", name="Runs").get_by_role("row").filter(has_text=RUN)
+    ended = row.get_by_role("cell").nth(1)
     first = grown(learning, ended, 0)
     page.evaluate("window.stays = true")
     grown(learning, ended, first)

@@ -77,10 +77,10 @@ def test_the_run_and_each_of_its_tabs(
     total = api.get("/stats", params={"run_id": RUN}).json()["total"]
     assert total["episodes"] == len(summaries)
     page = watched.open("/runs", door.key)
-    row = page.get_by_role("grid", name="Runs").get_by_role("row").filter(has_text=RUN)
-    cells = row.get_by_role("gridcell")
-    expect(cells.nth(1)).to_have_text(str(total["episodes"]))
-    assert cells.all_text_contents()[7:10] == [
+    row = page.get_by_role("table", name="Runs").get_by_role("row").filter(has_text=RUN)
+    cells = row.get_by_role("cell")
+    expect(cells.nth(0)).to_have_text(str(total["episodes"]))
+    assert cells.all_text_contents()[6:9] == [
         f"{total['solved']} / {total['graded']}",
         f"{total['groups_without_signal']} / {total['groups']}",
         f"{total['sampled_tokens']:,}",
@@ -152,7 +152,9 @@ def test_every_episode(watched: Watched, door: Door, summaries: list[Summary]) -
         main = page.locator("main")
         assert fact(main, "Reward") == ("–" if summary["reward"] is None else f"{summary['reward']:g}")
         assert fact(main, "Turns") == str(summary["turns"])
-        assert fact(main, "Sampled tokens") == f"{summary['sampled_tokens']:,}"
+        trained = f"{summary['trained_tokens']:,} of {summary['sampled_tokens']:,} tokens"
+        assert fact(main, "Trained").startswith(trained if summary["sampled_tokens"] else "–")
+        expect(page.get_by_role("link", name=f"Conversation ({summary['turns']})")).to_be_visible()
         expect(page.get_by_role("alert")).to_have_count(0)
     watched.check_quiet()
 

@@ -8,6 +8,7 @@ import { SafeLine } from "../components/SafeText";
 import { type Column, type RowWindow, type Sort, VirtualTable } from "../components/VirtualTable";
 import { Link, navigate, pathOf, useLocation } from "../router";
 import { count, reward, seconds, share, time } from "../text/format";
+import { visibleLine } from "../text/visible";
 import { ShowChanges, useChanges } from "./Changes";
 import { CONDITIONS, EpisodeFilters } from "./EpisodeFilters";
 import { TaskName } from "./TaskName";
@@ -157,7 +158,7 @@ function pickColumn(picked: readonly string[], pick: (ids: readonly string[]) =>
     cell: ({ episode_id }) => (
       <input
         type="checkbox"
-        aria-label={`Compare ${episode_id}`}
+        aria-label={`Compare ${visibleLine(episode_id)}`}
         checked={picked.includes(episode_id)}
         onClick={(event) => event.stopPropagation()} // the row would be drawn again before it has changed
         onChange={(event) => {
