@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import typer
 
-from client.trainer_types import rollout, turn
+from client.trainer_types import outline, rollout
 from turnstile.cli import output
 from turnstile.cli.run_report import failures, show_rollouts
 from turnstile.cli.transcript import show_episode_facts, show_turns
-from turnstile.models import EpisodeStatus, ErrorInfo, Fault, TaskRef, Turn
+from turnstile.models import EpisodeStatus, ErrorInfo, Fault, TaskRef, TurnOutline
 from turnstile.models.messages import Message, ToolCall
 from turnstile.visible import visible, visible_json
 from turnstile_server.observability.log_lines import LogFormatter
@@ -85,9 +85,9 @@ def _record() -> dict[str, Any]:
     }
 
 
-def _turn() -> Turn:
+def _turn() -> TurnOutline:
     reply = Message("assistant", ALL, reasoning=ALL, tool_calls=(ToolCall(ALL, ALL),))
-    return turn(Message("tool", f"{ALL}\n{ALL}"), reply)
+    return outline(Message("tool", f"{ALL}\n{ALL}"), reply)
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -202,4 +202,5 @@ def turn(said: Message, reply: Message, **more: Any) -> Turn:
 def outline(said: Message, reply: Message, **more: Any) -> TurnOutline:
     """The same, without its tokens."""
     facts = turn(said, reply, **more).model_dump(include=set(TurnFacts.model_fields))
-    return TurnOutline.model_validate({**facts, "context_tokens": 2, "completion_tokens": 1, "mean_logprob": -0.5})
+    lengths = {"context_tokens": 2, "completion_tokens": 1, "mean_logprob": -0.5}
+    return TurnOutline.model_validate({**facts, **lengths, "start": 2, "untrained_reason": None})
