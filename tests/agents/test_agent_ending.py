@@ -19,7 +19,7 @@ from turnstile_server.agents.ending import LoggedEnding, read_ending
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentResources, AgentSpec, EndRule
 from turnstile_server.episodes.outcome import AgentEnd, outcome_of_exit
-from turnstile_server.errors import ContextOverflow, EngineUnavailable, FormatTimeout
+from turnstile_server.errors import ContextOverflow, EngineUnavailable, FormatTimeout, TurnstileError
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
@@ -134,6 +134,10 @@ def test_what_an_agent_says_of_its_end_comes_after_refusals_and_before_its_exit_
     assert outcome_of_exit(failed, agent, turns=1, last_refusal=overflow).status is EpisodeStatus.TRUNCATED
     by_choice = outcome_of_exit(AgentEnd(0, "words"), agent, turns=1, last_refusal=FormatTimeout("slow"))
     assert (by_choice.status, by_choice.error) == (EpisodeStatus.COMPLETED, None)
+    bug = TurnstileError("the gate failed")
+    for turns in (0, 1):
+        ended = outcome_of_exit(AgentEnd(1, "words"), agent, turns=turns, last_refusal=bug)
+        assert (ended.status, ended.error, ended.by_agent) == (EpisodeStatus.FAILED, bug, False)
     told = outcome_of_exit(failed, agent, turns=1, last_refusal=None)
     assert told.status is EpisodeStatus.FAILED
     assert told.error is not None

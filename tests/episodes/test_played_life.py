@@ -355,6 +355,24 @@ async def test_a_bug_or_a_shortage_in_the_grader_ends_its_episode_and_no_other(
     assert (await server.stage.episode())["status"] == "running"
 
 
+@pytest.mark.parametrize(
+    ("error", "told"), [(RuntimeError("a bug"), "internal_error"), (MemoryError(), "server_exhausted")]
+)
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_an_agent_that_gives_up_after_a_bug_of_the_gate_is_not_scored(
+    server: EpisodeServer, error: Exception, told: str, turns: int
+) -> None:
+    created = await server.play()
+    process = await server.provider.agent()
+    for _ in range(turns):
+        await server.think(process)
+    server.stage.engine.answers = [fails(error)]
+    assert (await server.think(process)).status_code in (500, 503)
+    process.end(result(1))
+    shown = await server.ended(created)
+    assert (shown["status"], shown["reward"], shown["error"]["type"]) == ("failed", None, told)
+
+
 async def test_work_that_cannot_be_fetched_scores_0(server: EpisodeServer) -> None:
     created = await server.play()
     process = await server.provider.agent()

@@ -20,6 +20,7 @@ from turnstile_server.errors import (
 )
 from turnstile_server.gate.call import CommittedTurn, ModelCall
 from turnstile_server.gate.session import CallLimits, EpisodeSession
+from turnstile_server.http.exchange import CallerGone
 
 pytestmark = pytest.mark.anyio
 
@@ -115,11 +116,21 @@ async def test_a_closed_session_counts_no_refusal_and_keeps_its_first_reason() -
     assert played.stopped == []
 
 
-async def test_other_errors_than_ours_are_no_refusals() -> None:
+async def test_a_bug_is_the_reason_of_a_call_and_is_not_counted() -> None:
     played = Played(max_refusals=1)
     with pytest.raises(ZeroDivisionError), played.session.counting_refusals():
         raise ZeroDivisionError
-    assert played.session.last_refusal is None
+    assert played.stopped == []
+    reason = played.session.last_refusal
+    assert reason is not None
+    assert (reason.type, reason.fault) == ("internal_error", None)
+
+
+async def test_a_caller_that_went_away_was_refused_nothing() -> None:
+    played = Played(max_refusals=1)
+    with pytest.raises(CallerGone), played.session.counting_refusals():
+        raise CallerGone
+    assert (played.stopped, played.session.last_refusal) == ([], None)
 
 
 async def test_calls_in_flight_are_bounded_and_seen_but_not_changed_from_outside() -> None:

@@ -121,7 +121,7 @@ def outcome_of_exit(
     The refusal is looked at first, because many agents exit with 0 after a refusal that stopped them. Then comes
     what the agent's own log says, and last its exit code.
     """
-    if last_refusal is not None and last_refusal.fault is Fault.INFRASTRUCTURE:
+    if last_refusal is not None and _is_servers(last_refusal):
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
     why = _reason(end)
     if turns == 0 and last_refusal is not None:
@@ -144,6 +144,12 @@ def outcome_of_exit(
             EpisodeStatus.FAILED, AgentFailed(f"the agent ended with exit code {end.exit_code}{why}"), end
         )
     return Outcome(EpisodeStatus.COMPLETED, None, end)
+
+
+def _is_servers(refusal: TurnstileError) -> bool:
+    """Whether the agent could have done nothing about it: what it worked with was missing, or a bug of the server,
+    which has the type of the base alone."""
+    return refusal.fault is Fault.INFRASTRUCTURE or refusal.type == TurnstileError.type
 
 
 def _reason(end: AgentEnd) -> str:

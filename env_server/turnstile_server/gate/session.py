@@ -28,6 +28,8 @@ from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.http.exchange import CallerGone
+from turnstile_server.shortages import failure_of
 from turnstile_server.spans import SpanRecorder
 from turnstile_server.trace_context import TraceContext
 
@@ -221,21 +223,24 @@ class EpisodeSession:
     def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:
         """Counts the error that ends the block as a refusal of the agent.
 
-        Does not count it where ``call`` was abandoned: its caller went away, and was refused nothing.
+        Does not where ``call`` was abandoned: its caller went away, and was refused nothing.
         """
         try:
             yield
-        except TurnstileError as error:
-            if call is None or call.abandoned is None:
+        except Exception as error:
+            if not isinstance(error, CallerGone) and (call is None or call.abandoned is None):
                 self._refused(error)
             raise
 
-    def _refused(self, error: TurnstileError) -> None:
+    def _refused(self, error: Exception) -> None:
         """Counts a refusal, and stops the agent when a budget is spent or after ``max_refusals`` in a row.
 
-        Errors that a later attempt may cure do not count. Refusals alone stop few agents, so the episode ends.
+        Bugs, and errors that a later attempt may cure, do not count. Refusals alone stop few agents.
         """
         if self._closed is not None:
+            return
+        if not isinstance(error, TurnstileError):
+            self._last_refusal = failure_of(error, "the gate failed")
             return
         self._last_refusal = error
         if error.retryable:
@@ -244,13 +249,8 @@ class EpisodeSession:
         if isinstance(error, BudgetExhausted):
             self._on_exhausted(error)
         elif self._refusals >= self.limits.max_refusals:
-            self._on_exhausted(
-                TooManyRefusals(
-                    f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "
-                    f"{error.message}",
-                    detail={"last": error.type},
-                )
-            )
+            many = f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "
+            self._on_exhausted(TooManyRefusals(many + error.message, detail={"last": error.type}))
 
     def record_failure(
         self, dialect: str, lasted_s: float, status: int, error: str, call: ModelCall | None
@@ -260,8 +260,7 @@ class EpisodeSession:
         if self._spans is None:
             return
         began, turn_id = self._spans.now() - lasted_s, None if call is None else call.turn_id
-        kind = SpanKind.MODEL
-        self._spans.begin(kind, dialect, start_s=began, turn_id=turn_id, status=status).end(error)
+        self._spans.begin(SpanKind.MODEL, dialect, start_s=began, turn_id=turn_id, status=status).end(error)
 
     def begin_step(self, index: int) -> None:
         """Another agent begins: what was refused to the one before is not why this one ends, and no call of it
