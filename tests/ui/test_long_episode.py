@@ -58,6 +58,24 @@ def test_only_turns_near_the_window_are_made_and_an_address_opens_in_the_middle(
     watched.check()
 
 
+def test_the_end_key_leads_to_the_last_turn_where_turns_are_longer_than_was_guessed(
+    watched: Watched, long: tuple[Door, str]
+) -> None:
+    door, episode_id = long
+    watched.url = door.url
+    page = watched.open(f"/episodes/{episode_id}", door.key)
+    expect(page.locator("article").first).to_be_visible()
+    page.evaluate("document.styleSheets[0].insertRule('article { min-height: 900px; }')")
+    page.keyboard.press("End")
+    last = page.get_by_role("article", name=f"Turn {TURNS - 1}")
+    expect(last).to_be_in_viewport()
+    page.wait_for_timeout(1_000)
+    expect(last).to_be_in_viewport()
+    page.keyboard.press("Home")
+    expect(page.get_by_role("article", name="Turn 0", exact=True)).to_be_in_viewport()
+    watched.check()
+
+
 def test_a_line_of_ten_million_characters_does_no_harm(watched: Watched, long: tuple[Door, str]) -> None:
     door, episode_id = long
     watched.url = door.url

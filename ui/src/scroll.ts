@@ -1,5 +1,5 @@
 /** Where the page and its tables are scrolled to, kept in the entries of the history: back and forward, and a reload,
- * lead to the place that was left. */
+ * lead to the place that was left. And the end of a page whose parts are made late. */
 
 type Places = Readonly<Record<string, number>>;
 
@@ -43,6 +43,7 @@ function dropPlaces(): void {
 /** Keeps the place of the page itself from now on. */
 export function keepPagePlace(): void {
   window.history.scrollRestoration = "manual";
+  window.addEventListener("keydown", followEnd);
   window.addEventListener("scroll", () => keepPlace(PAGE, window.scrollY), { passive: true });
   window.addEventListener("popstate", () => {
     dropPlaces(); // of the entry that was left
@@ -54,13 +55,43 @@ export function keepPagePlace(): void {
 /** Scrolls as soon as the page is long enough, unless the reader was sooner. */
 function restorePagePlace(): void {
   const top = keptPlace(PAGE);
-  const end = new AbortController();
-  const scroll = (): void => {
-    if (document.documentElement.scrollHeight < top + window.innerHeight) return;
+  whileUntouched(() => {
+    if (document.documentElement.scrollHeight < top + window.innerHeight) return false;
     window.scrollTo(0, top);
-    end.abort();
-  };
-  const watch = new ResizeObserver(scroll);
+    return true;
+  });
+}
+
+/** The End key leads to the end that the page has once the parts near it are made: they get their heights only
+ * then, and push the last one away. */
+function followEnd(event: KeyboardEvent): void {
+  if (event.key !== "End" || event.defaultPrevented || scrollsItself(event.target)) return;
+  if (event.metaKey || event.altKey || event.shiftKey) return;
+  event.preventDefault(); // the browser's own way there stops short where the page changes meanwhile
+  whileUntouched(() => {
+    window.scrollTo(0, document.documentElement.scrollHeight);
+    return false;
+  });
+}
+
+/** Whether the key is for what it was pressed in: a field, or a table that scrolls by itself. */
+function scrollsItself(target: EventTarget | null): boolean {
+  for (let element = target instanceof Element ? target : null; element; element = element.parentElement) {
+    if (element === document.body) return false;
+    if (element.matches("input, textarea, select")) return true;
+    const scrolls = /auto|scroll/.test(getComputedStyle(element).overflowY);
+    if (scrolls && element.scrollHeight > element.clientHeight) return true;
+  }
+  return false;
+}
+
+/** Tries now and whenever the page has another height, until `act` says that it is done, the reader does something,
+ * or patience ends. */
+function whileUntouched(act: () => boolean): void {
+  const end = new AbortController();
+  const watch = new ResizeObserver(() => {
+    if (act()) end.abort();
+  });
   end.signal.addEventListener("abort", () => watch.disconnect());
   for (const event of ["wheel", "keydown", "pointerdown"]) {
     window.addEventListener(event, () => end.abort(), { signal: end.signal, passive: true });
