@@ -31,7 +31,8 @@ STATION = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
 SCRIPTED = {"testing/scripted_engine.py", "testing/policy.py", "engines/embedded/stopping.py"}
 """What stands for the engine where the test plays a call."""
 BESIDE = {
-    f"episodes/{name}.py" for name in ("kept_files", "leases", "retention", "snapshot_store", "work_store")
+    f"episodes/{name}.py"
+    for name in ("archive", "kept_files", "leases", "retention", "snapshot_store", "work_store")
 } | {f"replay/{name}.py" for name in ("files", "manifest", "store")}
 """The server's watch, which may run at the same time as the call."""
 
