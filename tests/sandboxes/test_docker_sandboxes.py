@@ -7,12 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
+import docker
 import pytest
+from docker.errors import APIError
 from docker_support import bare_image, container_of, containers_of, docker_provider, engine, python_image
 from echo_app import EchoApp, agents_of
 from sandbox_providers import LIMITS, SPEC, eventually
@@ -267,6 +273,34 @@ async def test_a_removal_returns_when_the_container_is_gone_whoever_removes_it(
                 return containers_of(run_dir.name)
 
             assert await asyncio.gather(*[remove(made) for _ in range(6)]) == [[]] * 6
+
+
+async def test_a_removal_does_not_wait_by_the_engines_wait_which_may_never_return(
+    sandbox_settings: SandboxSettings, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine 20.10: who asks to be told of a removal just as it ends is never told."""
+    remove, refused = docker.APIClient.remove_container, 0
+
+    def refusing(api: docker.APIClient, *args: Any, **options: Any) -> None:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise APIError("removal is already in progress", response=SimpleNamespace(status_code=409))
+        remove(api, *args, **options)
+
+    def never(*_: Any, **__: Any) -> None:
+        threading.Event().wait()
+
+    async with started(sandbox_settings, run_dir) as provider:
+        await provider.create(SPEC)
+        (made,) = containers_of(run_dir.name)
+        with monkeypatch.context() as patch:
+            patch.setattr(docker.APIClient, "remove_container", refusing)
+            patch.setattr(docker.APIClient, "wait", never)
+            with anyio.fail_after(30):
+                await provider._engine.remove(made)
+        assert refused == 3
+        assert containers_of(run_dir.name) == []
 
 
 @pytest.mark.parametrize("refusals", [1, 1000])

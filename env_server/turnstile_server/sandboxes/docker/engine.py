@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What Docker gives a container whose image names none."""
 
 
+_REMOVAL_POLL_S = 0.05
 _OLDEST_API = (1, 41)
 _TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
 _NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
@@ -324,17 +326,19 @@ class DockerEngine:
         return await self.call(inspect, "ask for an exit code")
 
     def _remove(self, container: str) -> None:
-        api = self._connected()
-        try:
-            api.remove_container(container, v=True, force=True)
-        except NotFound:
-            return
-        except APIError as error:
-            if error.status_code != 409:
-                raise
-            # Another call is already removing it, and returns when it is gone; so must this one.
-            with suppress(NotFound):
-                api.wait(container, timeout=self._timeout_s, condition="removed")
+        api, end = self._connected(), time.monotonic() + self._timeout_s
+        while True:
+            try:
+                api.remove_container(container, v=True, force=True)
+                return
+            except NotFound:
+                return
+            except APIError as error:
+                # 409: another call is already removing it, and returns when it is gone; so must this one. It asks
+                # again, because the engine's wait for a removal never returns where it begins as the removal ends.
+                if error.status_code != 409 or time.monotonic() > end:
+                    raise
+            time.sleep(_REMOVAL_POLL_S)
 
     def _found_address(self) -> EngineAddress:
         if self._address is None:
