@@ -18,7 +18,7 @@ from sandbox_providers import SPEC
 from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import can_carry
-from turnstile_server.sandboxes.docker.engine import Image
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User

@@ -14,7 +14,8 @@ from sandbox_providers import eventually
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.docker.probes import ImageProbes
 from turnstile_server.settings import SandboxSettings
 

@@ -13,7 +13,8 @@ from sandbox_providers import LIMITS, SPEC
 
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport
 from turnstile_server.settings import SandboxSettings

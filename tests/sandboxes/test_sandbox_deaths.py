@@ -12,7 +12,7 @@ from sandbox_providers import SPEC, Backend, children, eventually
 
 from turnstile_server.errors import SandboxDeath, SandboxFailed, error_of_type
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.docker.engine import ContainerState
+from turnstile_server.sandboxes.docker.inspected import ContainerState
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harbor_support import harbor_folder, loaded
 
-from turnstile_server.sandboxes.docker.engine import Image
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.tasks.dockerfile import DockerfileFacts, read_dockerfile
 from turnstile_server.tasks.images import DOCKER, ImageBuildFailed, TaskImages

@@ -11,7 +11,7 @@ from typing import Any
 
 from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes import call_filter
-from turnstile_server.sandboxes.docker.engine import Image
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.helper import HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper_sandbox import Layout
 from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, SandboxLimits, SandboxSpec, User

@@ -10,23 +10,21 @@ gone is no error. Bodies have the field names of the Engine API (v1.41 and later
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from turnstile_server.errors import SandboxDeath, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.docker.address import EngineAddress
 from turnstile_server.sandboxes.docker.attach import AttachedStream, attach
 from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
-from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
+from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.shortages import is_shortage
 
@@ -44,51 +42,12 @@ _OLDEST_API = (1, 41)
 _TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
 _NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
 """What comes of a reply that is not Docker's."""
-_KILLED = 128 + signal.SIGKILL
 _UNSEEN = "bind source path does not exist"
 """What the engine says of a bind mount that is not in its own file system."""
 
 
 class UnseenFolder(SandboxUnavailable):
     """The engine does not see a folder of the server's that it was to mount."""
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    image_id: str
-    volumes: tuple[str, ...]
-    """Paths that the image declares as volumes."""
-    path: str
-    """The image's PATH."""
-    architecture: str
-    """As Docker names it: ``amd64``, ``arm64``, …"""
-    size: int = 0
-    """Bytes of all its layers."""
-    workdir: str = ""
-    """The image's WORKDIR."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """The image's variables."""
-    labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerState:
-    running: bool
-    paused: bool
-    exit_code: int
-    out_of_memory: bool
-    """Its first process was killed for memory; the end of another command by it does not show here."""
-    error: str
-
-    @property
-    def death(self) -> SandboxDeath:
-        """What ended it. Its first process can be neither killed nor stopped by another process of it."""
-        if self.out_of_memory:
-            return SandboxDeath.MEMORY
-        if self.running:
-            return SandboxDeath.OUTSIDE if self.paused else SandboxDeath.INSIDE
-        outside = (_KILLED, CONNECTION_LOST)
-        return SandboxDeath.OUTSIDE if self.exit_code in outside else SandboxDeath.INSIDE
 
 
 class _Client(docker.APIClient):

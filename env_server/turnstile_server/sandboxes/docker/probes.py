@@ -12,7 +12,8 @@ import anyio
 from turnstile_server.errors import TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.inspected import Image
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,9 @@ from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupErr
 from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import ContainerState, DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
+from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
 from turnstile_server.sandboxes.docker.launch import (
     Launch,
     Launcher,

@@ -16,7 +16,8 @@ import anyio
 
 from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from docker.utils import decode_json_header
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image, UnseenFolder
+from turnstile_server.sandboxes.docker.engine import DockerEngine, UnseenFolder
+from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.docker.volumes import Volume, Volumes
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,9 @@ from docker.errors import APIError, NotFound
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.engine import DockerEngine, Image
+from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.folder_tar import STAMP, digest, tar_of
+from turnstile_server.sandboxes.docker.inspected import Image
 
 log = logging.getLogger(__name__)
 
