@@ -112,6 +112,17 @@ def test_an_episode_is_stopped_by_the_first_version_beyond_its_bound_and_only_on
     assert played.stopped == [StaleAction.CANCEL]
 
 
+def test_a_stopped_episode_stays_as_old_as_it_was_when_its_weights_are_served_afterwards() -> None:
+    world = World()
+    played = world.episode(bound(0), None, "early")  # nobody told of them yet
+    world.serve("v1")
+    assert played.stopped == [StaleAction.CANCEL]
+    world.serve("early")
+    now = played.staleness.measured()
+    assert now is not None
+    assert (now.first_version, now.versions, now.exceeded) == ("early", 1, True)
+
+
 def test_nothing_counts_before_the_first_token() -> None:
     world = World()
     played = world.episode(bound(0))

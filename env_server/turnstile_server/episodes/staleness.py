@@ -84,8 +84,8 @@ class EpisodeStaleness:
         self.group = group
         self._versions = versions
         self._sampled = sampled
-        self._stopped_at: str | None = None
-        """The first version that it was stopped for."""
+        self._stopped_at: tuple[str, int] | None = None
+        """The first version that it was stopped for, and how far that was behind then."""
 
     def note_versions(self) -> None:
         """Its weights count from now on, also those that nobody told of."""
@@ -102,8 +102,8 @@ class EpisodeStaleness:
         first = self._first()
         behind = None if first is None else self._versions.lag(first)
         action = decide(self.bound, behind, sampled=bool(self._sampled()))
-        if action is not None:
-            self._stopped_at = first
+        if action is not None and first is not None and behind is not None:
+            self._stopped_at = first, behind
         return action
 
     def measured(self) -> Staleness | None:
@@ -112,6 +112,8 @@ class EpisodeStaleness:
         if self.bound is None and first is None:
             return None
         behind = None if first is None else self._versions.lag(first)
+        if self._stopped_at is not None:  # weights that sampled before they were served are new when they are
+            behind = max(behind or 0, self._stopped_at[1])
         return Staleness(
             bound=self.bound,
             first_version=first,
@@ -135,7 +137,7 @@ class EpisodeStaleness:
     def _first(self) -> str | None:
         """The version from which the episode's staleness counts; None before there is one."""
         if self._stopped_at is not None:
-            return self._stopped_at
+            return self._stopped_at[0]
         own = self._sampled()
         shared = self.group.first_version if self.bound is not None and self.bound.scope == "group" else None
         names = own if shared is None else [shared, *own]
