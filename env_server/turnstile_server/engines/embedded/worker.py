@@ -36,7 +36,8 @@ MAX_BODY_BYTES: Final = 1 << 30
 def main() -> None:
     arguments = _arguments()
     status = _take_stdout()
-    _die_with_parent(arguments.socket)
+    end = _End(arguments.socket)
+    _die_with_parent(end)
     torch.set_num_threads(arguments.threads)
     try:
         model = LoadedModel(arguments.model, weights_name(arguments.model))
@@ -64,13 +65,11 @@ def main() -> None:
         incremental=arguments.incremental_streaming_output,
     )
     limits = SchedulerLimits(max_batch=arguments.max_batch, prefill_chunk=arguments.prefill_chunk, window=window)
-    scheduler = Scheduler(
-        model, limits, decode, app.post, crash=lambda: _exit(arguments.socket, EXIT_CRASHED), seed=arguments.seed
-    )
-    anyio.run(_serve, app, scheduler, arguments.socket, status)
+    scheduler = Scheduler(model, limits, decode, app.post, crash=lambda: end(EXIT_CRASHED), seed=arguments.seed)
+    anyio.run(_serve, app, scheduler, arguments.socket, status, end)
 
 
-async def _serve(app: WorkerApp, scheduler: Scheduler, socket: Path, status: int) -> None:
+async def _serve(app: WorkerApp, scheduler: Scheduler, socket: Path, status: int, end: _End) -> None:
     app.attach(scheduler)
     scheduler.start()
     server = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -81,24 +80,34 @@ async def _serve(app: WorkerApp, scheduler: Scheduler, socket: Path, status: int
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         _report(status, {"ready": True})
         await anext(signals)
-    # No orderly shutdown: callers see a broken connection, and torch may be in a long step.
-    _exit(socket, 0)
+        # No orderly shutdown: callers see a broken connection, and torch may be in a long step. Behind this block
+        # a second signal would end the process before its folder is removed.
+        end(0)
 
 
-def _die_with_parent(socket: Path) -> None:
+def _die_with_parent(end: _End) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def watch() -> None:
         while os.read(0, 1024):
             pass
-        _exit(socket, 0)
+        end(0)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _exit(socket: Path, code: int) -> None:
-    shutil.rmtree(socket.parent, ignore_errors=True)
-    os._exit(code)
+class _End:
+    """Ends the process at once, from any thread, with the folder of its socket removed. Of several callers the
+    first one does it all: another's exit must not come in between."""
+
+    def __init__(self, socket: Path) -> None:
+        self._folder = socket.parent
+        self._begun = threading.Lock()
+
+    def __call__(self, code: int) -> None:
+        with self._begun:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(code)
 
 
 def _take_stdout() -> int:
