@@ -218,7 +218,8 @@ def test_top_stays_on_a_terminal_until_it_is_interrupted(door: Door) -> None:
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (40, 120))
     command = [sys.executable, "-m", "turnstile", "top", "--interval", "0.1", "--url", door.url, "--key", door.key]
-    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
+    try:
         os.close(end)
         shown = b""
         while shown.count(b"Ctrl-C ends it") < 3:  # drawn again and again
@@ -228,6 +229,9 @@ def test_top_stays_on_a_terminal_until_it_is_interrupted(door: Door) -> None:
             while data := os.read(terminal, 65536):
                 shown += data
         assert process.wait(60) == DONE
+    finally:
+        process.kill()
+        process.wait()
     os.close(terminal)
     assert b"Traceback" not in shown
     assert b"\x1b[?1049l" in shown, "the screen from before is back"
