@@ -232,6 +232,6 @@ def test_top_stays_on_a_terminal_until_it_is_interrupted(door: Door) -> None:
     finally:
         process.kill()
         process.wait()
-    os.close(terminal)
+        os.close(terminal)
     assert b"Traceback" not in shown
     assert b"\x1b[?1049l" in shown, "the screen from before is back"

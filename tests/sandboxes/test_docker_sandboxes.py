@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -278,7 +279,7 @@ async def test_a_removal_returns_when_the_container_is_gone_whoever_removes_it(
 async def test_a_removal_does_not_wait_by_the_engines_wait_which_may_never_return(
     sandbox_settings: SandboxSettings, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engine 20.10: who asks to be told of a removal just as it ends is never told."""
+    """Engine 20.10: who asks to be told of a removal just as it ends may never be told."""
     remove, refused = docker.APIClient.remove_container, 0
 
     def refusing(api: docker.APIClient, *args: Any, **options: Any) -> None:
@@ -301,6 +302,30 @@ async def test_a_removal_does_not_wait_by_the_engines_wait_which_may_never_retur
                 await provider._engine.remove(made)
         assert refused == 3
         assert containers_of(run_dir.name) == []
+
+
+async def test_a_removal_that_another_call_never_ends_is_given_up_after_the_time_out(
+    sandbox_settings: SandboxSettings, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def refusing(api: docker.APIClient, *args: Any, **options: Any) -> None:
+        asked.append(time.monotonic())
+        raise APIError("removal is already in progress", response=SimpleNamespace(status_code=409))
+
+    settings = sandbox_settings.model_copy(update={"docker_timeout_s": 2.0})
+    async with started(sandbox_settings, run_dir) as provider:
+        await provider.create(SPEC)
+        (made,) = containers_of(run_dir.name)
+        impatient = DockerEngine(settings)
+        await impatient.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(docker.APIClient, "remove_container", refusing)
+            with pytest.raises(SandboxUnavailable, match=r"docker_timeout_s|cannot remove"):
+                await impatient.remove(made)
+            await eventually(lambda: time.monotonic() - asked[-1] > 1)  # nobody goes on asking
+        assert 1.5 < asked[-1] - asked[0] < 30
+        impatient.close()
 
 
 @pytest.mark.parametrize("refusals", [1, 1000])

@@ -218,7 +218,7 @@ def test_back_leads_to_the_place_in_the_list_that_was_left(watched: Watched, doo
 def test_a_condition_that_cannot_be_is_refused_in_the_servers_words(watched: Watched, door: Door) -> None:
     page = watched.open("/episodes?metadata=no-equals", door.key)
     expect(page.get_by_role("alert")).to_contain_text("KEY=VALUE")
-    watched.check(expected="422")  # the browser reports each, some of them later than the page shows the reason
+    watched.check(expected="status of 422")  # the browser reports each, some of them later than the page does
 
 
 def test_new_episodes_move_no_row_until_they_are_wanted(watched: Watched, door: Door, api: httpx.Client) -> None:

@@ -49,4 +49,4 @@ def test_the_pages_show_a_directory_without_a_server(watched: Watched, offline: 
     page.get_by_role("link", name="Work").click()
     page.get_by_role("button", name="Compare the work").click()
     expect(page.get_by_text("reads a directory without a server")).to_be_visible()
-    watched.check(expected="409")  # the browser reports each, some of them later than the page does
+    watched.check(expected="status of 409")  # the browser reports each, some of them later than the page does

@@ -168,10 +168,10 @@ def test_hostile_text_is_text(watched: Watched, door: Door, hostile: str) -> Non
 def test_an_episode_that_is_not_there_says_so(watched: Watched, door: Door) -> None:
     page = watched.open("/episodes/none%2Fsuch", door.key)
     expect(page.get_by_role("alert").first).to_contain_text("404")
-    watched.check(expected="404")
+    watched.check(expected="status of 404")
     page = watched.open("/no/such/page", None)
     expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
-    watched.check(expected="404")  # the browser reports each, some of them later than the page shows the reason
+    watched.check(expected="status of 404")  # the browser reports each, some of them later than the page does
 
 
 def test_the_help_opens_and_closes_by_keyboard(watched: Watched, door: Door, episodes: list[str]) -> None:

@@ -36,8 +36,8 @@ _EXTRA_CONNECTIONS = 128
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What Docker gives a container whose image names none."""
 
-
 _REMOVAL_POLL_S = 0.05
+"""Between two looks at whether another call's removal has ended."""
 _OLDEST_API = (1, 41)
 _TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
 _NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
@@ -294,7 +294,7 @@ class DockerEngine:
                 return
             except APIError as error:
                 # 409: another call is already removing it, and returns when it is gone; so must this one. It asks
-                # again, because the engine's wait for a removal never returns where it begins as the removal ends.
+                # again: the engine's wait for a removal may never return where it begins as the removal ends.
                 if error.status_code != 409 or time.monotonic() > end:
                     raise
             time.sleep(_REMOVAL_POLL_S)
