@@ -116,8 +116,9 @@ async def test_daemons_of_the_work_end_with_a_sweep(sandbox: HelperSandbox) -> N
     script = '''
 daemon = (
     "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n"
-    "    if os.fork() == 0:\\n        time.sleep(7" "3)\\n    os._exit(0)"
+    "    if os.fork() == 0:\\n        time.sleep(7" "3)\\n    os._exit(0)\\nos.wait()"
 )
+# A program's process group ends with it, so it waits until the daemon has left that.
 launch.launch(["python3", "-c", daemon], stdio=(0, 2, 2)).wait()
 # The work sees its own processes, on every backend. What has ended may be seen for a moment.
 count = """
