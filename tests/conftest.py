@@ -42,6 +42,13 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-rerunfailures looks
+def pytest_configure(config: pytest.Config) -> None:
+    """`.ci/run` plays a test that fails again, as often as it says here, and lists those that pass then."""
+    config.option.reruns = config.option.reruns or int(os.environ.get("TURNSTILE_TEST_RERUNS", "0"))
+    config.option.rerun_show_tracebacks = True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """While a fixture of the session is async, anyio's plug-in marks this thread as one that runs an event loop.
