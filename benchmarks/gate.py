@@ -97,7 +97,7 @@ async def counted(lengths: Sequence[int], chains: int, folder: Path) -> list[Cal
         return await CallCounting(model, servers, folder, lengths, chains).run()
 
 
-async def referenced(plan: ReferencePlan, folder: Path, url: str, pid: int) -> list[Figures]:
+async def referenced(plan: ReferencePlan, folder: Path, url: str, pid: int) -> tuple[list[Figures], int]:
     model = tiny_model()
     async with Servers(folder, model, cores(), 0, engine_url=url) as servers:
         return await played(servers, model, engine_processes(pid), int(url.rpartition(":")[2]), plan)
@@ -203,8 +203,13 @@ def compare_with_sglang(options: argparse.Namespace, plan: ReferencePlan, folder
     facts["plan"] = dataclasses.asdict(plan)
     with sglang_process(tiny_model(), SGLANG_FLAGS) as engine:
         facts["sglang"] = json.loads(fetch(f"{engine.url}/server_info")).get("version")
-        rows = uvloop.run(referenced(plan, folder, engine.url, engine.pid))
-    text = f"{heading(facts)} SGLang {facts['sglang']}.\n\n{reference_table(rows)}"
+        rows, breaks = uvloop.run(referenced(plan, folder, engine.url, engine.pid))
+    facts["breaks"] = breaks
+    calls = sum(row["calls"] for row in rows) // 2
+    engine_words = (
+        f"SGLang {facts['sglang']}; {breaks} of {calls} counted calls through Turnstile broke their path."
+    )
+    text = f"{heading(facts)} {engine_words}\n\n{reference_table(rows)}"
     print(text)
     report.write_results(options.out, "gate_sglang", facts | {"rows": rows}, text)
     if options.write_docs:

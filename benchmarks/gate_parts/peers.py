@@ -17,7 +17,8 @@ from gate_parts.server import Server, fetch
 
 RLLM: Final = "rllm-model-gateway"
 AGENTCORE: Final = "agentcore-rl-toolkit"
-REQUIREMENTS: Final = {RLLM: RLLM, AGENTCORE: f"{AGENTCORE}[gateway]==0.2.0"}
+AGENTCORE_VERSION: Final = "0.2.0"
+REQUIREMENTS: Final = {RLLM: RLLM, AGENTCORE: f"{AGENTCORE}[gateway]=={AGENTCORE_VERSION}"}
 LAUNCHER: Final = Path(__file__).resolve().with_name("agentcore_server.py")
 
 
@@ -169,16 +170,20 @@ def continued(records: Sequence[dict[str, Any]]) -> bool:
 
 
 def install(package: str, venv: Path) -> str:
-    """Installs a peer into a virtual environment of its own, once; returns its version."""
-    python = str(venv / "bin" / "python")
-    script = f"from importlib.metadata import version; print(version({package!r}))"
-    found = (
-        subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
-        if venv.exists()
-        else None
-    )
-    if found is None or found.returncode:
+    """Installs a peer into a virtual environment of its own, unless that has it; returns its version."""
+    python = venv / "bin" / "python"
+    found = _version(package, python) if python.exists() else None
+    if found is None or (package == AGENTCORE and found != AGENTCORE_VERSION):
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--quiet", REQUIREMENTS[package]], check=True)
-        found = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True)
-    return found.stdout.strip()
+        found = _version(package, python)
+    if found is None:
+        raise SystemExit(f"{REQUIREMENTS[package]} was installed into {venv} and is not there")
+    return found
+
+
+def _version(package: str, python: Path) -> str | None:
+    """None where that Python lacks it."""
+    script = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None

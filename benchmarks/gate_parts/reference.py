@@ -148,13 +148,15 @@ class Reference:
 
 async def played(
     servers: Servers, model: Path, engine: dict[str, list[int]], engine_port: int, plan: ReferencePlan
-) -> list[Figures]:
-    """Plays on the engine itself, whose processes by role are ``engine``, and on a Turnstile of ``servers``."""
+) -> tuple[list[Figures], int]:
+    """Plays on the engine itself, whose processes by role are ``engine``, and on a Turnstile of ``servers``. Also
+    says how many of Turnstile's calls broke their path: a reply of random tokens may hold control tags."""
     turnstile = await servers.turnstile("process", name=THROUGH, episodes=0)
     itself = Server(DIRECT, engine_port, turnstile.process, [("/v1/chat/completions", {})])
     ours = [turnstile.process.popen.pid, *turnstile.process.children]
     targets = [Target(itself, engine), Target(turnstile, {TURNSTILE: ours, **engine})]
-    return await Reference(model, targets, plan).run()
+    rows = await Reference(model, targets, plan).run()
+    return rows, int((await turnstile.metrics()).get("turnstile_breaks_total", 0.0))
 
 
 def engine_processes(pid: int) -> dict[str, list[int]]:

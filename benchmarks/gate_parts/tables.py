@@ -70,7 +70,7 @@ def ratios(rows: Sequence[Figures]) -> str:
     names = {row["server"]: None for row in rows}
     peers = [name for name in names if name.startswith(("rllm", "agentcore"))]
     head = ["history", "mode", "added p50 ms", "of it beyond the relay", "CPU, times the relay's"]
-    head += [f"turns/s, times {peer}" for peer in peers] + [f"turns per CPU s, times {peer}" for peer in peers]
+    head += [f"turns per CPU s, times {peer}" for peer in peers]
     out = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
     for server, length, stream in by:
         if server != OURS:
@@ -80,8 +80,7 @@ def ratios(rows: Sequence[Figures]) -> str:
         beyond = row["p50_ms"] - relay["p50_ms"]
         cells = [f"{length:,}", "streamed" if stream else "unstreamed", f"{added:.2f}", f"{beyond:.2f}"]
         cells.append(f"{row['cpu_ms'] / relay['cpu_ms']:.1f}")
-        for key in ("turns_per_s", "turns_per_cpu_s"):
-            cells += [f"{row[key] / by[peer, length, stream][key]:.1f}" for peer in peers]
+        cells += [f"{row['turns_per_cpu_s'] / by[peer, length, stream]['turns_per_cpu_s']:.1f}" for peer in peers]
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"
 

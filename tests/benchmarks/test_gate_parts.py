@@ -206,7 +206,7 @@ def test_an_aim_that_a_run_did_not_measure_is_neither_reached_nor_missed() -> No
 def test_ratios_are_of_one_length_and_mode() -> None:
     head, _, line = ratios(ROWS[:4]).splitlines()
     assert "turns per CPU s, times rllm-memory" in head
-    assert line == "| 8,000 | unstreamed | 1.90 | 1.50 | 4.0 | 6.0 | 6.0 |"
+    assert line == "| 8,000 | unstreamed | 1.90 | 1.50 | 4.0 | 6.0 |"
 
 
 def test_the_cpu_of_a_call_is_that_of_the_quiet_quarter_and_the_mean_is_beside_it() -> None:

@@ -148,14 +148,15 @@ def test_conversations_differ_from_episode_to_episode_and_grow_with_their_first_
 def test_both_servers_are_played_through_with_the_same_calls(tiny_model: Path, tmp_path: Path) -> None:
     """With the mock engine in SGLang's place."""
 
-    async def play() -> list[Figures]:
+    async def play() -> tuple[list[Figures], int]:
         cores = sorted(os.sched_getaffinity(0))
         async with Servers(tmp_path, tiny_model, (cores[0], cores[-1]), 0) as servers:
             plan = ReferencePlan(firsts=(500,), rounds=2, turns=3, sampled=40)
             engine = {HTTP: [servers.direct().process.popen.pid]}
             return await played(servers, tiny_model, engine, servers.engine_port, plan)
 
-    rows = uvloop.run(play())
+    rows, breaks = uvloop.run(play())
+    assert breaks == 0
     assert [(row["through"], row["stream"]) for row in rows] == [
         (through, stream) for stream in (False, True) for through in (DIRECT, THROUGH)
     ]
