@@ -11,7 +11,7 @@ of `agentcore-rl-toolkit` in its two modes, each from PyPI in an environment of 
 same growing conversation. Calls are measured at several lengths of it, streamed and not. The server runs on one
 core, the client and the engine on another. Then servers of their own show what episodes cost in memory.
 
-``--count-calls`` counts calls of functions per turn instead, which do not depend on how busy the machine is.
+``--count-calls`` counts calls of functions per turn instead, which depend little on how busy the machine is.
 ``--sglang`` plays conversations on a real SGLang instead: through its own `/v1/chat/completions`, and through
 Turnstile in front of the same server (``gate_parts/reference.py``).
 

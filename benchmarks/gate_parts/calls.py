@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections import Counter
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ from gate_parts.server import Server, connections
 from gate_parts.servers import Servers
 from gate_parts.wire import Connection
 
-IDLE_S = 1.0
+IDLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
     """Calls per turn: Python frames entered, C functions called from Python. ``idle``: frames per second that the
-    process enters without any call, which are in the others too."""
+    process enters without any call. For as long as the turns took, they are taken from the others: a busy machine
+    takes longer for a turn, and timers go on."""
 
     server: str
     tokens: int
@@ -81,18 +82,19 @@ class CallCounting:
         bodies, head = self._conversation.chain(turns, stream=stream), server.head(0, prompt)
         before = read_counts(path)
         await asyncio.sleep(IDLE_S)
-        idle = read_counts(path)["python"] - before["python"]
-        totals: Counter[str] = Counter()
+        after = read_counts(path)
+        idle = {kind: (after[kind] - before[kind]) / IDLE_S for kind in after}
+        totals = dict.fromkeys(after, 0.0)
         for chain in range(-1, self._chains):
             number = next(self._numbers)
             await send(server, link, head, bodies[0].parts(number))
-            before = read_counts(path)
+            before, began = read_counts(path), time.perf_counter()
             for body in bodies[1:]:
                 await send(server, link, head, body.parts(number))
+            took_s, after = time.perf_counter() - began, read_counts(path)
             if chain >= 0:  # the one before fills caches
-                totals.update(read_counts(path))
-                totals.subtract(before)
+                for kind in totals:
+                    totals[kind] += after[kind] - before[kind] - took_s * idle[kind]
         calls = self._chains * (len(bodies) - 1)
-        return CallCounts(
-            server.name, length, stream, totals["python"] / calls, totals["c"] / calls, idle / IDLE_S
-        )
+        per_turn = {kind: count / calls for kind, count in totals.items()}
+        return CallCounts(server.name, length, stream, per_turn["python"], per_turn["c"], idle["python"])

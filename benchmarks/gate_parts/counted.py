@@ -1,4 +1,4 @@
-"""Runs a module, and counts the calls that its process makes: figures that do not depend on how busy a machine is.
+"""Runs a module, and counts the calls that its process makes: figures that depend little on how busy a machine is.
 
     python -m gate_parts.counted SOCKET MODULE [ARGUMENT …]
 

@@ -102,7 +102,7 @@ def memory_table(cost: MemoryCost) -> str:
 
 
 def calls_table(counts: Sequence[CallCounts]) -> str:
-    """Markdown: calls of functions per turn, which do not depend on how busy the machine is."""
+    """Markdown: calls of functions per turn, which depend little on how busy the machine is."""
     out = ["| history | mode | server | Python frames per turn | C functions per turn | frames per idle second |"]
     out.append("|---|---|---|---:|---:|---:|")
     for one in counts:
