@@ -252,7 +252,7 @@ async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_b
     assert "the work ended its own grading" in grade.detail["tests"]["note"]
 
 
-@pytest.mark.parametrize("program", ["workdiff.py", "show_files.py"])
+@pytest.mark.parametrize("program", ["workdiff", "show_files.py"])
 async def test_a_program_of_ours_that_fails_on_a_work_makes_no_score(
     provider: Watched, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
