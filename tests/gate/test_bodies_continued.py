@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects import conversations, parse_cache
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest
@@ -252,6 +253,30 @@ def test_a_cache_that_rests_keeps_the_messages_alone() -> None:
     then = chat.parse(json.dumps({"messages": [*items, *items]}).encode(), before)
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False)] == [True, True]
     assert before.continued == 0
+
+
+def test_a_repeated_reply_shares_the_texts_of_the_reply() -> None:
+    before, chat = ParseCache(), BY_NAME["chat"]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
+    items: Items = [{"role": "user", "content": "a"}]
+    chat.parse(json.dumps({"messages": items}).encode(), before)
+    reply = Message("assistant", "said so", tool_calls=(ToolCall("f", '{"n": 1}', "c"),))
+    before.replied(reply)
+    items += [
+        {"role": "assistant", "content": "said so", "tool_calls": [call]},
+        {"role": "user", "content": "said so"},
+    ]
+    body = json.dumps({"messages": items}).encode()
+    request = chat.parse(body, before)
+    assert request == chat.parse(body)
+    assert request.messages[1] == reply
+    assert request.messages[1].content is reply.content
+    assert request.messages[1].tool_calls[0].arguments is reply.tool_calls[0].arguments
+    for index in range(parse_cache.REPLIED_TEXTS):
+        before.replied(Message("assistant", f"{index}"))
+    later = chat.parse(body.replace(b'"a"', b'"b"'), before).messages[1]
+    assert later == reply
+    assert later.content is not reply.content
 
 
 def test_a_branch_leaves_the_longer_history_known() -> None:

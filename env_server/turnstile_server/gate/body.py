@@ -85,12 +85,19 @@ class BodyParser:
         self.check_size(len(body))
         new, whole = self._weigh(dialect, body, before)
         if not self._is_small(new, whole):
-            fresh = None if before is None else ParseCache()
-            request = await anyio.to_thread.run_sync(
-                self._parse_large, dialect, body, fresh, params, limiter=self._threads
-            )
-            if before is not None and fresh is not None:
-                before.adopt(fresh)
+            fresh = ParseCache()
+            try:
+                request = await anyio.to_thread.run_sync(
+                    self._parse_large,
+                    dialect,
+                    body,
+                    None if before is None else fresh,
+                    params,
+                    limiter=self._threads,
+                )
+            finally:
+                if before is not None:
+                    before.adopt(fresh)
         elif new.size <= TINY_BYTES:
             request = self._parse_small(dialect, body, before, params)
         else:

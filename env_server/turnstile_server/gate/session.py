@@ -338,6 +338,8 @@ class EpisodeSession:
     def commit(self, turn: Turn, record_bytes: int) -> Node:
         """Makes a durable turn visible, and counts it and its record against the budgets."""
         node = self.tree.add(turn)
+        for cache in self._parse_caches.values():
+            cache.replied(turn.reply)
         self._recorded_bytes += record_bytes + node.merged_bytes
         self._sampled += len(turn.completion_ids)
         self._refusals = 0

@@ -53,7 +53,8 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache, ReadBody, read_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 HISTORY = "messages"

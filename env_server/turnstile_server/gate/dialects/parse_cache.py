@@ -1,4 +1,4 @@
-"""Reads the bodies of an episode's calls, each from where it differs from the ones before.
+"""The bodies of an episode's calls, each cut where it differs from the ones before.
 
 An agent sends its whole history with every call: the bytes of the last one, and new items behind them. So the
 messages of the items that came before are taken from there, and what stands around the history is read only where
@@ -12,13 +12,12 @@ surrogate pair, what is no JSON), the body is read as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from turnstile.models import Message
 from turnstile_server.gate.dialects.conversations import Conversation, NewItems, Outline
-from turnstile_server.gate.dialects.json import check_objects, objects, read_object
 from turnstile_server.gate.dialects.json_lists import continued, find_items, find_list, read_outline
 from turnstile_server.gate.dialects.tool_lists import ToolLists
 from turnstile_server.http.json_values import Weight, weigh
@@ -29,12 +28,11 @@ CONVERSATIONS = 8
 REMEMBERED_BYTES = 8 << 20
 """Bytes of bodies that are remembered for an episode and dialect; the oldest are forgotten first."""
 
+REPLIED_TEXTS = 64
+"""Texts of the latest replies that are expected to come back; an agent repeats a reply with its next call."""
+
 TOOLS = "tools"
 """The list beside the history that may be long and seldom changes; all dialects call it so."""
-
-Made = TypeVar("Made")
-Parse = Callable[[dict[str, Any], int], tuple[Message, ...]]
-"""The messages of one item, given its index; it looks at that item alone. One item may give several messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class BodyParts:
     """A body whose history was found. ``values``: its items behind those of ``place``; ``ends``: of these.
     ``source`` None: ``outline`` is known."""
 
@@ -80,6 +78,8 @@ class ParseCache:
         """The one that was used last is the last."""
         self._placed: _Place | None = None
         """Of the body that was weighed last, while nothing has changed."""
+        self._replied: dict[str, str] = {}
+        """Texts of replies, each by itself; the latest is the last."""
         self.continued = 0
         """Bodies that continued an earlier one."""
 
@@ -107,18 +107,28 @@ class ParseCache:
         """Uses these lists of tools from now on: those of all episodes."""
         self._tool_lists = tool_lists
 
+    def replied(self, reply: Message) -> None:
+        """A reply of the episode: the message that repeats it shares its texts, so that they are held once."""
+        for text in _texts(reply):
+            self._replied.pop(text, None)
+            self._replied[text] = text
+        while len(self._replied) > REPLIED_TEXTS:
+            del self._replied[next(iter(self._replied))]
+
     def cool(self) -> None:
         """Forgets the bodies, for an episode that rests. The messages stay; the episode's turns hold them too."""
         self._placed = None
+        self._replied.clear()
         for conversation in self._conversations:
             conversation.cool()
 
     def adopt(self, other: ParseCache) -> None:
         """Takes over what another cache read in a thread."""
+        self._placed = None
         for conversation in other._conversations:
             self._remember(conversation)
 
-    def parts(self, body: bytes, key: str) -> _Parts | None:
+    def parts(self, body: bytes, key: str) -> BodyParts | None:
         """The body in parts; None where it must be read as a whole."""
         place, self._placed = self._placed, None
         if place is None or place.body is not body:
@@ -131,7 +141,7 @@ class ParseCache:
             return None
         outline = self._known_outline(body, place.start, end)
         if outline is not None:
-            return _Parts(place, outline, None, values, ends)
+            return BodyParts(place, outline, None, values, ends)
         head, tail = body[: place.start], body[end:]
         read = read_outline(head, tail, key, TOOLS, self._tool_lists)
         if read is None:
@@ -139,12 +149,13 @@ class ParseCache:
         source, tools = read
         if tools is not None:
             self._tool_lists.use(tools)
-        return _Parts(place, Outline(head, tail, weigh(head) + weigh(tail), tools), source, values, ends)
+        return BodyParts(place, Outline(head, tail, weigh(head) + weigh(tail), tools), source, values, ends)
 
-    def remember(self, parts: _Parts, new: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
+    def remember(self, parts: BodyParts, new: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
         """Keeps a body; ``new``: the messages of its new items. Returns all messages."""
         place = parts.place
         before, count = place.conversation, place.count
+        new = self._sharing(new)
         if before is None:
             messages = self._interned(new)
             conversation = Conversation(parts.outline)
@@ -167,9 +178,26 @@ class ParseCache:
     def remember_messages(self, new: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
         """Keeps what a body said that was read as a whole. Returns its messages."""
         conversation = Conversation(None)
-        conversation.messages += (message for some in self._interned(new) for message in some)
+        conversation.messages += (message for some in self._interned(self._sharing(new)) for message in some)
         self._remember(conversation)
         return tuple(conversation.messages)
+
+    def _sharing(self, new: Sequence[tuple[Message, ...]]) -> Sequence[tuple[Message, ...]]:
+        """``new`` with the texts of replies in place of equal ones."""
+        return [tuple(map(self._shared, some)) for some in new] if self._replied else new
+
+    def _shared(self, message: Message) -> Message:
+        texts = self._replied
+        if message.role != "assistant" or not any(text in texts for text in _texts(message)):
+            return message
+        calls = (replace(call, arguments=texts.get(call.arguments, call.arguments)) for call in message.tool_calls)
+        reasoning = message.reasoning
+        return replace(
+            message,
+            content=texts.get(message.content, message.content),
+            reasoning=None if reasoning is None else texts.get(reasoning, reasoning),
+            tool_calls=tuple(calls),
+        )
 
     def _interned(self, new: Sequence[tuple[Message, ...]]) -> Sequence[tuple[Message, ...]]:
         """``new``, a whole history, with the equal messages of an earlier call in their places."""
@@ -228,73 +256,8 @@ class ParseCache:
         return None
 
 
-class ReadBody:
-    """A body as its dialect reads it: first ``outline``, then ``messages``."""
-
-    def __init__(
-        self, key: str, cache: ParseCache | None, parts: _Parts | None, source: dict[str, Any] | None
-    ) -> None:
-        self._key = key
-        self._cache = cache
-        self._parts = parts
-        self._source = source
-
-    @property
-    def source(self) -> dict[str, Any]:
-        """The body's members. The history is missing in a body that was read in parts."""
-        if self._source is None:
-            assert self._parts is not None
-            outline = self._parts.outline
-            known = [] if outline.tools is None else [outline.tools]
-            read = read_outline(outline.head, outline.tail, self._key, TOOLS, known)
-            assert read is not None, "an outline that was read before is read again"
-            self._source = read[0]
-        return self._source
-
-    def outline(self, make: Callable[[ReadBody, Mapping[str, str]], Made], params: Mapping[str, str]) -> Made:
-        """What ``make`` makes of all but the history, which it does not look at. The result is shared."""
-        if self._parts is None:
-            return make(self, params)
-        outline = self._parts.outline
-        if outline.made is None or outline.params != params:
-            outline.made, outline.params = make(self, params), dict(params)
-        return cast(Made, outline.made)
-
-    def tools(self, make: Callable[[dict[str, Any]], Made]) -> Made:
-        """What ``make`` makes of the body's ``tools``, which is all that it looks at. The result is shared."""
-        tools = None if self._parts is None else self._parts.outline.tools
-        if tools is None:
-            return make(self.source)
-        if make not in tools.made:
-            tools.made[make] = make(self.source)
-        return cast(Made, tools.made[make])
-
-    def messages(
-        self, parse: Parse, items: Callable[[], Sequence[dict[str, Any]]] | None = None
-    ) -> tuple[Message, ...]:
-        """All messages of the history. ``items``: reads the history of a body that was read as a whole.
-
-        Raises InvalidRequest, which names the item.
-        """
-        if self._parts is None:
-            whole = objects(self.source, self._key) if items is None else items()
-            new = [parse(item, index) for index, item in enumerate(whole)]
-            if self._cache is None:
-                return tuple(message for some in new for message in some)
-            return self._cache.remember_messages(new)
-        assert self._cache is not None
-        count = self._parts.place.count
-        check_objects(self._parts.values, self._key, count)
-        new = [parse(item, index) for index, item in enumerate(self._parts.values, count)]
-        return self._cache.remember(self._parts, new)
-
-
-def read_body(body: bytes, key: str, before: ParseCache | None) -> ReadBody:
-    """A body whose history is ``key``. Raises InvalidRequest for what is no JSON object.
-
-    ``before``: the episode's earlier calls in this dialect; None: all is read, and nothing is remembered.
-    """
-    parts = None if before is None else before.parts(body, key)
-    if parts is None:
-        return ReadBody(key, before, None, read_object(body))
-    return ReadBody(key, before, parts, parts.source)
+def _texts(message: Message) -> list[str]:
+    """The texts of an assistant's message that may be long."""
+    return [
+        text for text in (message.content, message.reasoning, *(c.arguments for c in message.tool_calls)) if text
+    ]

@@ -32,7 +32,8 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache, ReadBody, read_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 
 HISTORY = "messages"
 

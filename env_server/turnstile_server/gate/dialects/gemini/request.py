@@ -25,7 +25,8 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache, ReadBody, read_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 
 HISTORY = "contents"
 
