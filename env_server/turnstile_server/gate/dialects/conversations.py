@@ -17,6 +17,9 @@ from turnstile.models import Message
 from turnstile_server.gate.dialects.tool_lists import ToolList
 from turnstile_server.http.json_values import Weight, weigh
 
+LAST_ITEMS = 3
+"""Items at a body's end that may change when they come again."""
+
 
 @dataclass(slots=True)
 class Outline:
@@ -138,11 +141,10 @@ class Conversation:
         text = new.body[new.start : new.ends[-1]]
         known = weigh(text) if new.weight is None else replace(new.weight, size=len(text))
         self._weight = self._weight + known
-        pieces = self._pieces
-        pieces.append(text)
-        while len(pieces) > 1 and len(pieces[-2]) < 2 * len(pieces[-1]):
-            last = pieces.pop()
-            pieces[-1] += last
+        # The last items in a piece of their own: a client that marks where it caches changes these, and no others.
+        cut = new.ends[-LAST_ITEMS - 1] - new.start if len(new.ends) > LAST_ITEMS else 0
+        self._append(text[:cut])
+        self._append(text[cut:])
 
     def interned(self, new: Sequence[tuple[Message, ...]], count: int) -> list[tuple[Message, ...]]:
         """``new``, which follows the first ``count`` items, with the equal messages of this history in their
@@ -157,6 +159,14 @@ class Conversation:
         self._weight = Weight()
         del self._ends[:]
         del self._counts[:]
+
+    def _append(self, piece: bytes) -> None:
+        pieces = self._pieces
+        if piece:
+            pieces.append(piece)
+        while len(pieces) > 1 and len(pieces[-2]) < 2 * len(pieces[-1]):
+            last = pieces.pop()
+            pieces[-1] += last
 
     def _cut_text(self) -> None:
         left = self.end(len(self))

@@ -26,6 +26,8 @@ _TO_BRACKET = re.compile(
 _OPEN, _OPEN_LIST, _END_LIST = frozenset(b"{["), ord("["), ord("]")
 _BLANK = b" \t\n\r"
 MANY_BYTES = 1 << 14
+"""Text of which all brackets are found at once; less is read bracket by bracket."""
+
 _KEY_BLANKS = 64
 """Most blanks around the colon in front of a list that is found."""
 
@@ -52,12 +54,14 @@ def find_list(text: bytes, key: str, start: int = 0, depth: int = 0) -> int | No
     return None
 
 
-def find_items(text: bytes, start: int) -> tuple[list[int], int] | None:
+def find_items(text: bytes, start: int, likely_end: int | None = None) -> tuple[list[int], int] | None:
     """Where each object or list ends that lies in the list around ``start``, and the offset of that list's ``]``.
 
-    ``start``: behind the list's ``[`` or behind one of its items. None: the list does not end.
+    ``start``: behind the list's ``[`` or behind one of its items. ``likely_end``: of the list; only time depends
+    on it. None: the list does not end.
     """
-    return find_few_items(text, start) if len(text) - start < MANY_BYTES else find_many_items(text, start)
+    size = (len(text) if likely_end is None else likely_end) - start
+    return find_few_items(text, start) if size < MANY_BYTES else find_many_items(text, start)
 
 
 def find_few_items(text: bytes, start: int) -> tuple[list[int], int] | None:

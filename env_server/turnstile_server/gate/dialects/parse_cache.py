@@ -133,7 +133,9 @@ class ParseCache:
         place, self._placed = self._placed, None
         if place is None or place.body is not body:
             place = self._place(body, key)
-        if place.start is None or (found := find_items(body, place.resume)) is None:
+        outline = None if place.conversation is None else place.conversation.outline
+        likely_end = None if outline is None else len(body) - len(outline.tail)
+        if place.start is None or (found := find_items(body, place.resume, likely_end)) is None:
             return None
         ends, end = found
         values = continued(body[place.resume : end], begun=place.count > 0)
