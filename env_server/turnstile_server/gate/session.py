@@ -27,7 +27,7 @@ from turnstile_server.capture.node import sampled_spans
 from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.http.exchange import CallerGone
 from turnstile_server.shortages import failure_of
 from turnstile_server.spans import SpanRecorder
@@ -338,6 +338,8 @@ class EpisodeSession:
     def commit(self, turn: Turn, record_bytes: int) -> Node:
         """Makes a durable turn visible, and counts it and its record against the budgets."""
         node = self.tree.add(turn)
+        for cache in self._parse_caches.values():
+            cache.replied(turn.reply)
         self._recorded_bytes += record_bytes + node.merged_bytes
         self._sampled += len(turn.completion_ids)
         self._refusals = 0

@@ -267,7 +267,7 @@ class GateSettings(_Clients):
     inline_body_bytes: int = Field(
         1 << 20,
         ge=0,
-        description="Larger bodies are parsed in a worker thread, smaller ones on the event loop.",
+        description="Bodies of which more bytes are new are parsed in a worker thread, others on the event loop.",
     )
     render_threads: int = Field(
         2,
