@@ -74,6 +74,15 @@ class EngineSettings(Section):
     max_reply_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Largest answer of the engine, or largest chunk of a streamed one."
     )
+    prompt_json_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="`sglang`, `vllm`, `embedded`: memory for the latest prompts as they were sent, so that the "
+        "next call of a conversation writes only its new tokens; 0: none.",
+    )
+    prompt_json_rest_s: float = Field(
+        30.0, gt=0, description="An episode that makes no call for so long keeps none of that memory."
+    )
     routed_experts: bool = Field(
         False,
         description="`sglang`: record which experts of a mixture each token went through, for routing replay. The "

@@ -107,6 +107,10 @@ class EmbeddedEngine(Engine):
             async for chunk in chunks:
                 yield chunk
 
+    def forget(self, episode_id: str) -> None:
+        if self._client is not None:
+            self._client.forget(episode_id)
+
     async def abort(self, rid: str) -> None:
         await self._running.abort(rid)
 
