@@ -11,6 +11,7 @@ admission and budgets. ``episodes/`` owns the episode's life: it closes the sess
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import Counter, defaultdict
@@ -118,7 +119,8 @@ class EpisodeSession:
         self.huge_prompts = anyio.CapacityLimiter(1)
         """One huge prompt at a time is rendered for the episode."""
         self._replying = 0
-        self._all_replied = anyio.Event()
+        self._all_replied: asyncio.Event | None = None
+        """Set when no caller waits for its reply any more; None: nobody waits for that."""
         self._sealed = False
 
     # What others see
@@ -366,13 +368,14 @@ class EpisodeSession:
             yield
         finally:
             self._replying -= 1
-            if self._replying == 0:
-                replied, self._all_replied = self._all_replied, anyio.Event()
-                replied.set()
+            if self._replying == 0 and self._all_replied is not None:
+                self._all_replied.set()
+                self._all_replied = None
 
     async def wait_until_replied(self) -> None:
         """Returns when every caller has been sent its reply, or has gone."""
         while self._replying:
+            self._all_replied = self._all_replied or asyncio.Event()
             await self._all_replied.wait()
 
     def seal(self) -> None:
