@@ -121,6 +121,10 @@ class Node:
         nodes.reverse()
         return nodes
 
+    def cool(self) -> None:
+        """Drops the path's tokens in one piece; ``tokens`` adds them up again."""
+        self._path = None
+
     def tokens(self) -> Int32Array:
         """int32[token_count], read-only: everything fed and sampled from the root to the end of this turn."""
         return self._whole()[0]
