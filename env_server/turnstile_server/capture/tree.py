@@ -165,6 +165,12 @@ class TokenTree(Turns):
         self._statistics.add(node)
         return node
 
+    def cool(self) -> None:
+        """Drops what is kept to make the next call cheaper. Nothing else depends on it."""
+        self._paths.clear()
+        for node in self._nodes.values():
+            node.cool()
+
     def _repeats(self, keys: PathKeys) -> None:
         """A call that left the known paths holds a path with these keys: its agent has the reply that ends it. One
         of several equal replies is meant, and where one is known to be received it was that one."""

@@ -161,6 +161,20 @@ class JournalSettings(Section):
         le=10,
         description="Records whose writing is not waited for (deliveries) are written after this at the latest.",
     )
+    inline_bytes: int = Field(
+        64 << 10,
+        ge=0,
+        description="`durability = process`: records up to this size are written by the event loop itself, which "
+        "saves the way through the writer's thread; 0: none.",
+    )
+    inline_stall_s: float = Field(
+        0.005,
+        gt=0,
+        le=10,
+        description="After a write of the event loop itself that took longer than this, records go through the "
+        "writer's thread for `inline_pause_s`.",
+    )
+    inline_pause_s: float = Field(10.0, ge=0, le=3600, description="See `inline_stall_s`.")
     index_lag_s: float = Field(
         0.25, ge=0, le=60, description="The index is updated after an append within this time."
     )
