@@ -192,8 +192,9 @@ class EpisodeSession:
             self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
 
     def cool(self) -> None:
-        """Drops what only makes the next call cheaper: it parses and compares its whole history once again."""
-        self._parse_caches.clear()
+        """Drops what only makes the next call cheaper: its whole history is read and compared once again."""
+        for cache in self._parse_caches.values():
+            cache.cool()
         self.tree.cool()
 
     async def rest(self, call: ModelCall, turn_id: str | None) -> bool:
