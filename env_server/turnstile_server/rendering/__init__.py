@@ -12,6 +12,8 @@ Reading order:
 - ``token_text``: single tokens as people see them.
 - ``tags``: the tags around thinking and calls, and where thinking is open.
 - ``call_format``, ``reply_parser``: a completion to text, reasoning and calls.
-- ``template``, ``continuation``: the backend for any Hugging Face chat template.
+- ``template``, ``synthetic``, ``continuation``: the backend for any Hugging Face chat template.
+- ``traced_text``, ``traced_template``, ``marked_text``, ``bridge_traces``: what makes a continuation cheap where
+  messages like the new ones were seen before.
 - ``family``, ``family_parser``: the backend over the ``renderers`` package.
 """
