@@ -7,6 +7,7 @@ Reading order:
 - ``vocabulary``: a model folder's tokenizer, its control tokens and end tokens.
 - ``encoder``: text to ids; text of a caller never becomes a control token.
 - ``token_floor``, ``repeats``, ``repeat_encoder``: what makes texts of megabytes cheap.
+- ``fast_bpe``: a second encoder for ASCII text, where it gives the same ids.
 - ``normalise``: messages and tools in the shape that templates expect.
 - ``detokenizer``: ids to text as they come, cut at stop strings.
 - ``token_text``: single tokens as people see them.

@@ -34,6 +34,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from turnstile.models import Int32Array
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.fast_bpe import FastBpe
 from turnstile_server.rendering.protocol import TooManyTokens
 from turnstile_server.rendering.repeat_encoder import RepeatEncoder
 from turnstile_server.rendering.token_floor import TokenFloor
@@ -228,10 +229,14 @@ class TextEncoder:
             )
         )
         """True where the text between two control tokens is encoded as if nothing stood behind them (`run`)."""
+        only_control = len(spec["added_tokens"]) == len(vocabulary.control)
+        self._fast = FastBpe.of(vocabulary.tokenizer) if self.divides and only_control else None
 
     def run(self, text: str) -> Int32Array | None:
         """int32: the ids of a text between two control tokens, or behind one. None where it has a control token.
         For callers that saw to it that ``divides`` is True."""
+        if self._fast is not None and (fast := self._fast.encode(text)) is not None:
+            return None if self.control.found(text) else fast
         ids = self._stock.encode(f"{self._texts[self.anchor_id]}{text}" if self.anchor_id is not None else text)
         behind = ids[1:]
         known = behind[behind < len(self._is_control)]
