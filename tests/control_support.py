@@ -50,6 +50,7 @@ from turnstile_server.workers.serve import private_folder, unix_socket
 KEY = "test-control-key-0123456789"
 WORKERS = int(os.environ.get("TURNSTILE_TEST_WORKERS", "1"))
 """How many each server of these tests has."""
+one_process = pytest.mark.skipif(WORKERS > 1, reason="each worker has an order, or a bound, of its own")
 
 
 class RememberedKeys(EpisodeKeys):

@@ -62,6 +62,18 @@ def test_a_worker_that_refuses_or_is_silent_is_left_out_until_none_is_left() -> 
     assert place(placement) in (0, 1, 2)
 
 
+def test_what_is_being_created_counts_although_a_look_comes_between() -> None:
+    placement = LeastBusy([0, 1])
+    told(placement, 0, 0)
+    first = placement.choose()
+    with placement.placing(first):
+        told(placement, 0, 0)  # the worker does not have it yet
+        assert placement.choose() != first
+    assert placement.loads[first].busy == 1
+    told(placement, *(1 if number == first else 0 for number in (0, 1)))
+    assert placement.loads[first].busy == 1, "it is in the answer now"
+
+
 def test_names_belong_to_a_worker_while_a_creation_runs_and_are_free_when_it_failed() -> None:
     owners = Ownership()
     with owners.promised(1, ["ep_a"], "group", "key"):

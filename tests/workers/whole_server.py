@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,26 @@ START_S = 200
 
 @dataclass(frozen=True)
 class Played:
-    """An episode of an external agent. ``acknowledged``: ids of the turns whose reply the agent got."""
+    """An episode of an external agent, which goes on with one conversation. ``acknowledged``: ids of the turns
+    whose reply the agent got."""
 
     episode_id: str
     model_url: str
     key: str
-    acknowledged: list[str]
+    acknowledged: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def call(self, text: str) -> str:
         """One model call; returns its turn. Raises httpx.HTTPError where it was not answered with 200."""
         answer = httpx.post(
             f"{self.model_url}/v1/chat/completions",
             headers={"authorization": f"Bearer {self.key}"},
-            json={"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": text}]},
+            json={"model": "m", "max_tokens": 4, "messages": [*self.history, {"role": "user", "content": text}]},
             timeout=100,
         )
         answer.raise_for_status()
+        self.history.append({"role": "user", "content": text})
+        self.history.append(answer.json()["choices"][0]["message"])
         turn_id = str(answer.json()["id"]).replace("chatcmpl-", "turn_")
         self.acknowledged.append(turn_id)
         return turn_id
@@ -64,7 +68,7 @@ class WholeServer:
         answer = self.http.post("/episodes", json=body)
         assert answer.status_code in (200, 201), answer.text
         made = answer.json()
-        return Played(made["episode_id"], made["model_url"], made["episode_key"], [])
+        return Played(made["episode_id"], made["model_url"], made["episode_key"])
 
     def get(self, target: str, **query: Any) -> Any:
         answer = self.http.get(target, params=query)

@@ -77,10 +77,11 @@ class Creations:
         return _Creating(self, body, wanted, ids_of, at, headers or {})
 
     async def place(
-        self, wanted: WantedEpisode, promises: AsyncExitStack, at: WorkerLink | None = None
+        self, wanted: WantedEpisode, promises: AsyncExitStack, at: WorkerLink | None = None, *, once: bool = True
     ) -> WorkerLink:
         """The worker for a new episode. Until ``promises`` is closed nobody else with the same names is sent
-        elsewhere. Raises Conflict where ``at`` is not the worker that has one of the ids."""
+        elsewhere. ``once``: it is made by then. Raises Conflict where ``at`` is not the worker that has one of the
+        ids."""
         for each in wanted.episode_ids:
             await self._crew.owner(each)  # the table has it afterwards
         # No step from here on waits: two equal creations cannot both find that nobody has their names.
@@ -92,7 +93,10 @@ class Creations:
             number = at.number
         if number is None:
             number = self._crew.placement.choose()
-        self._crew.placement.placed(number)
+        if once:
+            promises.enter_context(self._crew.placement.placing(number))
+        else:
+            self._crew.placement.placed(number)
         promises.enter_context(self._crew.owners.promised(number, wanted.episode_ids, wanted.group_id, wanted.key))
         return self._crew.link(number)
 

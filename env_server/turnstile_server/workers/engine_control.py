@@ -104,17 +104,27 @@ class EngineControl:
             await anyio.sleep(1.0)
             if self._in_pieces and not self._crew.placement.loads[self._crew.first.number].held:
                 async with self._turn:
-                    if self._in_pieces and not await self._first_holds():
-                        _LOG.warning("an update of the weights was given up: the workers go on")
-                        self._in_pieces = False
-                        await self._let_go()
+                    await self._end_given_up()
 
-    async def _first_holds(self) -> bool:
-        found = await self._crew.first.json("/register/state")
-        return bool(found["held"])
+    async def _end_given_up(self) -> None:
+        try:
+            if self._in_pieces and not (await self._crew.first.json("/register/state"))["held"]:
+                _LOG.warning("an update of the weights was given up: the workers go on")
+                self._in_pieces = False
+                await self._let_go()
+        except TurnstileError as error:
+            _LOG.warning("the workers wait for the end of an update: %s", error.message)
 
     async def _pause(self, method: str, target: str, body: bytes) -> Response:
-        answers = await self._crew.each(self._crew.workers, lambda link: self._done(link, method, target, body))
+        try:
+            answers = await self._crew.each(
+                self._crew.workers, lambda link: self._done(link, method, target, body)
+            )
+        except BaseException:
+            if self._paused is None:  # none or all
+                with anyio.CancelScope(shield=True):
+                    await self._living(self._resumed, self._crew.workers)
+            raise
         self._paused = _mode(body, "retract")
         return _json(self._joined(answers))
 
@@ -124,8 +134,8 @@ class EngineControl:
         return _json(self._joined(answers))
 
     async def _update(self, method: str, target: str, body: bytes) -> Response:
-        await self._hold(_mode(body, "retract"))
         try:
+            await self._hold(_mode(body, "retract"))
             await self._done(self._crew.first, method, target, body)
         finally:
             with anyio.CancelScope(shield=True):
@@ -134,8 +144,8 @@ class EngineControl:
 
     async def _piece(self, method: str, template: str, target: str, body: bytes) -> Response:
         if template == "/engine/weights/begin" and not self._in_pieces:
-            await self._hold(_mode(body, "retract"))
             try:
+                await self._hold(_mode(body, "retract"))
                 answer = await self._done(self._crew.first, method, target, body)
             except BaseException:
                 with anyio.CancelScope(shield=True):
@@ -159,11 +169,14 @@ class EngineControl:
         """They look what the engines serve, and go on."""
         await self._living(self._state)
         if self._paused is None:
-            await self._living(lambda link: self._done(link, "POST", "/engine/resume", b""))
+            await self._living(self._resumed)
 
-    async def _living(self, step: _Step) -> None:
-        """Does ``step`` with the other workers that are there; one that is not looks at the engines when it
-        comes."""
+    async def _resumed(self, link: WorkerLink) -> None:
+        await self._done(link, "POST", "/engine/resume", b"")
+
+    async def _living(self, step: _Step, links: Sequence[WorkerLink] | None = None) -> None:
+        """Does ``step`` with ``links`` (None: the other workers) that are there. One that is not looks at the
+        engines when it comes."""
 
         async def one(link: WorkerLink) -> None:
             try:
@@ -172,7 +185,7 @@ class EngineControl:
             except WorkerRestarting as error:
                 _LOG.warning("%s", error.message)
 
-        await self._crew.each(self._others, one)
+        await self._crew.each(self._others if links is None else links, one)
 
     async def _state(self, link: WorkerLink) -> EngineInfo:
         return await self._done(link, "GET", "/engine", None)

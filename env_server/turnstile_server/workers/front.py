@@ -227,12 +227,13 @@ class _Forwarding:
             return self._to(await self._crew.owner(named) or self._crew.some, body)
         if request.scope["path"] == "/state":
             return self._to(self._crew.some, body)
-        *others, last = self._crew.links
-        for link in others:
+        missed: list[bytes] = []
+        for link in self._crew.links:
             status, answer = await link.fetched("GET", target_of(request.scope))
             if status != 404:
                 return Response(answer, status, media_type=JSON)
-        return self._to(last, body)
+            missed.append(answer)
+        return Response(max(missed, key=len), 404, media_type=JSON)  # one may say where it has not looked
 
     async def _of_session(self, request: Request, body: bytes) -> Response:
         """``POST /step``, and MCP over HTTP. The id of a session begins with its worker's number."""
@@ -251,8 +252,7 @@ class _Forwarding:
         if link is None and message.get("method") == "openenv/session/create":
             return self._creations.response(body, WantedEpisode.of_fields(params), _new_ids)
         if link is None:
-            place = message.get("method") == "initialize"
-            link = self._crew.link(self._crew.placement.choose()) if place else self._crew.some
+            link = self._for_session() if message.get("method") == "initialize" else self._crew.some
         chosen = link
 
         def numbered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -262,6 +262,11 @@ class _Forwarding:
         return self._to(
             link, body, headers={} if session is None else {SESSION_HEADER: session}, answer_headers=numbered
         )
+
+    def _for_session(self) -> WorkerLink:
+        number = self._crew.placement.choose()
+        self._crew.placement.placed(number)  # it is about to have an episode
+        return self._crew.link(number)
 
     def _session_of(self, request: Request) -> tuple[WorkerLink | None, str | None]:
         given = request.headers.get(SESSION_HEADER)

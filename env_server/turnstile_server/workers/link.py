@@ -130,10 +130,10 @@ class WorkerLink:
                 raise self.broken(error) from error
 
     async def json(self, target: str) -> Any:
-        """The JSON of a GET. Raises WorkerRestarting, and RuntimeError for an answer that is none."""
+        """The JSON of a GET. Raises WorkerRestarting, and what the worker refuses it with."""
         status, body = await self.fetched("GET", target)
         if status != 200:
-            raise RuntimeError(f"worker {self.number} answered {target} with {status}: {body[:500]!r}")
+            raise relayed(status, body)
         return orjson.loads(body)
 
     async def renew(self) -> None:

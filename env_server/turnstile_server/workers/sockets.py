@@ -99,7 +99,7 @@ class _Relay:
                     return
                 wanted, request_id = wanted_of(first.get("text") or "")
                 try:
-                    link = await self._creations.place(wanted, self._promises)
+                    link = await self._creations.place(wanted, self._promises, once=False)
                     await link.wait_up()
                 except TurnstileError as error:
                     await self._client.send_text(self._refuse(error, request_id))
@@ -144,7 +144,7 @@ class _Relay:
         if wanted != WantedEpisode():
             await self._promises.aclose()  # the one before is answered, or is about to be
             try:
-                await self._creations.place(wanted, self._promises, at=link)
+                await self._creations.place(wanted, self._promises, at=link, once=False)
             except TurnstileError as error:
                 await self._client.send_text(self._refuse(error, request_id))
                 return
