@@ -35,7 +35,7 @@ from turnstile_server.workers.agent_router import AgentRouter
 from turnstile_server.workers.child import WorkerChild
 from turnstile_server.workers.crew import Crew
 from turnstile_server.workers.division import agent_ports, told_shares, worker_settings
-from turnstile_server.workers.engine_control import EngineControl
+from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.front import FrontParts, build_front
 from turnstile_server.workers.link import WorkerLink
@@ -54,7 +54,7 @@ class Joined:
     closing: anyio.Event
     stopping: Stopping
     crew: Crew
-    engine: EngineControl
+    engine: CrewEngines
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ async def join_workers(
     limits = (settings.episodes.max_subscribers, settings.episodes.subscriber_queue, settings.episodes.kept_events)
     broadcast = Broadcast(*limits)
     stack.callback(broadcast.close)
-    events, engine = JoinedEvents(broadcast, crew.owners), EngineControl(crew, settings.engine.kind)
+    events, engine = JoinedEvents(broadcast, crew.owners), CrewEngines(crew, settings.engine.kind)
     await _follow(crew, events, tasks)
     await crew.learn_all()
     tasks.start_soon(crew.watch)
@@ -187,9 +187,9 @@ class _Hub:
     """What happens when a worker comes and goes. There may be nobody to tell yet."""
 
     def __init__(self) -> None:
-        self._joined: tuple[Crew, EngineControl, anyio.abc.TaskGroup] | None = None
+        self._joined: tuple[Crew, CrewEngines, anyio.abc.TaskGroup] | None = None
 
-    def join(self, crew: Crew, engine: EngineControl, tasks: anyio.abc.TaskGroup) -> None:
+    def join(self, crew: Crew, engine: CrewEngines, tasks: anyio.abc.TaskGroup) -> None:
         self._joined = (crew, engine, tasks)
 
     def changed(self, child: WorkerChild) -> None:

@@ -41,7 +41,7 @@ class NotShared(TurnstileError):
     type = "not_shared"
 
 
-class EngineControl:
+class CrewEngines:
     """``kind``: the setting ``engine.kind``."""
 
     def __init__(self, crew: Crew, kind: str) -> None:

@@ -32,13 +32,13 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings
 from turnstile_server.workers.creation import Creations, WantedEpisode
 from turnstile_server.workers.crew import Crew
-from turnstile_server.workers.engine_control import EngineControl
+from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.forward import ForwardedResponse, Told, target_of
 from turnstile_server.workers.link import WorkerLink, relayed
 from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
 from turnstile_server.workers.overview import JoinedOverview
-from turnstile_server.workers.route_table import Found, Way, route_of
+from turnstile_server.workers.route_table import RoutedRequest, Way, route_of
 from turnstile_server.workers.sockets import build_socket_router
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -50,7 +50,7 @@ class FrontParts:
 
     crew: Crew
     events: JoinedEvents
-    engine: EngineControl
+    engine: CrewEngines
     settings: Settings
     key: str | None
     closing: anyio.Event
@@ -182,7 +182,7 @@ class _Forwarding:
 
         return router
 
-    async def _answer(self, request: Request, found: Found) -> Response:
+    async def _answer(self, request: Request, found: RoutedRequest) -> Response:
         body = await request.body()
         match found.way:
             case Way.EPISODE:
@@ -203,7 +203,7 @@ class _Forwarding:
     def _to(self, link: WorkerLink, body: bytes, told: Told | None = None, **more: Any) -> ForwardedResponse:
         return ForwardedResponse(link, trust_forwarded=self._trust, body=body, told=told, **more)
 
-    async def _of_episode(self, request: Request, found: Found, body: bytes) -> Response:
+    async def _of_episode(self, request: Request, found: RoutedRequest, body: bytes) -> Response:
         assert found.episode_id is not None
         episode_id = found.episode_id
         link = await self._crew.owner(episode_id)

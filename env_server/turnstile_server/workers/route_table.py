@@ -103,7 +103,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RoutedRequest:
     """The line of a request. ``episode_id``: of its path."""
 
     way: Way
@@ -118,9 +118,9 @@ def _pattern(template: str) -> re.Pattern[str]:
 _PATTERNS: Final = [(method, template, _pattern(template), way) for (method, template), way in ROUTES.items()]
 
 
-def route_of(method: str, path: str) -> Found:
+def route_of(method: str, path: str) -> RoutedRequest:
     """``path``: decoded. One that no line has goes to any worker, which says what is wrong with it."""
     for known, template, pattern, way in _PATTERNS:
         if known == method and (match := pattern.fullmatch(path)) is not None:
-            return Found(way, template, match.groupdict().get("episode_id"))
-    return Found(Way.ANY, UNKNOWN)
+            return RoutedRequest(way, template, match.groupdict().get("episode_id"))
+    return RoutedRequest(Way.ANY, UNKNOWN)
