@@ -26,6 +26,8 @@ SECRET_FILE = "server.secret"
 SECRET_BYTES = 32
 JOURNAL_LOCK = "lock"
 """The lock file in the journal's folder, which the journal makes and holds."""
+WORKERS = "workers"
+"""The folder of the worker processes' own data directories, and of the lock of the process in front of them."""
 PROBE_BYTES = 64 << 10
 """What is written to find out whether a folder takes files: a full disk often still takes an empty one."""
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -54,6 +56,22 @@ def replay_folder(data_dir: Path) -> Path:
 def replay_contents(replay: Path) -> Path:
     """In that folder: the contents of files, each once."""
     return replay / "contents"
+
+
+def worker_folder(data_dir: Path, number: int) -> Path:
+    """The data directory of one of several worker processes. The first one has that of the whole server, so that
+    one process alone finds there what it needs."""
+    return data_dir if number == 0 else data_dir / WORKERS / str(number)
+
+
+def worker_folders(data_dir: Path) -> dict[int, Path]:
+    """The data directories of the workers but the first that there were on ``data_dir``, by number: each with a
+    journal. Raises OSError."""
+    folder, found = data_dir / WORKERS, {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.isascii() and path.name.isdigit() and journal_folder(path).is_dir():
+            found[int(path.name)] = path
+    return dict(sorted(found.items()))
 
 
 def kept_folders(data_dir: Path) -> tuple[Path, ...]:

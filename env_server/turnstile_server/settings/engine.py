@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr
@@ -20,6 +21,11 @@ class EngineSettings(Section):
     url: str | None = Field(None, description="`sglang`, `vllm`: base URL of the running server.")
     api_key: SecretStr | None = Field(
         None, description="`sglang`, `vllm`: the key that the server was started with (its `--api-key`)."
+    )
+    socket: Path | None = Field(
+        None,
+        description="`embedded`: Unix socket of an embedded engine that runs already, in place of one of the "
+        "server's own; the workers of one server share one so.",
     )
     urls: tuple[str, ...] = Field(
         (),
