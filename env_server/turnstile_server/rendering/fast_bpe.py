@@ -82,9 +82,7 @@ class FastBpe:
         order = {text: rank for rank, text in enumerate(ranks)}
         encoding = Encoding("turnstile", pat_str=pattern, mergeable_ranks=order, special_tokens={})
         made = cls(encoding, ids, np.array([len(text) for text in ranks], dtype=np.int32))
-        return (
-            made if all(np.array_equal(made.encode(text), ids_of(tokenizer, text)) for text in _probe()) else None
-        )
+        return made if all(made._agrees(tokenizer, text) for text in _probe()) else None
 
     def encode(self, text: str) -> Int32Array | None:
         """int32; None for a text that is not ASCII, is long, or has what the tokenizer's expression leaves out.
@@ -98,6 +96,10 @@ class FastBpe:
             return None
         found: Int32Array = self._ids[ranks]
         return found
+
+    def _agrees(self, tokenizer: Tokenizer, text: str) -> bool:
+        ids = self.encode(text)
+        return ids is not None and np.array_equal(ids, ids_of(tokenizer, text))
 
 
 def _parts(spec: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ def _ranks(spec: dict[str, Any]) -> dict[bytes, int] | None:
 
 def _made(model: dict[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> Iterator[bool]:
     """Whether the merges make each token of its own text."""
-    spec = {
+    spec: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         **dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")),

@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from turnstile_server.rendering.traced_text import (
     VOLATILE,
     Hole,
-    Step,
+    TextStep,
     Trace,
     TracedText,
     Untraceable,
@@ -139,7 +139,7 @@ def _default(text: TracedText, default_value: Any = "", boolean: bool = False) -
     return default_value if boolean and not text else text
 
 
-def _json_step(tojson: Callable[..., str], options: Mapping[str, Any]) -> Step:
+def _json_step(tojson: Callable[..., str], options: Mapping[str, Any]) -> TextStep:
     if not all(value is None or isinstance(value, bool | int | str) for value in options.values()):
         _refuse()
-    return Step(tojson, (), tuple(sorted(options.items())))
+    return TextStep(tojson, (), tuple(sorted(options.items())))

@@ -30,7 +30,7 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TextStep:
     """A function of a string alone, with its other arguments."""
 
     function: Callable[..., str]
@@ -48,7 +48,7 @@ class Hole:
     """Where the string of ``slot`` is written, and what is done to it first."""
 
     slot: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TextStep, ...] = ()
 
     def text(self, values: Sequence[str]) -> str:
         """What is written there; ``values``: the string of each slot."""
@@ -110,19 +110,19 @@ class TracedText:
         self.trace = trace
         self.pieces = tuple(piece for piece in pieces if piece != "")
 
-    def then(self, step: Step) -> TracedText:
+    def then(self, step: TextStep) -> TracedText:
         """The result of a function of this text."""
         hole = self._hole()
         return TracedText(self.trace, (Hole(hole.slot, (*hole.steps, step)),))
 
     def strip(self, chars: str | None = None, /) -> TracedText:
-        return self.then(Step(str.strip, (_plain_or_none(chars),)))
+        return self.then(TextStep(str.strip, (_plain_or_none(chars),)))
 
     def lstrip(self, chars: str | None = None, /) -> TracedText:
-        return self.then(Step(str.lstrip, (_plain_or_none(chars),)))
+        return self.then(TextStep(str.lstrip, (_plain_or_none(chars),)))
 
     def rstrip(self, chars: str | None = None, /) -> TracedText:
-        return self.then(Step(str.rstrip, (_plain_or_none(chars),)))
+        return self.then(TextStep(str.rstrip, (_plain_or_none(chars),)))
 
     def startswith(self, prefix: str, /) -> bool:
         return bool(self.trace.ask(self._hole(), "starts", _plain(prefix)))
