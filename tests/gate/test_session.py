@@ -20,6 +20,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.call import CommittedTurn, ModelCall
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.episode_limits import CallLimits
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.http.exchange import CallerGone
@@ -242,22 +243,24 @@ async def test_an_agent_that_invents_idempotency_keys_is_not_remembered_for_ever
     assert not session.repeats_idempotency_key("first", "a")
 
 
-async def test_a_session_without_a_call_in_flight_drops_its_caches() -> None:
+async def test_a_session_without_a_call_in_flight_drops_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played()
     first, second = played.call("a"), played.call("b")
     cache = played.session.parse_cache("chat")
+    cooled: list[ParseCache] = []
+    monkeypatch.setattr(ParseCache, "cool", lambda cache: cooled.append(cache))
     node = played.commit().node
     tokens = node.tokens()
     played.session.release(first)
     await anyio.sleep(0.01)
-    assert played.session.parse_cache("chat") is cache, "another call is in flight"
+    assert not cooled, "another call is in flight"
     assert node.tokens() is tokens
     played.session.release(second)
     third = played.call("c")
     await anyio.sleep(0.01)
-    assert played.session.parse_cache("chat") is cache, "one came before the time was over"
+    assert not cooled, "one came before the time was over"
     played.session.release(third)
     await anyio.sleep(0.01)
-    assert played.session.parse_cache("chat") is not cache
+    assert cooled == [cache]
     assert node.tokens() is not tokens
     assert node.tokens().tolist() == tokens.tolist()
