@@ -248,7 +248,11 @@ async def test_a_session_without_a_call_in_flight_drops_its_caches(monkeypatch: 
     first, second = played.call("a"), played.call("b")
     cache = played.session.parse_cache("chat")
     cooled: list[ParseCache] = []
-    monkeypatch.setattr(ParseCache, "cool", lambda cache: cooled.append(cache))
+
+    def note(cache: ParseCache) -> None:
+        cooled.append(cache)
+
+    monkeypatch.setattr(ParseCache, "cool", note)
     node = played.commit().node
     tokens = node.tokens()
     played.session.release(first)
