@@ -65,13 +65,18 @@ def worker_folder(data_dir: Path, number: int) -> Path:
 
 
 def worker_folders(data_dir: Path) -> dict[int, Path]:
-    """The data directories of the workers but the first that there were on ``data_dir``, by number: each with a
-    journal. Raises OSError."""
+    """The data directories of the workers but the first that there were on ``data_dir``, by number: those whose
+    journal has anything. Raises OSError."""
     folder, found = data_dir / WORKERS, {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.isascii() and path.name.isdigit() and journal_folder(path).is_dir():
+        if path.name.isascii() and path.name.isdigit() and has_records(path):
             found[int(path.name)] = path
     return dict(sorted(found.items()))
+
+
+def has_records(data_dir: Path) -> bool:
+    """Whether there is a segment of a journal: a worker that had no episode has a journal without one."""
+    return any(journal_folder(data_dir).glob("*.tsj"))
 
 
 def kept_folders(data_dir: Path) -> tuple[Path, ...]:

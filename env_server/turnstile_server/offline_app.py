@@ -28,7 +28,7 @@ from turnstile_server.control.replay_routes import build_replay_router
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.viewer_routes import build_viewer_router
-from turnstile_server.data_dir import journal_folder, replay_folder, work_folder, worker_folders
+from turnstile_server.data_dir import has_records, journal_folder, replay_folder, work_folder, worker_folders
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.inspector import Inspector
@@ -114,7 +114,7 @@ def _all_folders(folder: Path | Sequence[Path]) -> list[Path]:
         workers = worker_folders(folder)
     except OSError as error:
         raise StartupError(f"{folder} cannot be read: {error}") from error
-    alone = workers and not journal_folder(folder).is_dir() and not any(folder.glob("*.tsj"))
+    alone = workers and not has_records(folder) and not any(folder.glob("*.tsj"))
     return list(workers.values()) if alone else [folder, *workers.values()]
 
 

@@ -60,8 +60,10 @@ def test_each_worker_has_a_port_of_its_own_unless_agents_have_one() -> None:
 def test_the_first_worker_has_the_whole_servers_directory_and_earlier_ones_are_found(tmp_path: Path) -> None:
     assert worker_folder(tmp_path, 0) == tmp_path
     assert worker_folders(tmp_path) == {}
-    for number in (1, 10, 2):
+    for number in (1, 10, 2, 4):
         journal_folder(worker_folder(tmp_path, number)).mkdir(parents=True)
+        if number != 4:  # that one had no episode
+            (journal_folder(worker_folder(tmp_path, number)) / "00000001.tsj").touch()
     (tmp_path / "workers" / "3").mkdir()  # a worker that never began
     (tmp_path / "workers" / "lock").touch()
     assert list(worker_folders(tmp_path)) == [1, 2, 10]
