@@ -42,11 +42,13 @@ def test_every_limit_that_is_shared_adds_up_over_the_workers() -> None:
 def test_a_limit_that_was_set_to_less_than_the_workers_is_refused_and_a_default_is_raised() -> None:
     with pytest.raises(StartupError, match=r"grading\.parallel is 1, and there are 2 worker processes"):
         worker_settings(Settings(grading={"parallel": 1}), 0, 2, key=None)
-    parts = [worker_settings(Settings(), number, 4, key=None) for number in range(4)]
-    assert [part.grading.parallel for part in parts] == [1, 1, 1, 1]
-    told = told_shares(Settings(), 4)
+    places = Settings().grading.places
+    parts = [worker_settings(Settings(), number, places, key=None) for number in range(places)]
+    assert [part.grading.parallel for part in parts] == [1] * places
+    assert worker_settings(Settings(), 0, places + 1, key=None).grading.parallel == 1
+    told = told_shares(Settings(), places + 1)
     assert told is not None
-    assert "grading.parallel is 2" in told
+    assert f"grading.parallel is {places}" in told
     assert told_shares(Settings(), 2) is None
 
 

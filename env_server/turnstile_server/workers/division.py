@@ -109,6 +109,8 @@ def _judge(judge: JudgeSettings, name: str, number: int, count: int) -> JudgeSet
 
 
 def _value(settings: Settings, section: str, field: str) -> Any:
+    if (section, field) == ("grading", "parallel"):
+        return settings.grading.places  # its default is made of the machine's cores
     return vars(vars(settings)[section])[field]
 
 
