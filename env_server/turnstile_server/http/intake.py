@@ -168,21 +168,13 @@ class Reservation:
 class BodyReader:
     """Reads a body in the server's parts, within the limits of ``intake`` and ``limits``.
 
-    ``section``: of the settings that ``limits`` come from; errors name it. ``arrived``: whether all of the body is
-    there, so that nothing is waited for.
+    ``section``: of the settings that ``limits`` come from; errors name it.
     """
 
     def __init__(
-        self,
-        receive: Receive,
-        reservation: Reservation,
-        intake: Intake,
-        limits: BodyLimits,
-        section: str,
-        arrived: Callable[[], bool] = lambda: False,
+        self, receive: Receive, reservation: Reservation, intake: Intake, limits: BodyLimits, section: str
     ) -> None:
         self._receive = receive
-        self._arrived = arrived
         self._reservation = reservation
         self._intake = intake.limits
         self._intake_section = intake.section
@@ -198,9 +190,6 @@ class BodyReader:
     async def next(self) -> Message:
         """The next ASGI message. Raises BodyTooLarge, RequestTimeout, TooManyBytes."""
         message: Message | None = None
-        if self._arrived():
-            message = await self._receive()
-            self._reservation.check()
         while message is None:
             now = self._looked()
             left_s = min(self._ends_at, self._window_ends_at) - now
