@@ -33,7 +33,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from gate_parts import report  # noqa: E402
 from gate_parts.huge import HugeCall, Sent, huge_calls, send  # noqa: E402
-from gate_parts.servers import KEY, Server, Servers  # noqa: E402
+from gate_parts.server import KEY, Server  # noqa: E402
+from gate_parts.servers import Servers  # noqa: E402
 from gate_parts.wire import Connection  # noqa: E402
 from local import tiny_model  # noqa: E402
 

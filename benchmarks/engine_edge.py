@@ -37,7 +37,8 @@ from engine_edge_parts.agents import DIALECTS, DIRECT, Agent, percentile  # noqa
 from engine_edge_parts.engine import ROUTING_HEADER, TimedEngine  # noqa: E402
 from engine_edge_parts.updates import Lost, lost_work  # noqa: E402
 from gate_parts import report  # noqa: E402
-from gate_parts.servers import KEY, Servers, free_port  # noqa: E402
+from gate_parts.server import KEY  # noqa: E402
+from gate_parts.servers import Servers, free_port  # noqa: E402
 from local import tiny_model  # noqa: E402
 
 BEGIN = "<!-- benchmarks/engine_edge.py writes from here -->"

@@ -35,7 +35,8 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 from gate_parts import report  # noqa: E402
-from gate_parts.servers import KEY, free_port  # noqa: E402
+from gate_parts.server import KEY  # noqa: E402
+from gate_parts.servers import free_port  # noqa: E402
 from gpu_engines_parts import commands, load, update  # noqa: E402
 from gpu_engines_parts.commands import CONCURRENT, ENGINES, Ports  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Measures rendering: a full render, a continuation and a parse, at 1k, 10k and 100k tokens of history.
+"""Measures rendering: a full render, a continuation and a parse, at 1k, 8k and 128k tokens of history.
 
     python benchmarks/rendering.py [--model DIR] [--repeat 7] [--markdown]
 
@@ -26,7 +26,7 @@ from turnstile_server.rendering.protocol import Bridge, PathEnd, Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
 
-SIZES = (1_000, 10_000, 100_000)
+SIZES = (1_000, 8_000, 128_000)
 REPLY = 'Let me look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls -la src"}}\n</tool_call>'
 TEXT = "def read(path):\n    with open(path) as file:\n        return file.read()\n"
 TOOLS = [

@@ -1,20 +1,23 @@
 """Whole servers with both listeners on free ports, for tests of the control API and of the clients.
 
-Everything is real. The servers of one session share one embedded engine (a process of its own), because loading
-torch once is enough; each server has its own client of it, its own journal and its own keys.
+With TURNSTILE_TEST_WORKERS=2 each is two workers behind one control API (``turnstile_server.workers``), in this
+process: the tests are to see no difference. Everything is real. The servers of one session share one embedded
+engine (a process of its own), because loading torch once is enough; each server has its own client of it, its own
+journal and its own keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,14 +32,25 @@ from turnstile_server.app import Parts, assemble
 from turnstile_server.engines.fleet.build import lone
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.errors import StartupError
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
-from turnstile_server.settings import RenderingSettings, Settings
+from turnstile_server.settings import GateSettings, RenderingSettings, Settings
+from turnstile_server.workers.agent_router import AgentRouter
+from turnstile_server.workers.assembly import join_workers
+from turnstile_server.workers.child import WorkerChild
+from turnstile_server.workers.division import worker_settings
+from turnstile_server.workers.link import WorkerLink
+from turnstile_server.workers.orders import WorkerOrders
+from turnstile_server.workers.serve import private_folder, unix_socket
 
 KEY = "test-control-key-0123456789"
+WORKERS = int(os.environ.get("TURNSTILE_TEST_WORKERS", "1"))
+"""How many each server of these tests has."""
+one_process = pytest.mark.skipif(WORKERS > 1, reason="each worker has an order, or a bound, of its own")
 
 
 class RememberedKeys(EpisodeKeys):
@@ -146,6 +160,15 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
         }
     )
 
+    if WORKERS > 1:
+        try:
+            worker_settings(wanted, 0, WORKERS, key=KEY)
+        except StartupError as error:
+            pytest.skip(error.message)
+        with in_thread(lambda: several(engine, wanted)) as door:
+            yield door
+        return
+
     @asynccontextmanager
     async def serving() -> AsyncIterator[Door]:
         async with AsyncExitStack() as stack:
@@ -172,6 +195,53 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
 
     with in_thread(serving) as door:
         yield door
+
+
+@asynccontextmanager
+async def several(engine: EngineProcess, settings: Settings) -> AsyncIterator[Door]:
+    """``WORKERS`` workers and what is in front of them, all in this process. Agents have one port."""
+    key = KEY if settings.control.auth else None
+    async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(ExitStack())
+        folder = private_folder(sockets)
+        router = AgentRouter(settings.model_copy(update={"gate": GateSettings(port=0)}), sockets)
+        links, urls, closing = list[WorkerLink](), list[str](), list[anyio.Event]()
+        for number in range(WORKERS):
+            own = worker_settings(settings, number, WORKERS, key=key)
+            path = folder / f"w{number}"
+            control, agent = unix_socket(path, sockets), bind("agent", "127.0.0.1", 0)
+            sockets.callback(agent.close)
+            urls.append(url_of(agent))
+            journal = await FileJournal.open(own.data_dir / "journal", own.journal)
+            stack.push_async_callback(journal.close)
+            client = SGLangEngine("http://embedded", own.engine, unix_socket=engine.socket)
+            stack.push_async_callback(client.close)
+            await client.start()
+            metrics = Metrics()
+            metrics.watch(JournalCollector(journal.stats))
+            parts = Parts(own, journal, _renderer(engine.model), lone(client), KEYS, metrics, is_worker=True)
+            doors = await assemble(parts, router.url, key, stack)
+            await stack.enter_async_context(listening(Listener(doors.control, control, **_LISTENER)))
+            await stack.enter_async_context(listening(Listener(doors.agent, agent, **_LISTENER)))
+            closing.append(doors.closing)
+            orders = WorkerOrders({}, "", 0, 0, "", key)
+            child = WorkerChild(number, orders, (), settings.processes, 0, lambda _: None)
+            child.up.set()
+            links.append(WorkerLink(child, path, key, settings.processes))
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(tasks.cancel_scope.cancel)
+        router.workers = urls
+        joined = await join_workers(settings, key, links, router, tasks, stack)
+        control = bind("control", "127.0.0.1", 0)
+        sockets.callback(control.close)
+        pings = {
+            "ping_interval_s": settings.openenv.ping_interval_s,
+            "ping_timeout_s": settings.openenv.ping_timeout_s,
+        }
+        await stack.enter_async_context(listening(Listener(joined.app, control, **_LISTENER, **pings)))
+        closing.append(joined.closing)
+        stack.callback(lambda: [each.set() for each in closing])
+        yield Door(url_of(control), KEY, router.url, engine.other_model)
 
 
 @contextmanager

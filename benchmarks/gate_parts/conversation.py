@@ -1,9 +1,12 @@
 """The conversation that every measured server gets, and the one reply that the mock engine gives.
 
 An agent with two tools: a system prompt, a task, then turns of one sampled reply (a sentence and a tool call,
-``REPLY_TOKENS`` tokens) and one tool result (about ``RESULT_TOKENS`` tokens). A *measured* call has ``turns``
-answered turns of history and one tool result of its own: its text begins with a number that no other call has, so
-that no server can answer from what it has seen, and always has the same length.
+``REPLY_TOKENS`` tokens) and one tool result (about ``RESULT_TOKENS`` tokens).
+
+Measured calls come in *chains* of ``CHAIN``. The first of a chain goes on from the history with a tool result of
+its own, as a branch does; each other one goes on from the call before it, as an agent does: what that call had,
+its reply, and a new tool result. Only the others are counted. Each tool result of a chain begins with a number
+that no other one has, so that no server can answer from what it has seen, and all have the same length.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tokenizers import Tokenizer
 
 REPLY_TOKENS = 40
 RESULT_TOKENS = 250
+CHAIN = 3
 NONCE_CHARS = 12
 _NONCE = "N" * NONCE_CHARS
 _COMMAND = json.dumps({"command": "ls"})
@@ -61,51 +65,71 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request body but for its nonce."""
+    """A request body but for the numbers of its chain's tool results, which go between ``pieces``."""
 
-    before: bytes
-    after: bytes
+    pieces: tuple[bytes, ...]
     result_bytes: int
     """UTF-8 bytes of the tool result that is new in this call."""
 
-    def parts(self, number: int) -> list[bytes]:
-        return [self.before, f"{number:0{NONCE_CHARS}d}".encode(), self.after]
+    def parts(self, first: int) -> list[bytes]:
+        """With ``first`` as the number of the chain's first result, ``first + 1`` as that of its second, …"""
+        parts = [self.pieces[0]]
+        for at, piece in enumerate(self.pieces[1:]):
+            parts += [f"{first + at:0{NONCE_CHARS}d}".encode(), piece]
+        return parts
 
     @property
     def size(self) -> int:
-        return len(self.before) + NONCE_CHARS + len(self.after)
+        return sum(len(piece) for piece in self.pieces) + NONCE_CHARS * (len(self.pieces) - 1)
 
 
 class Conversation:
-    """``model``: a folder with ``tokenizer.json``; nothing else of it is used."""
+    """``model``: a folder with ``tokenizer.json``; nothing else of it is used. ``seed``: another one gives other
+    tool results of the same number of tokens."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, seed: int = 0) -> None:
+        self._seed = seed
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.reply = self._make_reply()
         self._turns: list[bytes] = []
         head = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _TASK}]
         self._head = b"".join(_dumps(message) + b"," for message in head)
 
-    def body(self, turns: int, *, stream: bool) -> Body:
-        """A measured call: ``turns`` (at least one) answered turns, then a tool result of its own, which differs
-        from call to call in its nonce only, whatever the length of the history."""
-        history = b"".join(self._turn(index) for index in range(turns - 1)) + self._echo(turns - 1)
-        content = f"run {_NONCE}\n{self._result(-1)}"
-        last = {"role": "tool", "tool_call_id": f"call_{turns - 1}", "content": content}
-        body = _request(self._head + history + _dumps(last), stream=stream)
-        before, _, after = body.rpartition(_NONCE.encode())
-        return Body(before, after, len(content.encode()))
+    def chain(self, turns: int, *, stream: bool) -> tuple[Body, ...]:
+        """The measured calls after ``turns`` (at least one) answered turns, in the order in which they are
+        sent."""
+        messages = self._head + b"".join(self._turn(index) for index in range(turns - 1))
+        content = f"run {_NONCE}\n{self.result(-1)}"
+        bodies: list[Body] = []
+        for at in range(turns - 1, turns - 1 + CHAIN):
+            result = _dumps({"role": "tool", "tool_call_id": f"call_{at}", "content": content})
+            messages += self._echo(at) + result + b","
+            body = _request(messages.removesuffix(b","), stream=stream)
+            bodies.append(Body(tuple(body.split(_NONCE.encode())), len(content.encode())))
+        return tuple(bodies)
 
     def step(self, turns: int) -> bytes:
         """The call that makes the turn after ``turns`` others: with its reply, what all longer bodies repeat."""
         messages = self._head + b"".join(self._turn(index) for index in range(turns))
         return _request(messages.removesuffix(b","), stream=False)
 
+    def opening(self, number: int, tokens: int) -> list[dict[str, Any]]:
+        """The system prompt, and a task with about ``tokens`` tokens of text, another one for each ``number``."""
+        texts = [self.result(-1 - number * 1_000 - at) for at in range(max(1, tokens // RESULT_TOKENS))]
+        task = {"role": "user", "content": "\n".join([f"task {number}", _TASK, *texts])}
+        return [{"role": "system", "content": _SYSTEM}, task]
+
+    def request(self, messages: list[dict[str, Any]], *, stream: bool, max_tokens: int) -> bytes:
+        """A body with ``messages``, for a reply that says how many tokens it has."""
+        options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 1.0, "stream": stream}
+        options |= {"stream_options": {"include_usage": True}} if stream else {}
+        return _dumps({"model": "tiny", "messages": messages, "tools": _TOOLS, **options})
+
     def _turn(self, index: int) -> bytes:
         """One answered call of the history: the reply and the tool's result."""
         while len(self._turns) <= index:
             at = len(self._turns)
-            result = {"role": "tool", "tool_call_id": f"call_{at}", "content": self._result(at)}
+            result = {"role": "tool", "tool_call_id": f"call_{at}", "content": self.result(at)}
             self._turns.append(self._echo(at) + _dumps(result) + b",")
         return self._turns[index]
 
@@ -114,11 +138,11 @@ class Conversation:
         call = {"id": f"call_{index}", "type": "function", "function": function}
         return _dumps({"role": "assistant", "content": self.reply.content, "tool_calls": [call]}) + b","
 
-    @lru_cache(maxsize=4)  # noqa: B019 - one conversation per process
-    def _result(self, index: int) -> str:
+    @lru_cache(maxsize=4)  # noqa: B019 - few conversations per process
+    def result(self, index: int) -> str:
         """A listing of ``RESULT_TOKENS`` tokens, another one for each index, of ASCII."""
         words = ("handle", "parse", "render", "commit", "replay", "queue", "socket", "record", "matcher", "budget")
-        pick = random.Random(index)
+        pick = random.Random(index + 100_003 * self._seed)
         lines = (
             f"src/{pick.choice(words)}_{pick.choice(words)}.py:{pick.randrange(900)}:    "
             f"def {pick.choice(words)}(self, {pick.choice(words)}, timeout={pick.randrange(60)}):"
@@ -130,7 +154,7 @@ class Conversation:
 
     def _make_reply(self) -> Reply:
         call = self.tokenizer.encode(_CALL, add_special_tokens=False).ids
-        end = self.tokenizer.token_to_id("<|im_end|>")
+        end = self.tokenizer.encode("<|im_end|>", add_special_tokens=False).ids[0]
         words = self.tokenizer.encode(_SENTENCE, add_special_tokens=False).ids[: REPLY_TOKENS - len(call) - 1]
         content = self.tokenizer.decode(words, skip_special_tokens=False)
         pieces = [self.tokenizer.decode([index], skip_special_tokens=False) for index in (*words, *call)]

@@ -5,10 +5,14 @@
 It speaks what each server under measurement expects of an engine, with the same 40 tokens:
 
 - SGLang's native ``/generate`` (one event per token, cumulative, when streamed), ``/model_info``,
-  ``/server_info``, ``/v1/models``, ``/tokenize``: for Turnstile;
+  ``/server_info``, ``/v1/models``, ``/v1/loads``, ``/tokenize``: for Turnstile and ``agentcore-rl-toolkit``;
 - ``/v1/chat/completions`` as vLLM has it, one event per token when streamed; with ``return_token_ids`` also the
   ids of the prompt and of the completion, and logprobs: for ``rllm-model-gateway``; without it for direct calls.
   The prompt has as many ids as the header ``x-bench-tokens`` says.
+
+``POST /bench/pace`` with ``true`` makes streamed replies come as a model's do: the first token after ``WAIT_S``,
+the second ``GAP_S`` later, the rest at once; ``GET /bench/first-tokens`` gives the times at which the first tokens
+of paced replies were written since it was last asked (``time.perf_counter``), in order.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ from typing import Any
 import uvloop
 
 from gate_parts.conversation import Conversation
-from gate_parts.wire import ServerConnection, event_response, json_response
+from gate_parts.wire import Paced, Piece, ServerConnection, event_response, json_response
 
 CONTEXT = 1 << 18
+WAIT_S = 0.005
+GAP_S = 0.005
 TAIL = 2048
 """Bytes at the end of a body in which its options are: all servers write them after the messages or ids."""
 
@@ -41,25 +47,42 @@ class MockEngine:
             b"/model_info": about,
             b"/server_info": {"max_req_input_len": CONTEXT - 6},
             b"/v1/models": {"data": [{"id": "tiny", "max_model_len": CONTEXT}]},
+            b"/v1/loads": {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.0}]},
             b"/health": {},
             b"/abort_request": {},
         }
+        self._paced = False
+        self._first_tokens: list[float] = []
         count = len(self._reply.ids)
         self._generate = json_response(_dumps(self._generated(count)))
         self._generate_stream = event_response([_dumps(self._generated(n + 1)) for n in range(count)])
 
-    def answer(self, head: bytes, body: bytes) -> Sequence[bytes]:
+    def answer(self, head: bytes, body: bytes) -> Sequence[Piece]:
         path = head.split(b" ", 2)[1]
         if path == b"/generate":
-            return self._generate_stream if _streams(body) else self._generate
+            return self._in_pace(self._generate_stream) if _streams(body) else self._generate
         if path == b"/v1/chat/completions":
-            asked = b"return_token_ids" in body[-TAIL:]
-            return self._chat(_prompt_tokens(head) if asked else None, _streams(body))
+            asked, stream = b"return_token_ids" in body[-TAIL:], _streams(body)
+            usage = b"include_usage" in body[-TAIL:]
+            reply = self._chat(_prompt_tokens(head) if asked else None, stream, usage)
+            return self._in_pace(reply) if stream else reply
         if path == b"/tokenize":
             texts = json.loads(body)["prompt"]
             ids = [self._tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
             return json_response(_dumps({"tokens": ids}))
+        if path == b"/bench/pace":
+            self._paced = json.loads(body)
+            return json_response(b"{}")
+        if path == b"/bench/first-tokens":
+            stamps, self._first_tokens = self._first_tokens, []
+            return json_response(_dumps(stamps))
         return json_response(_dumps(self._fixed[path]))
+
+    def _in_pace(self, events: Sequence[bytes]) -> Sequence[Piece]:
+        if not self._paced:
+            return events
+        first, second, *rest = events
+        return [Paced(first, WAIT_S, self._first_tokens.append), Paced(second, GAP_S), *rest]
 
     def _generated(self, count: int) -> dict[str, Any]:
         ids = list(self._reply.ids[:count])
@@ -75,19 +98,20 @@ class MockEngine:
         return {"text": "".join(self._reply.pieces[:count]), "output_ids": ids, "meta_info": meta}
 
     @lru_cache(maxsize=32)  # noqa: B019 - one engine per process
-    def _chat(self, prompt_tokens: int | None, stream: bool) -> Sequence[bytes]:
-        """``prompt_tokens`` None: neither ids nor logprobs were asked for."""
+    def _chat(self, prompt_tokens: int | None, stream: bool, usage: bool) -> Sequence[bytes]:
+        """``prompt_tokens`` None: neither ids nor logprobs were asked for. ``usage``: asked for at a stream's
+        end."""
         head: dict[str, Any] = {"id": "chatcmpl-0", "created": 0, "model": "tiny"}
         prompt = (
             {} if prompt_tokens is None else {"prompt_token_ids": [index % 4000 for index in range(prompt_tokens)]}
         )
         call = self._call(self._reply.call_arguments)
+        counts = {"prompt_tokens": prompt_tokens or 0, "completion_tokens": len(self._reply.ids)}
         if not stream:
             message = {"role": "assistant", "content": self._reply.content, "tool_calls": [call]}
             choice = {"index": 0, "message": message, **self._recorded(0, len(self._reply.ids), prompt_tokens)}
-            usage = {"prompt_tokens": prompt_tokens or 0, "completion_tokens": len(self._reply.ids)}
             whole = {"object": "chat.completion", "choices": [{**choice, "finish_reason": "tool_calls"}]}
-            return json_response(_dumps({**head, **whole, "usage": usage, **prompt}))
+            return json_response(_dumps({**head, **whole, "usage": counts, **prompt}))
         events = []
         for at, delta in enumerate(self._deltas()):
             last = at == len(self._reply.ids) - 1
@@ -100,6 +124,8 @@ class MockEngine:
             }
             chunk = {**head, "object": "chat.completion.chunk", "choices": [choice]}
             events.append(_dumps(chunk | prompt if at == 0 else chunk))
+        if usage:
+            events.append(_dumps({**head, "object": "chat.completion.chunk", "choices": [], "usage": counts}))
         return event_response(events)
 
     def _deltas(self) -> list[dict[str, Any]]:

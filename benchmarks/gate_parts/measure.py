@@ -1,7 +1,8 @@
-"""Measures one server at one length of history, and checks that the numbers are valid.
+"""Measures the servers at several lengths of history, and checks that the numbers are valid.
 
-Servers take turns in short slices, so that other work on the machine affects them alike. *Latency* slices keep
-one call in flight, *throughput* slices as many as there are episodes; counters are taken over the former.
+Servers take turns in short slices, so that other work on the machine affects them alike. *Latency* slices keep one
+call in flight, *throughput* slices as many as there are episodes, *first-text* slices have an engine that streams
+token after token. Counters are taken over the first kind.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from gate_parts.conversation import Body, Conversation
-from gate_parts.servers import Server, connections, fetch
+from gate_parts.conversation import CHAIN, Body, Conversation
+from gate_parts.row import Row, Slice
+from gate_parts.server import Server, connections
+from gate_parts.servers import Servers
 from gate_parts.wire import Answered, Connection
 
 TEMPLATE_BYTES = 200
@@ -29,62 +29,22 @@ class Plan:
     lengths: tuple[int, ...]
     """Tokens of history."""
     rounds: int
-    calls: int
-    """Calls of one latency slice."""
+    """Slices of each kind, of each server at each length."""
+    chains: int
+    """Chains of calls in a latency slice, and in a first-text slice."""
     slice_s: float
-    """Duration of one throughput slice, and the most of a latency slice (which has at least three calls)."""
+    """Duration of one throughput slice, and the most of the others (which have at least one chain)."""
     episodes: int
 
 
-@dataclass
-class Row:
-    """One server, one length, streamed or not. Times in seconds."""
-
-    server: str
-    length: int
-    stream: bool
-    body_bytes: int = 0
-    result_bytes: int = 0
-    latencies: list[float] = field(default_factory=list)
-    first_bytes: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    turns: int = 0
-    """Of the throughput slices, within ``wall_s``."""
-    wall_s: float = 0.0
-    turns_cpu_s: float = 0.0
-    counters: dict[str, float] = field(default_factory=dict)
-    """Growth of Turnstile's counters over the latency slices."""
-
-    @property
-    def calls(self) -> int:
-        return len(self.latencies)
-
-    def figures(self) -> dict[str, Any]:
-        """Milliseconds, and turns per second as measured and as the CPU time alone would allow."""
-        return {
-            "server": self.server,
-            "tokens": self.length,
-            "stream": self.stream,
-            "body_bytes": self.body_bytes,
-            "calls": self.calls,
-            "p50_ms": 1e3 * float(np.quantile(self.latencies, 0.5)),
-            "p99_ms": 1e3 * float(np.quantile(self.latencies, 0.99)),
-            "first_byte_p50_ms": 1e3 * float(np.quantile(self.first_bytes, 0.5)),
-            "cpu_ms": 1e3 * self.cpu_s / self.calls,
-            "turns_per_s": self.turns / self.wall_s,
-            "turns_per_cpu_s": self.turns / self.turns_cpu_s,
-            "fsync_ms": 1e3 * self.counters.get("turnstile_journal_fsync_seconds", 0.0) / self.calls,
-            "fsyncs": self.counters.get("turnstile_journal_fsyncs", 0.0) / self.calls,
-            "tokenized_bytes": self.counters.get("turnstile_tokenized_bytes", 0.0) / self.calls,
-        }
-
-
 class Measurement:
-    def __init__(self, conversation: Conversation, servers: list[Server], plan: Plan) -> None:
+    def __init__(self, conversation: Conversation, control: Servers, servers: list[Server], plan: Plan) -> None:
+        """``control``: of the engine that the ``servers`` call."""
         self._conversation = conversation
+        self._control = control
         self._servers = servers
         self._plan = plan
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(step=CHAIN)
         self._turns = 0
         self._prompt_tokens = 0
 
@@ -95,9 +55,9 @@ class Measurement:
             for stream in (False, True):
                 rows += await self._at(length, stream)
                 print(f"measured {length} tokens, {'streamed' if stream else 'unstreamed'}", flush=True)
-        _check_tokenized(rows)
+        check_tokenized(rows)
         for server in self._servers:
-            await self._check_captured(server)
+            await server.check_captured(self._conversation.reply)
         return rows
 
     async def _grow(self, length: int) -> None:
@@ -116,43 +76,46 @@ class Measurement:
 
     async def _step(self, server: Server, links: list[Connection], turns: int) -> list[Answered]:
         body = [self._conversation.step(turns)]
-        calls = (self._send(server, link, server.head(at, 0), body) for at, link in enumerate(links))
+        calls = (send(server, link, server.head(at, 0), body) for at, link in enumerate(links))
         return await asyncio.gather(*calls)
 
     async def _at(self, length: int, stream: bool) -> list[Row]:
-        body = self._conversation.body(self._turns, stream=stream)
-        rows = {
-            server.name: Row(server.name, length, stream, body.size, body.result_bytes) for server in self._servers
-        }
+        bodies = self._conversation.chain(self._turns, stream=stream)
+        sizes = bodies[0].size, bodies[0].result_bytes
+        rows = {server.name: Row(server.name, length, stream, *sizes) for server in self._servers}
         for server in self._servers:
-            await self._latency(server, Row(server.name, length, stream), body)  # connections, caches, code paths
-        for _ in range(self._plan.rounds):
-            for server in self._servers:
-                await self._latency(server, rows[server.name], body)
-        for _ in range(self._plan.rounds):
-            for server in self._servers:
-                await self._throughput(server, rows[server.name], body)
+            await self._latency(
+                server, Row(server.name, length, stream), bodies
+            )  # connections, caches, code paths
+        kinds = [self._latency, self._throughput, *([self._first_text] if stream else [])]
+        for kind in kinds:
+            for _ in range(self._plan.rounds):
+                for server in self._servers:
+                    await kind(server, rows[server.name], bodies)
         return list(rows.values())
 
-    async def _latency(self, server: Server, row: Row, body: Body) -> None:
+    async def _latency(self, server: Server, row: Row, bodies: Sequence[Body]) -> None:
+        """The first call of each chain is sent and not counted."""
+        await server.begin_slice()
         head = server.head(0, self._prompt_tokens)
+        calls, cpu_s, wall_s, chains = 0, 0.0, 0.0, 0
         async with connections(server, 1) as (link,):
-            await self._call(server, link, head, body)
-            before, cpu = await server.metrics(), server.process.cpu_s()
-            began = time.perf_counter()
-            for count in range(self._plan.calls):
-                if count >= 3 and time.perf_counter() - began > self._plan.slice_s:
-                    break
-                answer = await self._call(server, link, head, body)
-                row.latencies.append(answer.total_s)
-                row.first_bytes.append(answer.first_s)
-            row.cpu_s += server.process.cpu_s() - cpu
-        for name, value in (await server.metrics()).items():
-            if name.endswith("_total"):
-                counter = name.removesuffix("_total")
-                row.counters[counter] = row.counters.get(counter, 0.0) + value - before.get(name, 0.0)
+            before, began = await server.metrics(), time.perf_counter()
+            while chains < self._plan.chains and (not chains or time.perf_counter() - began < self._plan.slice_s):
+                number, chains = next(self._numbers), chains + 1
+                await send(server, link, head, bodies[0].parts(number))
+                at, cpu = time.perf_counter(), server.process.cpu_s()
+                for body in bodies[1:]:
+                    answer = await send(server, link, head, body.parts(number))
+                    row.latencies.append(answer.total_s)
+                    calls += 1
+                cpu_s += server.process.cpu_s() - cpu
+                wall_s += time.perf_counter() - at
+        row.single.append(Slice(calls, cpu_s, wall_s))
+        row.count(before, await server.metrics(), chains * len(bodies))
 
-    async def _throughput(self, server: Server, row: Row, body: Body) -> None:
+    async def _throughput(self, server: Server, row: Row, bodies: Sequence[Body]) -> None:
+        await server.begin_slice()
         began, cpu = time.perf_counter(), server.process.cpu_s()
         until = began + self._plan.slice_s
 
@@ -160,57 +123,65 @@ class Measurement:
             head = server.head(episode, self._prompt_tokens)
             count = 0
             async with connections(server, 1) as (link,):
-                while time.perf_counter() < until:
-                    await self._call(server, link, head, body)
-                    count += 1
-            return count
+                while True:
+                    number = next(self._numbers)
+                    for body in bodies:
+                        await send(server, link, head, body.parts(number))
+                        count += 1
+                        if time.perf_counter() >= until:
+                            return count
 
-        row.turns += sum(await asyncio.gather(*(keep_calling(at) for at in range(self._plan.episodes))))
-        row.wall_s += time.perf_counter() - began
-        row.turns_cpu_s += server.process.cpu_s() - cpu
+        calls = sum(await asyncio.gather(*(keep_calling(at) for at in range(self._plan.episodes))))
+        row.several.append(Slice(calls, server.process.cpu_s() - cpu, time.perf_counter() - began))
 
-    async def _call(self, server: Server, link: Connection, head: bytes, body: Body) -> Answered:
-        return await self._send(server, link, head, body.parts(next(self._numbers)))
-
-    async def _send(self, server: Server, link: Connection, head: bytes, parts: Sequence[bytes]) -> Answered:
-        answer = await link.request(head, parts)
-        if answer.status != 200:
-            raise SystemExit(f"{server.name} answered {answer.status}: {answer.body[:500]!r}")
-        return answer
-
-    async def _check_captured(self, server: Server) -> None:
-        """Every call of Turnstile was a continuation, and each of its tokens was recorded; the peer recorded the
-        same completions."""
-        if server.traces_url is not None:
-            await asyncio.to_thread(fetch, server.base_url + "/admin/flush", {})
-            trace = json.loads(await asyncio.to_thread(fetch, server.traces_url))[0]
-            if (
-                trace["completion_token_ids"] != list(self._conversation.reply.ids)
-                or not trace["prompt_token_ids"]
-            ):
-                raise SystemExit(f"{server.name} did not record the tokens of its first call")
-        counters = await server.metrics()
-        if not counters:
-            return
-        turns = sum(value for name, value in counters.items() if name == "turnstile_calls_total")
-        sampled = counters["turnstile_tokens_sampled_total"]
-        if sampled != turns * len(self._conversation.reply.ids):
-            raise SystemExit(f"{server.name} recorded {sampled:.0f} tokens of {turns:.0f} turns")
-        for name in ("turnstile_breaks_total", "turnstile_tokens_rerendered_total"):
-            if counters.get(name, 0.0):
-                raise SystemExit(
-                    f"{server.name}: {name} is {counters[name]:.0f}; every call should have continued"
-                )
+    async def _first_text(self, server: Server, row: Row, bodies: Sequence[Body]) -> None:
+        await server.begin_slice()
+        head = server.head(0, self._prompt_tokens)
+        seen: list[float] = []
+        await self._control.pace_engine(True)
+        async with connections(server, 1) as (link,):
+            await self._control.first_tokens()
+            began = time.perf_counter()
+            for chain in range(self._plan.chains):
+                if chain and time.perf_counter() - began > self._plan.slice_s:
+                    break
+                number = next(self._numbers)
+                for body in bodies:
+                    seen.append((await send(server, link, head, body.parts(number))).text_at)
+        written = await self._control.first_tokens()
+        await self._control.pace_engine(False)
+        row.first_texts += first_text_delays(server.name, written, seen)
 
 
-def _check_tokenized(rows: list[Row]) -> None:
+async def send(server: Server, link: Connection, head: bytes, parts: Sequence[bytes]) -> Answered:
+    """Raises SystemExit for any other status than 200."""
+    answer = await link.request(head, parts)
+    if answer.status != 200:
+        raise SystemExit(f"{server.name} answered {answer.status}: {answer.body[:500]!r}")
+    return answer
+
+
+def first_text_delays(server: str, written: Sequence[float], seen: Sequence[float]) -> list[float]:
+    """Seconds from the engine's write of each call's first token to the agent's read of its text; nothing where
+    the engine was asked for no stream at all. Raises SystemExit where calls and streams do not belong together."""
+    if not written:
+        return []
+    delays = [text - token for token, text in zip(written, seen, strict=False)]
+    if len(written) != len(seen) or not all(seen) or min(delays) < 0:
+        raise SystemExit(
+            f"{server}: {len(written)} streams of the engine for {len(seen)} calls, or no text in one"
+        )
+    return delays
+
+
+def check_tokenized(rows: Sequence[Row]) -> None:
     """The bytes that went through the tokenizer are those of the new message and the template's text around it:
-    the same number in every turn, whatever the length of the history."""
+    the same number in every turn, whatever the length of the history. Raises SystemExit otherwise."""
     seen: set[float] = set()
     for row in rows:
         if "turnstile_tokenized_bytes" not in row.counters:
             continue
-        per_turn = row.counters["turnstile_tokenized_bytes"] / row.calls
+        per_turn = row.counters["turnstile_tokenized_bytes"] / row.counted
         seen.add(per_turn)
         if len(seen) > 1 or not row.result_bytes <= per_turn <= row.result_bytes + TEMPLATE_BYTES:
             raise SystemExit(

@@ -1,4 +1,4 @@
-"""Rows as tables: on the terminal, as JSON, and as the section "The gate" of docs/performance.md."""
+"""Results as files and as a section of docs/performance.md, and the machine that they are of."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-Figures = dict[str, Any]
 BEGIN = "<!-- benchmarks/gate.py writes from here -->"
 END = "<!-- to here -->"
-COLUMNS = (
-    "server",
-    "p50 ms",
-    "p99 ms",
-    "added p50",
-    "CPU ms/call",
-    "fsync ms/call",
-    "turns/s",
-    "turns per CPU s",
-    "tokenized bytes",
-)
-AIM_ADDED_MS = 2.0
-AIM_RATIO = 20.0
 
 
 def machine() -> str:
@@ -40,61 +26,11 @@ def machine() -> str:
     )
 
 
-def tables(rows: list[Figures]) -> str:
-    """Markdown: one table per length and mode."""
-    out: list[str] = []
-    for length, stream in sorted(
-        {(row["tokens"], row["stream"]) for row in rows}, key=lambda key: (key[1], key[0])
-    ):
-        group = [row for row in rows if (row["tokens"], row["stream"]) == (length, stream)]
-        out.append(f"**{length:,} tokens of history, {'streamed' if stream else 'unstreamed'}**\n")
-        out.append("| " + " | ".join(COLUMNS) + " |")
-        out.append("|---" + "|---:" * (len(COLUMNS) - 1) + "|")
-        direct = group[0]
-        for row in group:
-            cells = [
-                row["server"],
-                f"{row['p50_ms']:.2f}",
-                f"{row['p99_ms']:.2f}",
-                "-" if row is direct else f"{row['p50_ms'] - direct['p50_ms']:.2f}",
-                f"{row['cpu_ms']:.2f}",
-                f"{row['fsync_ms']:.2f}" if row["fsyncs"] else "-",
-                f"{row['turns_per_s']:.0f}" if row["turns_per_s"] >= 10 else f"{row['turns_per_s']:.1f}",
-                f"{row['turns_per_cpu_s']:.0f}"
-                if row["turns_per_cpu_s"] >= 10
-                else f"{row['turns_per_cpu_s']:.1f}",
-                f"{row['tokenized_bytes']:.0f}" if row["tokenized_bytes"] else "-",
-            ]
-            out.append("| " + " | ".join(cells) + " |")
-        out.append("")
-    return "\n".join(out)
-
-
-def ratios(rows: list[Figures]) -> str:
-    """Markdown: what is asked of the gate against what was measured."""
-    by = {(row["server"], row["tokens"], row["stream"]): row for row in rows}
-    ours = "turnstile-process"
-    peers = sorted({row["server"] for row in rows if row["server"].startswith("peer")})
-    head = ["history", "mode", "added p50 ms", "of it beyond the relay"]
-    head += [f"turns/s, times {peer}" for peer in peers] + [f"turns per CPU s, times {peer}" for peer in peers]
-    out = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
-    for server, length, stream in by:
-        if server != ours:
-            continue
-        row = by[ours, length, stream]
-        added = row["p50_ms"] - by["direct", length, stream]["p50_ms"]
-        beyond = row["p50_ms"] - by["relay", length, stream]["p50_ms"]
-        cells = [f"{length:,}", "streamed" if stream else "unstreamed", f"{added:.2f}", f"{beyond:.2f}"]
-        for key in ("turns_per_s", "turns_per_cpu_s"):
-            cells += [f"{row[key] / by[peer, length, stream][key]:.1f}" for peer in peers]
-        out.append("| " + " | ".join(cells) + " |")
-    return "\n".join(out) + "\n"
-
-
-def write_results(folder: Path, facts: dict[str, Any], rows: list[Figures], text: str) -> None:
+def write_results(folder: Path, name: str, facts: dict[str, Any], text: str) -> None:
+    """``name``.json with the facts and ``name``.md with the text."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gate.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    (folder / "gate.md").write_text(text)
+    (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(text)
 
 
 def write_docs(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:

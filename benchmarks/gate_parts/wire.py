@@ -6,12 +6,17 @@ Both sides keep connections open. Bodies have a content-length, or come in chunk
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 LAST_CHUNK = b"0\r\n\r\n"
+FIRST_TEXT = re.compile(rb'"content": ?"[^"]')
+"""The first text of a Chat Completions reply, streamed or not; a chunk with the role alone does not match."""
+OVERLAP = 16
+"""Bytes, more than ``FIRST_TEXT`` takes, that are looked at again with the next read."""
 
 
 def content_length(head: bytes) -> int | None:
@@ -59,8 +64,11 @@ class Answered:
 
     status: int
     body: bytes
+    sent_at: float
     first_s: float
     total_s: float
+    text_at: float
+    """When the first text had come (``time.perf_counter``); 0.0 where none did."""
 
 
 class Connection(asyncio.Protocol):
@@ -70,7 +78,8 @@ class Connection(asyncio.Protocol):
         self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answered] | None = None
-        self._sent = self._first = 0.0
+        self._sent = self._first = self._text_at = 0.0
+        self._seen = b""
 
     @classmethod
     async def open(cls, port: int) -> Connection:
@@ -82,7 +91,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         size = sum(len(part) for part in parts)
-        self._first = 0.0
+        self._first = self._text_at = 0.0
+        self._seen = b""
         message = b"".join([head, b"content-length: %d\r\n\r\n" % size, *parts])
         self._sent = time.perf_counter()
         self._transport.write(message)
@@ -98,17 +108,34 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         self._first = self._first or now
+        if not self._text_at:
+            self._seen += data
+            if FIRST_TEXT.search(self._seen):
+                self._text_at = now
+            self._seen = self._seen[-OVERLAP:]
         message = self._inbox.feed(data)
         if message is not None and self._answer is not None:
             head, body = message
-            self._answer.set_result(Answered(int(head[9:12]), body, self._first - self._sent, now - self._sent))
+            status, first_s = int(head[9:12]), self._first - self._sent
+            self._answer.set_result(Answered(status, body, self._sent, first_s, now - self._sent, self._text_at))
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error or ConnectionResetError("the server closed the connection"))
 
 
-Answerer = Callable[[bytes, bytes], Sequence[bytes]]
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """A piece that is written ``wait_s`` seconds after the one before it. ``written`` is told when
+    (``time.perf_counter``, which on Linux is one clock for all processes)."""
+
+    data: bytes
+    wait_s: float
+    written: Callable[[float], None] | None = None
+
+
+Piece = bytes | Paced
+Answerer = Callable[[bytes, bytes], Sequence[Piece]]
 
 
 class ServerConnection(asyncio.Protocol):
@@ -125,14 +152,28 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         message = self._inbox.feed(data)
         if message is not None:
-            self._write(self._answer(*message), 0)
+            self._next(self._answer(*message), 0)
 
-    def _write(self, pieces: Sequence[bytes], at: int) -> None:
+    def _next(self, pieces: Sequence[Piece], at: int) -> None:
+        loop, piece = asyncio.get_running_loop(), pieces[at]
+        if isinstance(piece, Paced):
+            loop.call_later(piece.wait_s, self._write, pieces, at)
+        elif at:
+            loop.call_soon(self._write, pieces, at)
+        else:
+            self._write(pieces, at)
+
+    def _write(self, pieces: Sequence[Piece], at: int) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(pieces[at])
+        piece = pieces[at]
+        if isinstance(piece, Paced):
+            if piece.written is not None:
+                piece.written(time.perf_counter())
+            piece = piece.data
+        self._transport.write(piece)
         if at + 1 < len(pieces):
-            asyncio.get_running_loop().call_soon(self._write, pieces, at + 1)
+            self._next(pieces, at + 1)
 
 
 def json_response(body: bytes) -> list[bytes]:

@@ -41,6 +41,7 @@ from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
+from turnstile_server.episodes.register_routes import build_register_router
 from turnstile_server.episodes.routers import episode_routers
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
@@ -89,12 +90,14 @@ async def open_apps(
     make_engine: EngineFactory | None = None,
     backends: Backends | None = None,
     observe: Callable[[ASGIApp], ASGIApp] | None = None,
+    is_worker: bool = False,
 ) -> Apps:
     """Builds and starts everything behind the listeners; ``stack`` releases it. Raises StartupError.
 
     ``model_dir`` None: a server without a model. ``agent_url``: of the agent listener, as it is bound. Test
     servers replace the engine and the backends of the settings, and ``observe`` the requests from sandboxes.
-    ``progress`` is told what the start waits for.
+    ``progress`` is told what the start waits for. ``is_worker``: there is a process in front, which is told more
+    (``episodes/register_routes.py``).
     """
     progress = progress or StartProgress()
     if model_dir is None:
@@ -129,7 +132,7 @@ async def open_apps(
     await engines.sampler.start()
     _check_experts(settings, engines.sampler)
     progress.waits_for = "its episodes and sandboxes"
-    parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe)
+    parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe, is_worker)
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
@@ -154,6 +157,8 @@ class Parts:
     """None: those of the settings. Not started."""
     observe: Callable[[ASGIApp], ASGIApp] | None = None
     """Wraps the agent app as sandboxes reach it: tests and benchmarks record its requests."""
+    is_worker: bool = False
+    """Whether this is one of several worker processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +321,11 @@ async def _control_app(
         build_viewer_router(),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
     ]
+    if parts.is_worker:
+        admin = engines.control
+        routers.append(
+            build_register_router(episodes, lambda: episodes.refusal, lambda: admin.held_s is not None, workers)
+        )
     return build_control_app(
         routers, key=control_key, metrics=parts.metrics, settings=settings.control, stopping=stopping
     )

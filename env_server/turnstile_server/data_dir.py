@@ -26,6 +26,8 @@ SECRET_FILE = "server.secret"
 SECRET_BYTES = 32
 JOURNAL_LOCK = "lock"
 """The lock file in the journal's folder, which the journal makes and holds."""
+WORKERS = "workers"
+"""The folder of the worker processes' own data directories, and of the lock of the process in front of them."""
 PROBE_BYTES = 64 << 10
 """What is written to find out whether a folder takes files: a full disk often still takes an empty one."""
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -54,6 +56,27 @@ def replay_folder(data_dir: Path) -> Path:
 def replay_contents(replay: Path) -> Path:
     """In that folder: the contents of files, each once."""
     return replay / "contents"
+
+
+def worker_folder(data_dir: Path, number: int) -> Path:
+    """The data directory of one of several worker processes. The first one has that of the whole server, so that
+    one process alone finds there what it needs."""
+    return data_dir if number == 0 else data_dir / WORKERS / str(number)
+
+
+def worker_folders(data_dir: Path) -> dict[int, Path]:
+    """The data directories of the workers but the first that there were on ``data_dir``, by number: those whose
+    journal has anything. Raises OSError."""
+    folder, found = data_dir / WORKERS, {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.isascii() and path.name.isdigit() and has_records(path):
+            found[int(path.name)] = path
+    return dict(sorted(found.items()))
+
+
+def has_records(data_dir: Path) -> bool:
+    """Whether there is a segment of a journal: a worker that had no episode has a journal without one."""
+    return any(journal_folder(data_dir).glob("*.tsj"))
 
 
 def kept_folders(data_dir: Path) -> tuple[Path, ...]:

@@ -1,13 +1,15 @@
 """The second composition root: a journal that no server uses, as a read-only control API with the viewer.
 
-The data directory of a stopped server, a copy of one, or a folder with exported episodes. There is no engine, no
-sandbox, no gate, no lock and no key of the directory. What must hold: nothing in it is written, repaired or
-removed, and no server is kept from it; every route that is served answers what the next server on the directory
-would; every other request is refused with ``read_only``.
+The data directory of a stopped server, a copy of one, or a folder with exported episodes; of a server with several
+worker processes, the journals of all of them. There is no engine, no sandbox, no gate, no lock and no key of the
+directory. What must hold: nothing in it is written, repaired or removed, and no server is kept from it; every
+route that is served answers what the next server on the directory would; every other request is refused with
+``read_only``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -26,23 +28,26 @@ from turnstile_server.control.replay_routes import build_replay_router
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.viewer_routes import build_viewer_router
-from turnstile_server.data_dir import journal_folder, replay_folder, work_folder
+from turnstile_server.data_dir import has_records, journal_folder, replay_folder, work_folder, worker_folders
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.reader import EpisodeReader
+from turnstile_server.episodes.register_routes import build_register_router
 from turnstile_server.episodes.replay_reports import ReplayReports
 from turnstile_server.episodes.span_reports import SpanReports
+from turnstile_server.episodes.store import created_at
 from turnstile_server.episodes.work_store import KeptWorks
 from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.http.stopping import Stopping
-from turnstile_server.journal.reading import ReadOnlyJournal
+from turnstile_server.journal.joined import JoinedJournals
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.replay.files import ReplayFiles
 from turnstile_server.settings import Settings
 
+_RETIRED = "This episode's worker process is not started any more: there are fewer workers now."
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -54,18 +59,27 @@ class ReadOnly(TurnstileError):
 
 
 async def open_offline_app(
-    folder: Path, key: str, settings: Settings, closing: anyio.Event, stack: AsyncExitStack
+    folder: Path | Sequence[Path],
+    key: str | None,
+    settings: Settings,
+    closing: anyio.Event,
+    stack: AsyncExitStack,
+    *,
+    is_worker: bool = False,
 ) -> ASGIApp:
-    """Reads the directory, and builds the application; ``stack`` releases it. ``settings.model``: the folder with
-    the tokenizer; None: tokens have ids and no text. ``closing`` ends what only waits.
+    """Reads the directory, and builds the application; ``stack`` releases it. ``folder``: with those of its
+    workers, or several, as they are. ``settings.model``: the folder with the tokenizer; None: tokens have ids
+    and no text. ``closing`` ends what only waits. ``is_worker``: there is a process in front, which is told
+    more.
 
     Raises StartupError: nothing of a journal is there, a server uses it, it is of a newer format, or the model
     folder has no tokenizer.
     """
-    journal = await ReadOnlyJournal.open(await anyio.to_thread.run_sync(_journal_in, folder))
-    stack.push_async_callback(journal.close)
+    folders = await anyio.to_thread.run_sync(_all_folders, folder)
+    places = [await anyio.to_thread.run_sync(_journal_in, each) for each in folders]
+    journal = await JoinedJournals.open(places, created_at, stack)
     table = None if settings.model is None else await anyio.to_thread.run_sync(_table, settings.model)
-    works = KeptWorks(work_folder(folder))
+    works = KeptWorks(*map(work_folder, folders))
     await works.open()
     archive = Archive(journal, settings.episodes.cached_trees, works)
     await archive.restore()
@@ -82,13 +96,26 @@ async def open_offline_app(
         build_inspection_router(inspector, control, workers),
         build_span_router(SpanReports(episodes, journal, settings.episodes.kept_regrades, workers), workers),
         build_replay_router(
-            ReplayReports(episodes, ReplayFiles(replay_folder(folder)), _no_snapshots, workers), workers
+            ReplayReports(episodes, ReplayFiles(*map(replay_folder, folders)), _no_snapshots, workers), workers
         ),
         build_event_router(changes.subscribe, closing, control),
         build_viewer_router(served="directory"),
-        _refusals(folder),  # the last: it takes whatever the others leave
+        *([build_register_router(episodes, lambda: _RETIRED, lambda: False, workers)] if is_worker else []),
+        _refusals(folders[0], is_worker=is_worker),  # the last: it takes whatever the others leave
     ]
     return build_control_app(routers, key=key, metrics=Metrics(), settings=control, stopping=Stopping())
+
+
+def _all_folders(folder: Path | Sequence[Path]) -> list[Path]:
+    """A folder with those of its workers. Raises StartupError."""
+    if not isinstance(folder, Path):
+        return list(folder)
+    try:
+        workers = worker_folders(folder)
+    except OSError as error:
+        raise StartupError(f"{folder} cannot be read: {error}") from error
+    alone = workers and not has_records(folder) and not any(folder.glob("*.tsj"))
+    return list(workers.values()) if alone else [folder, *workers.values()]
 
 
 def _journal_in(folder: Path) -> Path:
@@ -115,10 +142,12 @@ def _table(model: Path) -> TokenBytes:
     return TokenBytes(load_vocabulary(model))
 
 
-def _refusals(folder: Path) -> APIRouter:
+def _refusals(folder: Path, *, is_worker: bool) -> APIRouter:
     """``/health``, ``/ready``, and the refusal of everything that only a server can do."""
     router = APIRouter()
     reason = f"{folder} is only looked at: there is no server behind it, and nothing can be changed"
+    if is_worker:
+        reason = f"{_RETIRED} Start the server with as many workers as before (--workers) to change what it has"
 
     @router.get("/health")
     async def health() -> dict[str, str]:

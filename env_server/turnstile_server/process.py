@@ -1,7 +1,8 @@
 """The server as a process: its two listeners, its signals, its exit code.
 
 ``run`` is what ``turnstile serve`` calls. The listeners accept connections at once. Everything behind them is
-imported and built by ``app.py`` meanwhile; ``http/starting.py`` says what they serve until then.
+imported and built by ``app.py`` meanwhile; ``http/starting.py`` says what they serve until then. One of several
+worker processes runs the same, on sockets that the process in front of it has bound (``workers/``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,49 +43,67 @@ Python's 5 ms. A small call takes the interpreter back a dozen times, after each
 this gains."""
 
 
-def run(settings: Settings) -> int:
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a worker process has of the process in front of it, which says all that is to be told."""
+
+    control: socket.socket
+    agent: socket.socket
+    agent_url: str
+    """The agent listener's address, as it is handed out."""
+    label: str
+    """Which worker it is, for its log."""
+    tell: Callable[[dict[str, object]], None]
+    """Takes one event: that it is ready, or why it cannot start."""
+
+
+def run(settings: Settings, inherited: Inherited | None = None) -> int:
     """Serves, and returns the exit code: 0 after a requested stop, 2 when the server could not start."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(LogFormatter("" if inherited is None else inherited.label))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     code = 0
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        anyio.run(serve, settings, backend_options={"use_uvloop": True})
+        anyio.run(serve, settings, inherited, backend_options={"use_uvloop": True})
     except* StartupError as group:
-        for error in _leaves(group):
-            sys.stderr.write(visible(f"turnstile: {error}", lines=True) + "\n")
+        for error in startup_errors(group):
+            if inherited is None:
+                tell_refusal(error)
+            else:
+                inherited.tell({"event": "failed", "message": error.message})
         code = 2
     return code
 
 
-def _leaves(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
+def tell_refusal(error: StartupError) -> None:
+    sys.stderr.write(visible(f"turnstile: {error}", lines=True) + "\n")
+
+
+def startup_errors(group: BaseExceptionGroup[StartupError]) -> list[StartupError]:
     found: list[StartupError] = []
     for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(startup_errors(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, inherited: Inherited | None = None) -> None:
     """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when it is ready:
     both listeners serve all that they have."""
     stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_on_signal, stop, started, starting)
+        tasks.start_soon(on_signal, stop, started, starting)
         with starting:
-            async with running(settings) as server, ended_at_standstill(settings.standstill_s):
+            async with running(settings, inherited) as server, ended_at_standstill(settings.standstill_s):
                 started.set()
-                _announce(settings, server)
+                _announce(settings, server, _say if inherited is None else inherited.tell)
                 await stop.wait()
         tasks.cancel_scope.cancel()
 
 
-def _announce(settings: Settings, server: Server) -> None:
-    # Objects made by the start live as long as the process. Frozen, they are left out of later garbage
-    # collections, which would otherwise take a tenth of a second each, in the middle of a call.
-    gc.collect()
-    gc.freeze()
-    ready = {
+def _announce(settings: Settings, server: Server, tell: Callable[[dict[str, object]], None]) -> None:
+    freeze_what_is_there()
+    ready: dict[str, object] = {
         "event": "ready",
         "pid": os.getpid(),
         "control_url": server.control_url,
@@ -92,11 +112,22 @@ def _announce(settings: Settings, server: Server) -> None:
         "data_dir": str(settings.data_dir),
         "journal": server.journal,
     }
-    sys.stdout.write(json.dumps(ready) + "\n")
+    tell(ready)
+
+
+def freeze_what_is_there() -> None:
+    """Objects made by the start live as long as the process. Frozen, they are left out of later garbage
+    collections, which would otherwise take a tenth of a second each, in the middle of a call."""
+    gc.collect()
+    gc.freeze()
+
+
+def _say(event: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
-async def _on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
+async def on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
     """Stops a running server; cancels one that is still starting."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
@@ -118,17 +149,17 @@ class Server:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Server]:
+async def running(settings: Settings, inherited: Inherited | None = None) -> AsyncIterator[Server]:
     """A server for the length of the block, which begins when it is ready. Raises StartupError.
 
     At the end requests in progress get ``shutdown_grace_s``; then what is behind the listeners is released.
     """
-    async with _listening(settings) as listeners, AsyncExitStack() as stack:
-        apps = await _build(settings, listeners, stack)
+    async with _listening(settings, inherited) as listeners, AsyncExitStack() as stack:
+        apps = await _build(settings, listeners, stack, is_worker=inherited is not None)
         listeners.attach(apps)
         try:
             yield Server(
-                control_url=loopback_url(listeners.control_url),
+                control_url=loopback_url(listeners.control_url) if inherited is None else "",
                 agent_url=settings.gate.public_url or loopback_url(listeners.agent_url),
                 sandboxes=apps.sandboxes,
                 journal=apps.journal,
@@ -139,25 +170,32 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
                 await listeners.close()
 
 
-async def _build(settings: Settings, listeners: Listeners, stack: AsyncExitStack) -> Apps:
+async def _build(settings: Settings, listeners: Listeners, stack: AsyncExitStack, *, is_worker: bool) -> Apps:
     # Imported only now, and in a thread: it takes seconds on a small machine (transformers and mcp most of them),
     # in which /health must answer already.
     app = await anyio.to_thread.run_sync(import_module, "turnstile_server.app", abandon_on_cancel=True)
     model_dir = import_module("turnstile_server.model_files").model_folder(settings)  # which came with it
-    apps: Apps = await app.open_apps(settings, model_dir, listeners.agent_url, stack, progress=listeners.progress)
+    apps: Apps = await app.open_apps(
+        settings, model_dir, listeners.agent_url, stack, progress=listeners.progress, is_worker=is_worker
+    )
     return apps
 
 
 class Listeners:
     """Both listeners: they accept connections, and serve the applications once these are attached."""
 
-    def __init__(self, settings: Settings, sockets: ExitStack) -> None:
-        """Binds the sockets, which ``sockets`` closes. Raises StartupError."""
-        control = bind("control", settings.control.host, settings.control.port)
-        sockets.callback(control.close)
-        agent = bind("agent", settings.gate.host, settings.gate.port)
+    def __init__(self, settings: Settings, sockets: ExitStack, inherited: Inherited | None = None) -> None:
+        """Binds the sockets that are not inherited; ``sockets`` closes them. Raises StartupError."""
+        if inherited is None:
+            control = bind("control", settings.control.host, settings.control.port)
+            sockets.callback(control.close)
+            agent = bind("agent", settings.gate.host, settings.gate.port)
+            self.control_url, self.agent_url = url_of(control), url_of(agent)
+        else:
+            control, agent = inherited.control, inherited.agent
+            sockets.callback(control.close)
+            self.control_url, self.agent_url = "", inherited.agent_url
         sockets.callback(agent.close)
-        self.control_url, self.agent_url = url_of(control), url_of(agent)
         self.progress = StartProgress()
         self._control_app = StartingApp(self.progress, settings.start_wait_s, probes=True)
         self._agent_app = StartingApp(self.progress, settings.start_wait_s, probes=False)
@@ -168,7 +206,7 @@ class Listeners:
             control,
             idle_s=idle_s,
             grace_s=grace_s,
-            access_log=True,
+            access_log=inherited is None,
             limits=ConnectionLimits.of(settings.control, shares.control),
             name="the control API",
             reserve=settings.control.reserved_descriptors,
@@ -209,10 +247,10 @@ class Listeners:
 
 
 @asynccontextmanager
-async def _listening(settings: Settings) -> AsyncIterator[Listeners]:
+async def _listening(settings: Settings, inherited: Inherited | None) -> AsyncIterator[Listeners]:
     """Listeners that serve for the length of the block, however it is left."""
     with ExitStack() as sockets:
-        listeners = Listeners(settings, sockets)
+        listeners = Listeners(settings, sockets, inherited)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listeners.serve)
             try:

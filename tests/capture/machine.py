@@ -456,6 +456,11 @@ class CaptureMachine(RuleBasedStateMachine):
         delivered = whole[-1].delivery == "written"
         return (EarlierCall.WRITTEN if delivered else EarlierCall.UNDELIVERED), whole[-1].turn
 
+    @rule()
+    def rest(self) -> None:
+        """No call comes for a while."""
+        self.tree.cool()
+
     @precondition(lambda self: self.flights)
     @rule(number=index)
     def hang_up(self, number: int) -> None:

@@ -20,7 +20,7 @@ from turnstile_server.capture.keys import tools_key
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.base import Dialect
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 
 Wire = dict[str, Any]

@@ -118,10 +118,10 @@ async def test_a_root_without_tmp_is_enough(server_image: str) -> None:
 async def test_agents_where_nothing_can_be_run_are_refused_as_infrastructure(server_image: str) -> None:
     """`--tmpfs` is noexec where the flag does not say otherwise."""
     in_memory = ("--tmpfs", "/data:uid=10001,mode=700")
-    code, line = ended(server_image, *in_memory, command=("turnstile", "agents", "install", "tool-loop"))
+    code, line = ended(server_image, *in_memory, command=("turnstile", "agents", "install", "mini-swe-agent"))
     assert code == 1
     assert line.startswith(
-        "turnstile: agent tool-loop cannot run: agents are installed in /data/agents, which is "
+        "turnstile: agent mini-swe-agent cannot run: agents are installed in /data/agents, which is "
     )
     assert "mounted noexec" in line
     container = Container(f"turnstile-test-{secrets.token_hex(4)}", secrets.token_urlsafe(24))
@@ -137,7 +137,8 @@ async def test_agents_where_nothing_can_be_run_are_refused_as_infrastructure(ser
         assert "launched agents will be refused: agents are installed in /data/agents, which is " in container.log
         async with container.client() as client:
             [rollout] = [
-                rollout async for rollout in client.rollouts([{"instruction": "x"}], agent="tool-loop", retries=0)
+                rollout
+                async for rollout in client.rollouts([{"instruction": "x"}], agent="mini-swe-agent", retries=0)
             ]
         assert rollout.error is not None
         assert (rollout.error.type, rollout.error.fault) == ("agent_not_installed", "infrastructure")
@@ -147,15 +148,21 @@ async def test_agents_where_nothing_can_be_run_are_refused_as_infrastructure(ser
 
 @pytest.mark.slow
 def test_agents_of_both_kinds_are_installed_below_data_by_a_hardened_container(
-    server_image: str, volume: str
+    server_image: str, volume: str, tmp_path: Path
 ) -> None:
     """npm agents too, in an image without npm; /tmp is noexec."""
+    spec = (
+        "name: packed\nversion: '1'\nsummary: Has a package.\ncommand: ['true']\ninstall: {pip: [sniffio==1.3.1]}"
+    )
+    tmp_path.chmod(0o755)
+    (tmp_path / "packed.yaml").write_text(spec)
     # A private CA of this machine's; elsewhere the same certificates as the image's.
     trusted = ("-v", f"{CERTIFICATES}:/run/ca.pem:ro", "-e", "PIP_CERT=/run/ca.pem")
     trusted += ("-e", "NODE_EXTRA_CA_CERTS=/run/ca.pem")
+    trusted += ("-v", f"{tmp_path}:/specs:ro", "-e", 'TURNSTILE_AGENTS__SPECS=["/specs"]')
     install = ("docker", "run", "--rm", *HARDENED, *trusted, "-v", f"{volume}:/data", server_image)
-    said = run(*install, "turnstile", "agents", "install", "tool-loop", "pi", timeout_s=600)
-    assert "tool-loop 1.0 is installed: /data/agents/tool-loop-" in said
+    said = run(*install, "turnstile", "agents", "install", "packed", "pi", timeout_s=600)
+    assert "packed 1 is installed: /data/agents/packed-" in said
     assert "is installed: /data/agents/pi-" in said
     again = run(*install, "turnstile", "agents", "install", "pi")
     assert "was installed before" in again

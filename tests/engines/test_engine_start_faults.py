@@ -116,12 +116,14 @@ async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attem
 
 
 @asynccontextmanager
-async def repeating(server: ScriptedEngine) -> AsyncIterator[str]:
-    """A proxy that sends the reply to the first call twice; yields its address."""
+async def repeating(server: ScriptedEngine, *, with_the_next: bool) -> AsyncIterator[str]:
+    """A proxy that sends the reply to the first call twice: again after a tenth of a second, or when the next call
+    has come, before its reply. Yields its address."""
     repeated = False
+    kept = b""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal repeated
+        nonlocal repeated, kept
         host, port = server.url.removeprefix("http://").split(":")
         answers, asked = await asyncio.open_connection(host, int(port))
         with closing(writer), closing(asked), suppress(asyncio.IncompleteReadError, OSError):
@@ -129,11 +131,17 @@ async def repeating(server: ScriptedEngine) -> AsyncIterator[str]:
                 request, body = await http_message(reader)
                 asked.write(request + body)
                 reply = b"".join(await http_message(answers))
+                if b"/generate" in request:
+                    writer.write(kept)
+                    kept = b""
                 writer.write(reply)
                 if b"/generate" in request and not repeated:
                     repeated = True
-                    await asyncio.sleep(0.1)
-                    writer.write(reply)
+                    if with_the_next:
+                        kept = reply
+                    else:
+                        await asyncio.sleep(0.1)
+                        writer.write(reply)
 
     async with await asyncio.start_server(carry, "127.0.0.1", 0) as listening:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
@@ -149,15 +157,27 @@ async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers
     server: ScriptedEngine,
 ) -> None:
     server.generate = answer_by_name
-    async with repeating(server) as url:
+    async with repeating(server, with_the_next=True) as url:
         engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
         await engine.start()
         try:
             await collect(engine, PROMPT, FOUR, rid="call-1", stream=False)
-            await anyio.sleep(0.3)
             with pytest.raises(EngineProtocolError, match="it answers the call 'call-1', not 'call-2'"):
                 await collect(engine, PROMPT, FOUR, rid="call-2", stream=False)
             for number in range(3, 9):
                 await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
+        finally:
+            await engine.close()
+
+
+async def test_a_connection_that_sends_what_nobody_asked_for_serves_no_other_call(server: ScriptedEngine) -> None:
+    server.generate = answer_by_name
+    async with repeating(server, with_the_next=False) as url:
+        engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
+        await engine.start()
+        try:
+            for number in range(1, 9):
+                await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
+                await anyio.sleep(0.3 if number == 1 else 0)
         finally:
             await engine.close()

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import RID, frames, recording, sse, whole
 
+from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.replies import SseSplitter, error_for_status
+from turnstile_server.engines.sglang.calls import LiveCall
 from turnstile_server.engines.sglang.score import chosen_logprob, input_logprobs
 from turnstile_server.engines.sglang.wire import ReplyReader, generate_body, meta_of
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
@@ -271,6 +273,53 @@ def test_any_chunking_in_either_style_gives_the_same_tokens(data: st.DataObject)
 
 
 @given(st.data())
+def test_events_read_together_say_what_they_say_one_by_one(data: st.DataObject) -> None:
+    """Tokens, their weights, the finish, and the error after them: the same, in fewer chunks."""
+    count = data.draw(st.integers(1, 10))
+    entries = [[-0.5 - i, data.draw(st.integers(0, 9)), None] for i in range(count)]
+    ends = sorted({*data.draw(st.sets(st.integers(1, count))), count})
+    payloads: list[dict[str, Any]] = []
+    for end in ends:
+        meta = {
+            "completion_tokens": end,
+            "output_token_logprobs": entries[:end],
+            "weight_version": data.draw(st.sampled_from(["a", "a", "a", "b"])),
+            "cached_tokens": data.draw(st.integers(0, 1)),
+            "finish_reason": None,
+        }
+        payloads.append({META: meta})
+    last = payloads[data.draw(st.sampled_from([-1, -1, 0]))]
+    last[META].update(data.draw(st.sampled_from([{"finish_reason": {"type": "stop", "matched": 3}}, {"id": "x"}])))
+
+    def read(groups: list[list[dict[str, Any]]]) -> tuple[list[tuple[Any, ...]], Any, Any, int]:
+        call = LiveCall(10, in_place={"b"})
+        reader = ReplyReader(RID, "a", call=call, vocab_size=data_vocab)
+        told: list[tuple[Any, ...]] = []
+        finish: Any = None
+        chunks = 0
+        try:
+            for group in groups:
+                for chunk in reader.read_all(iter(group)):
+                    assert finish is None
+                    about = chunk.weight_version, chunk.stale_kv
+                    told += [(*pair, *about) for pair in zip(chunk.ids, chunk.logprobs, strict=True)]
+                    finish, chunks = chunk.finish, chunks + 1
+                if finish is not None:
+                    break
+        except EngineProtocolError as error:
+            return told, finish, error.message, chunks
+        return told, finish, None, chunks
+
+    data_vocab = data.draw(st.sampled_from([10, 10, 5]))
+    alone = read([[payload] for payload in payloads])
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(payloads)))))
+    groups = [payloads[a:b] for a, b in zip([0, *cuts], [*cuts, len(payloads)], strict=True)]
+    together = read(groups)
+    assert together[:3] == alone[:3]
+    assert together[3] <= alone[3]
+
+
+@given(st.data())
 def test_a_stream_splits_alike_wherever_its_bytes_are_cut(data: st.DataObject) -> None:
     stream = b': comment\r\n\r\nevent: x\ndata: {"a": 1}\r\n\r\n' + sse([{"b": "é"}, {"c": []}])
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)))))
@@ -305,7 +354,7 @@ def test_the_request_is_the_documented_one() -> None:
         stop_token_ids=(4,),
         json_schema="{}",
     )
-    assert json.loads(generate_body(ids, sampling, rid="r", stream=True)) == {
+    assert json.loads(b"".join(generate_body([ids_json(ids)], sampling, rid="r", stream=True))) == {
         "rid": "r",
         "input_ids": [2, 4, 6],
         "return_logprob": True,

@@ -323,6 +323,7 @@ async def test_no_token_is_said_to_be_of_certain_weights_once_the_server_may_be_
         return [
             chunk.weight_version
             async for chunk in engine.generate(PROMPT, FOUR, rid="call-1", origin=origin, stream=True)
+            for _ in chunk.ids
         ]
 
     async with attached(server) as engine:

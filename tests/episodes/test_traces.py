@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from test_recorded_spans import EPISODE
 
 from turnstile.models import Episode, EpisodeStatus, SpanReport
-from turnstile_server.gate.session import ConversationHeaders
+from turnstile_server.gate.episode_limits import ConversationHeaders
 from turnstile_server.observability.otel import ModelNames, TraceExport
 from turnstile_server.settings import TracingSettings
 from turnstile_server.trace_context import TraceContext, is_traceparent

@@ -212,6 +212,33 @@ async def test_what_comes_at_once_is_parsed_in_parts(monkeypatch: pytest.MonkeyP
     assert sum(sizes) == len(head + chunks) + len(b"0\r\n\r\n" + HEAD + b"connection: close\r\n\r\n")
 
 
+async def test_the_rest_of_a_body_of_known_length_is_one_part_and_nothing_else_is_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[bytes] = []
+    parse = HttpToolsProtocol.data_received
+
+    def noted(protocol: HttpToolsProtocol, data: bytes) -> None:
+        pieces.append(data)
+        parse(protocol, data)
+
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", noted)
+    body = b"~" * 60_000
+    head = b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % len(body)
+    many = HEAD + b"".join(b"x-%d: 1\r\n" % index for index in range(100)) + b"x-long: " + b"y" * 4096 + b"\r\n"
+    async with listening() as listener:
+        async with await connected(listener, head + body + many) as connection:
+            await connection.send(b"connection: close\r\n\r\n")
+            said = await heard(connection)
+        assert said.count(b"HTTP/1.1 200 OK") == 2
+        assert body in said
+        await empty(listener.connections)
+    large = [piece for piece in pieces if len(piece) > 2048]
+    assert large
+    assert all(set(piece) == set(b"~") for piece in large)
+    assert b"".join(pieces) == head + body + many + b"connection: close\r\n\r\n"
+
+
 async def test_the_rest_of_a_refused_body_is_not_waited_for() -> None:
     async with listening() as listener:
         request = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nhalf"

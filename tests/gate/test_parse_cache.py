@@ -9,7 +9,7 @@ import pytest
 
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.chat import parse_chat
-from turnstile_server.gate.dialects.json import CONVERSATIONS, ParseCache
+from turnstile_server.gate.dialects.parse_cache import CONVERSATIONS, ParseCache
 
 
 def user(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from capture.turns import make_turn
@@ -19,7 +20,9 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.call import CommittedTurn, ModelCall
-from turnstile_server.gate.session import CallLimits, EpisodeSession
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.episode_limits import CallLimits
+from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.http.exchange import CallerGone
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +44,7 @@ class Played:
             **limits,
         }
         self.stopped: list[TurnstileError] = []
-        self.session = EpisodeSession("e1", Sampling(), CallLimits(**bounds), self.stopped.append)
+        self.session = EpisodeSession("e1", Sampling(), CallLimits(**bounds), self.stopped.append, warm_s=0)
 
     def call(self, request_key: str = "r") -> ModelCall:
         call = ModelCall("turn_1", request_key, 0.0)
@@ -238,3 +241,30 @@ async def test_an_agent_that_invents_idempotency_keys_is_not_remembered_for_ever
     for number in range(10, 16):
         assert not session.repeats_idempotency_key(f"k{number}", "a")
     assert not session.repeats_idempotency_key("first", "a")
+
+
+async def test_a_session_without_a_call_in_flight_drops_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    first, second = played.call("a"), played.call("b")
+    cache = played.session.parse_cache("chat")
+    cooled: list[ParseCache] = []
+
+    def note(cache: ParseCache) -> None:
+        cooled.append(cache)
+
+    monkeypatch.setattr(ParseCache, "cool", note)
+    node = played.commit().node
+    tokens = node.tokens()
+    played.session.release(first)
+    await anyio.sleep(0.01)
+    assert not cooled, "another call is in flight"
+    assert node.tokens() is tokens
+    played.session.release(second)
+    third = played.call("c")
+    await anyio.sleep(0.01)
+    assert not cooled, "one came before the time was over"
+    played.session.release(third)
+    await anyio.sleep(0.01)
+    assert cooled == [cache]
+    assert node.tokens() is not tokens
+    assert node.tokens().tolist() == tokens.tolist()

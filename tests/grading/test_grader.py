@@ -9,6 +9,7 @@ from grading_support import BUG, EXPECTED, FIX, HIDDEN, Watched, grader, spec_of
 from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec, User
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio
@@ -252,7 +253,7 @@ async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_b
     assert "the work ended its own grading" in grade.detail["tests"]["note"]
 
 
-@pytest.mark.parametrize("program", ["workdiff.py", "show_files.py"])
+@pytest.mark.parametrize("program", ["workdiff", "show_files.py"])
 async def test_a_program_of_ours_that_fails_on_a_work_makes_no_score(
     provider: Watched, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
@@ -329,3 +330,8 @@ async def test_the_runners_tests_and_programs_are_not_to_be_written_by_who_runs_
     task = the_task(tests=tests)
     grade = await grader(provider).grade(task, work({}))
     assert grade.reward == 1.0, grade.detail
+
+
+def test_two_works_for_each_core_are_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
+    assert (GradingSettings().places, GradingSettings(parallel=1).places) == (6, 1)

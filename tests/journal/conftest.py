@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import journal_support
 import pytest
 
 from turnstile_server.journal import FileJournal
@@ -28,3 +29,14 @@ def no_journal_stays_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for journal in opened:
         asyncio.run(journal.close())
+
+
+@pytest.fixture(params=["thread", "inline"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the records of the test are written: by the journal's thread with an fsync, or where they are small by
+    the event loop."""
+    if request.param == "inline":
+        for name, value in journal_support.INLINE.items():
+            monkeypatch.setitem(journal_support.WAY, name, value)
+    chosen: str = request.param
+    return chosen

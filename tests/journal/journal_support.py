@@ -18,12 +18,16 @@ from turnstile_server.journal.segments import DamagedBytes, FoundRecord, scan
 from turnstile_server.settings import JournalSettings
 
 SMALL_SEGMENT = 1 << 16
+INLINE: dict[str, Any] = {"durability": "process"}
+"""Settings under which the event loop writes small records itself."""
+WAY: dict[str, Any] = {}
+"""Settings of the way that the records of a test take: of ``INLINE``, or none (the ``way`` fixture sets it)."""
 
 
 def small(**overrides: Any) -> JournalSettings:
     """Small segments and no floor of free space, so that tests can fill both."""
     return JournalSettings(
-        **{"segment_bytes": SMALL_SEGMENT, "min_free_bytes": 0, "index_lag_s": 0.01, **overrides}
+        **{"segment_bytes": SMALL_SEGMENT, "min_free_bytes": 0, "index_lag_s": 0.01, **WAY, **overrides}
     )
 
 

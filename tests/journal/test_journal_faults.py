@@ -30,7 +30,7 @@ from turnstile_server.journal import FileJournal
 from turnstile_server.journal.files import FileOps, RealFiles
 from turnstile_server.journal.segments import FoundRecord
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
 DISK = 1 << 20
 
@@ -162,7 +162,7 @@ async def test_a_short_write_without_an_error_goes_on(tmp_path: Path) -> None:
 
 async def test_a_failed_fsync_refuses_and_the_file_is_never_appended_to_again(tmp_path: Path) -> None:
     files = FaultyFiles()
-    journal = await FileJournal.open(tmp_path, small(), files)
+    journal = await FileJournal.open(tmp_path, small(durability="power"), files)
     await journal.append(turn("e", 0))
     files.faults["sync"] = [fault()]
     with pytest.raises(JournalUnavailable, match="Input/output error"):

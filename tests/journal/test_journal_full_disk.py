@@ -16,7 +16,7 @@ from real_disk import ext4, fill, remount, take_inodes, tmpfs
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, RecordType
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
 Disk = Callable[[Path], AbstractContextManager[Path]]
 DISKS: list[Disk] = [lambda at: tmpfs(at, "size=6m,nr_inodes=200"), lambda at: ext4(at, 8 << 20)]

@@ -13,7 +13,7 @@ from journal_support import eventually, numbers, segment_files, small, state, tu
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
 
 async def test_turns_after_the_open_segment_was_removed_go_into_a_new_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from turnstile_server.journal.index import LastState
 from turnstile_server.journal.retention import DiskBounds, make_room
 from turnstile_server.settings import JournalSettings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
 MIB = 1 << 20
 DISK = 16 * MIB

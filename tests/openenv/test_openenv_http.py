@@ -12,7 +12,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from openenv_support import ANSWER, REPLY_S, TASK, base_url, ended, wired
 
-from control_support import Door, OpenDoor
+from control_support import Door, OpenDoor, one_process
 
 pytestmark = pytest.mark.anyio
 
@@ -166,6 +166,7 @@ async def test_a_standard_mcp_client_plays_the_episode_that_the_address_names(do
         assert (await step(http, episode_id, type="finish"))["reward"] == 1.0
 
 
+@one_process
 async def test_ended_episodes_are_kept_up_to_the_bound_and_open_ones_always(open_door: OpenDoor) -> None:
     with open_door(openenv={"kept": 1}) as door:
         async with httpx.AsyncClient(base_url=base_url(door), timeout=REPLY_S) as http:

@@ -17,7 +17,7 @@ from openenv_support import ANSWER, REPLY_S, TASK, Wire, base_url, ended, wired
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from control_support import Door, OpenDoor
+from control_support import Door, OpenDoor, one_process
 
 pytestmark = pytest.mark.anyio
 
@@ -186,6 +186,7 @@ async def test_a_standard_client_at_the_bare_address_plays_a_task_of_its_own(san
     assert await ended(sandboxed, newest["episode_id"]) == "completed"
 
 
+@one_process
 async def test_two_sessions_have_an_episode_each_and_one_too_many_is_told_so(sandboxed: Door) -> None:
     async with httpx.AsyncClient(base_url=base_url(sandboxed), timeout=REPLY_S) as http:
 

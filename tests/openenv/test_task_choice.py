@@ -12,7 +12,7 @@ from gymnasium.utils import seeding
 from openenv.core import GenericEnvClient
 from openenv_support import REPLY_S, base_url, wired
 
-from control_support import Door, OpenDoor
+from control_support import Door, OpenDoor, one_process
 from training_support import trainer_server
 from turnstile.gym import AgentEnv
 from turnstile.models.draw import generator_of
@@ -103,6 +103,7 @@ async def test_resets_after_one_with_a_seed_go_on_by_it_as_in_gymnasium(seven: D
     assert await of_socket(seven, {"seed": 3}, *[{}] * 5) == expected
 
 
+@one_process
 async def test_without_a_seed_tasks_come_in_the_order_of_the_catalogue(open_door: OpenDoor, tasks: Path) -> None:
     with open_door(tasks={"sources": [str(tasks)]}) as door:
         assert await of_socket(door, {}, {}) == [IDS[0], IDS[1]]

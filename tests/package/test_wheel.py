@@ -154,12 +154,22 @@ def test_the_demo_plays_in_an_empty_folder(installed: Installed) -> None:
 
 
 def test_agents_are_installed_without_pip(installed: Installed, tmp_path: Path) -> None:
-    there = {"TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path)}
-    said = installed.shell("turnstile agents install tool-loop plain-loop", **there)
+    (tmp_path / "specs").mkdir()
+    spec = (
+        "name: packed\nversion: '1'\nsummary: Has a package.\ncommand: ['true']\ninstall: {pip: [sniffio==1.3.1]}"
+    )
+    (tmp_path / "specs" / "packed.yaml").write_text(spec)
+    there = {
+        "TURNSTILE_AGENTS__INSTALL_DIR": str(tmp_path / "agents"),
+        "TURNSTILE_AGENTS__SPECS": json.dumps([str(tmp_path / "specs")]),
+    }
+    said = installed.shell("turnstile agents install packed tool-loop", **there)
     assert said.count("is installed") == 2
-    found = list(tmp_path.glob("tool-loop-*/python"))  # for the carried Python too, where there is a Docker engine
+    # For the carried Python too, where there is a Docker engine.
+    found = list((tmp_path / "agents").glob("packed-*/python"))
     assert found
-    assert all((packages / "openai").is_dir() for packages in found)
+    assert all((packages / "sniffio").is_dir() for packages in found)
+    assert all(list((packages / "sniffio" / "__pycache__").glob("*.pyc")) for packages in found), "compiled"
 
 
 # The README

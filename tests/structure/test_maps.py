@@ -33,8 +33,8 @@ SCRIPTED = {"testing/scripted_engine.py", "testing/policy.py", "engines/embedded
 BESIDE = {
     f"episodes/{name}.py"
     for name in ("archive", "kept_files", "leases", "retention", "snapshot_store", "work_store")
-} | {f"replay/{name}.py" for name in ("files", "manifest", "store")}
-"""The server's watch, which may run at the same time as the call."""
+} | {"observability/live.py", *(f"replay/{name}.py" for name in ("files", "manifest", "store"))}
+"""The server's watch and its samples of what goes on, which may run at the same time as the call."""
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "path-of-a-model-call.md", "life-of-an-episode.md"])

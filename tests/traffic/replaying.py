@@ -24,7 +24,8 @@ from agents_matrix.recording import Call, RecordedEpisode, Said
 from agents_matrix.traffic import CURRENT, TracedRequest
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import error_of_type
-from turnstile_server.gate.session import ConversationHeaders, EpisodeSession
+from turnstile_server.gate.episode_limits import ConversationHeaders
+from turnstile_server.gate.session import EpisodeSession
 
 SETTLED_AFTER = 100
 """Rounds of the event loop: many times what a request takes to its refusal, or a chunk to its caller."""

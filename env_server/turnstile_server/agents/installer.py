@@ -18,8 +18,10 @@ import json
 import os
 import shutil
 import sys
+from compileall import compile_dir
 from functools import partial
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import anyio
 import anyio.to_thread
@@ -131,9 +133,7 @@ class Installer:
             await install_npm_packages(spec.name, install.npm, target / "node", node=node, npm=npm)
         if install.tree is not None:
             tree = install.tree
-            await anyio.to_thread.run_sync(
-                lambda: shutil.copytree(tree, target / "files", ignore=shutil.ignore_patterns("__pycache__"))
-            )
+            await anyio.to_thread.run_sync(_copy_tree, tree, target / "files")
         if spec.launches is not None:
             client = target / _CLIENT
             await anyio.to_thread.run_sync(lambda: client.parent.mkdir(exist_ok=True))
@@ -153,3 +153,14 @@ class Installer:
         if spec.launches is not None:
             content.update(b"launch\0" + self._launch_client.read_bytes())
         return content.hexdigest()[:12]
+
+
+def _copy_tree(tree: str, target: Path) -> None:
+    """Copies the files of a spec, and compiles their Python for the interpreter of the sandboxes: they cannot keep
+    what they compile, so each episode would do it anew. What does not compile here is left as it is."""
+    shutil.copytree(tree, target, ignore=shutil.ignore_patterns("__pycache__"))
+    compile_dir(target, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    for folder in target.rglob("__pycache__"):  # whatever the server's umask is
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            file.chmod(0o644)

@@ -66,8 +66,10 @@ async def install_python_packages(agent: str, requirements: tuple[str, ...], tar
         await run_install(f"{what}: pip", (*pip, "--target", str(target), *requirements), beside=target)
     elif uv is not None:
         # Copies, because a link would share its permissions with uv's cache, which other users may not read.
-        program = (uv, "pip", "install", "--quiet", "--link-mode", "copy", "--python", sys.executable)
-        await run_install(f"{what}: uv", (*program, "--target", str(target), *requirements), beside=target)
+        # Compiled, as pip does by itself: a sandbox cannot keep what it compiles.
+        program = (uv, "pip", "install", "--quiet", "--link-mode", "copy", "--compile-bytecode")
+        options = ("--python", sys.executable, "--target", str(target))
+        await run_install(f"{what}: uv", (*program, *options, *requirements), beside=target)
         await run_install(f"{what}: chmod", ("chmod", "-R", "a+rX", str(target)))
     else:
         raise AgentNotInstalled(

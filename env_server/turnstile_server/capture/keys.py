@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -90,11 +91,43 @@ class PathKeys:
         return PathKeys(chain(self.full, message), dialogue_chain(self.dialogue, message))
 
 
+class OfferedTools(tuple[Tool, ...]):
+    """The tools of a call, which remember what is made of them: an agent offers the same ones with every call."""
+
+    def __init__(self, _tools: Iterable[Tool] = ()) -> None:
+        self._keys: dict[str, str] = {}
+
+    def key(self, template_hash: str) -> str:
+        """As ``tools_key``."""
+        key = self._keys.get(template_hash)
+        if key is None:
+            key = self._keys[template_hash] = _tools_key(self, template_hash)
+        return key
+
+    @cached_property
+    def schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        """As ``schemas_of``."""
+        return _schemas_of(self)
+
+
+def schemas_of(tools: Sequence[Tool]) -> Mapping[str, Mapping[str, Any]]:
+    """Tool name to the JSON schema of its arguments."""
+    return tools.schemas if isinstance(tools, OfferedTools) else _schemas_of(tools)
+
+
+def _schemas_of(tools: Sequence[Tool]) -> Mapping[str, Mapping[str, Any]]:
+    return {tool.name: tool.parameters for tool in tools}
+
+
 def tools_key(tools: Sequence[Tool], template_hash: str) -> str:
     """Hash of the offered tools and of the chat template with its options. Tools are a set: sorted by name, their
     specs with sorted keys.
 
     Raises InvalidRequest for a tool that is nested deeper than the interpreter's stack."""
+    return tools.key(template_hash) if isinstance(tools, OfferedTools) else _tools_key(tools, template_hash)
+
+
+def _tools_key(tools: Sequence[Tool], template_hash: str) -> str:
     specs = sorted((tool.name, _canonical_json(tool.spec)) for tool in tools)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     _feed(digest, template_hash, *(text for pair in specs for text in pair))

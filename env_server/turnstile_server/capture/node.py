@@ -14,6 +14,7 @@ import numpy as np
 
 from turnstile.models import Int32Array, Turn, WeightSpan
 from turnstile_server.capture.keys import MessageGroup, PathKeys
+from turnstile_server.capture.path_buffer import PathBuffer
 
 DeliveryState = Literal["pending", "written", "lost"]
 
@@ -52,8 +53,14 @@ class Node:
     """How long it took to make the turn durable; None: not known."""
     repeated: bool = False
     """A call that is no child holds this path with its reply: it renders the conversation again."""
-    _tokens: Int32Array | None = field(default=None, repr=False)
-    """The result of ``tokens``, cached by the node of a path that was asked last."""
+    _path: tuple[Int32Array, PathBuffer] | None = field(default=None, repr=False)
+    """The result of ``tokens`` and where it lies, cached by the node of a path that was asked last."""
+    thinking_above: bool = field(default=False, init=False)
+    """A reply above it has reasoning."""
+
+    def __post_init__(self) -> None:
+        above = self.parent
+        self.thinking_above = above is not None and (above.thinking_above or bool(above.turn.reply.reasoning))
 
     def copied(self, parent: Node | None) -> Node:
         """The node as it is now, below ``parent`` and without children."""
@@ -72,7 +79,7 @@ class Node:
             self.delivery,
             self.commit_s,
             self.repeated,
-            self._tokens,
+            self._path,
         )
 
     @property
@@ -114,22 +121,44 @@ class Node:
         nodes.reverse()
         return nodes
 
+    def cool(self) -> None:
+        """Drops the path's tokens in one piece; ``tokens`` adds them up again."""
+        self._path = None
+
     def tokens(self) -> Int32Array:
         """int32[token_count], read-only: everything fed and sampled from the root to the end of this turn."""
+        return self._whole()[0]
+
+    def extended(self, ids: Int32Array) -> Int32Array:
+        """int32, read-only: ``tokens`` and then ``ids``, which cost what they are alone."""
+        tokens, buffer = self._whole()
+        found = buffer.extended(len(tokens), (ids,))
+        if found is None:
+            found = np.concatenate((tokens, ids), dtype=np.int32)
+            found.flags.writeable = False
+        return found
+
+    def _whole(self) -> tuple[Int32Array, PathBuffer]:
         parts: list[Int32Array] = []
         node: Node | None = self
-        known: Int32Array | None = None
-        # ``_tokens`` is read once per node: exports of an ended episode may run in two threads.
-        while node is not None and (known := node._tokens) is None:
+        known: tuple[Int32Array, PathBuffer] | None = None
+        # ``_path`` is read once per node: exports of an ended episode may run in two threads.
+        while node is not None and (known := node._path) is None:
             parts += (node.turn.completion_ids, node.turn.context_ids)
             node = node.parent
+        if known is not None and node is self:
+            return known
+        parts.reverse()
+        found: Int32Array | None = None
         if known is not None:
-            if node is self:
-                return known
-            parts.append(known)
-        tokens = np.concatenate(parts[::-1], dtype=np.int32)
-        tokens.flags.writeable = False
+            tokens, buffer = known
+            found = buffer.extended(len(tokens), parts)
+            parts.insert(0, tokens)
+        if found is None:
+            buffer = PathBuffer(parts)
+            found = buffer.extended(0, parts)
+            assert found is not None  # it was made for them
         if node is not None:
-            node._tokens = None
-        self._tokens = tokens
-        return tokens
+            node._path = None
+        self._path = whole = found, buffer
+        return whole

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from turnstile.models import EpisodeStats, Message, Tool, Turn
 from turnstile_server.capture.breaks import explain_break
 from turnstile_server.capture.compare import Cosmetic
-from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group
+from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group, schemas_of
 from turnstile_server.capture.match import CallMatch, PathCache, find_parent
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.statistics import RunningStatistics
@@ -88,7 +88,7 @@ class TokenTree(Turns):
         compared = self._volatile.masked(messages)
         known = next((path for path in reversed(self._paths) if path.begins(compared, tools_key)), None)
         groups = group(compared) if known is None else [*known.groups, *group(compared, len(known.messages))]
-        schemas = {tool.name: tool.parameters for tool in tools}
+        schemas = schemas_of(tools)
         found = find_parent(groups, schemas, tools_key, self._by_end, known)
         reason = explain_break(groups, schemas, tools_key, found, self.roots, self._by_dialogue)
         consumed, echo = found.consumed, found.echo
@@ -164,6 +164,12 @@ class TokenTree(Turns):
         (parent.children if parent is not None else self.roots).append(node)
         self._statistics.add(node)
         return node
+
+    def cool(self) -> None:
+        """Drops what is kept to make the next call cheaper. Nothing else depends on it."""
+        self._paths.clear()
+        for node in self._nodes.values():
+            node.cool()
 
     def _repeats(self, keys: PathKeys) -> None:
         """A call that left the known paths holds a path with these keys: its agent has the reply that ends it. One

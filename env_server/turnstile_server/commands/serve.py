@@ -18,6 +18,7 @@ from turnstile.visible import visible
 from turnstile_server.engines.registry import engine_kinds
 from turnstile_server.process import run
 from turnstile_server.settings import Settings, load_settings
+from turnstile_server.workers.serve import needs_front, run_workers
 
 USAGE = 2
 ENGINE_KINDS = f"[{'|'.join(engine_kinds())}]"
@@ -132,6 +133,14 @@ def serve(
     thinking_history: Annotated[
         ThinkingHistory | None, typer.Option("--thinking-history", help="Whether earlier thinking stays.")
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="[N|auto]",
+            help="Worker processes, each with episodes of its own; auto: as cores.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="How much is logged.")] = None,
 ) -> None:
     """Run a server: the control API for trainers, the model API and MCP endpoint for agents."""
@@ -139,6 +148,7 @@ def serve(
         "model": model,
         "data_dir": data_dir,
         "log_level": log_level,
+        "processes.count": workers,
         "engine.kind": engine,
         "engine.url": engine_url[0] if engine_url and len(engine_url) == 1 else None,
         "engine.urls": engine_url if engine_url and len(engine_url) > 1 else None,
@@ -163,7 +173,7 @@ def serve(
     settings = settings_of(nested(flags), config)
     if engine_arguments and not settings.launch.enabled:
         _refuse(f"{' '.join(engine_arguments)!r}: arguments of an engine are for one that --launch starts")
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run_workers(settings) if needs_front(settings) else run(settings))
 
 
 def main() -> None:

@@ -74,13 +74,16 @@ def build_control_app(
     metrics: Metrics,
     settings: ControlSettings,
     stopping: Stopping | None = None,
+    described: bool = True,
 ) -> ASGIApp:
-    """The application for the control listener. ``key`` None switches authentication off."""
+    """The application for the control listener. ``key`` None switches authentication off. ``described``: it has
+    ``/openapi.json``."""
     inner = FastAPI(
         title="Turnstile",
         version=version("turnstile-rl"),
         docs_url=None,
         redoc_url=None,
+        openapi_url="/openapi.json" if described else None,
         redirect_slashes=False,
     )
     install_error_handlers(inner, [route for router in routers for route in router.routes])

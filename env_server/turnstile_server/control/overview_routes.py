@@ -23,7 +23,7 @@ from turnstile.models import (
     StatsKey,
     StatsReport,
 )
-from turnstile_server.control.body import JSON, cursor_position, long_json, while_connected
+from turnstile_server.control.body import JSON, long_json, while_connected
 from turnstile_server.control.protocol import GroupService, OverviewService
 from turnstile_server.errors import InvalidRequest, Unprocessable
 
@@ -84,8 +84,8 @@ def build_overview_router(
         limit = query.limit or page_size
         async with listing:
             if query.sort is None and query.offset is None and query.order is None:
-                ids, following = await overview.page(query, cursor_position(query.cursor), limit)
-                cursor, total = None if following is None else str(following), None
+                ids, cursor = await overview.listed(query, query.cursor, limit)
+                total = None
             elif query.cursor is not None:
                 raise InvalidRequest("cursor: pages by `sort`, `order` or `offset` have none; go on by `offset`")
             else:

@@ -144,8 +144,9 @@ class EpisodeService(EpisodeReading, Protocol):
 class OverviewService(Protocol):
     """Looks at many episodes at once. What takes a filter raises Unprocessable for one that cannot be read."""
 
-    async def page(self, wanted: EpisodeFilter, before: int | None, limit: int) -> tuple[list[str], int | None]:
-        """Ids of at most ``limit`` episodes, newest first, and the next page's ``before`` (None: the last)."""
+    async def listed(self, wanted: EpisodeFilter, cursor: str | None, limit: int) -> tuple[list[str], str | None]:
+        """Ids of at most ``limit`` episodes, newest first, and the next page's cursor (None: the last). Raises
+        InvalidRequest for a cursor that no page gave."""
         ...
 
     async def sorted_page(

@@ -6,7 +6,8 @@ SGLang's interface; in ``trainer`` the training loop samples (``trainer_calls``:
 makes many engines one, and ``launch/`` starts a server like SGLang and keeps it running (``child_log`` reads what
 such processes write).
 
-What they share: ``http_client``, ``replies`` and ``server_replies`` (the way to a server and back),
+What they share: ``prompts`` with ``prompt_json`` (prompts, written once), ``http_client`` with ``http_pool``,
+``http_connection`` and ``deadlines`` (the way to a server), ``replies`` and ``server_replies`` (and back),
 ``call_checks`` and ``server_scores`` (calls and scores), ``server_start``, ``model_config`` and
 ``tokenizer_probe`` (is it the model and the tokenizer that we have?), ``weights`` with ``serialized_tensors``,
 ``tensor_shapes`` and ``group_relay`` (how new weights come), ``versions`` and ``weight_spans`` (which weights

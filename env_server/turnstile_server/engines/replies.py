@@ -53,6 +53,30 @@ def entry_logprob(entry: list[Any]) -> float:
     return float(value)
 
 
+def read_entries(entries: list[Any]) -> tuple[list[int], list[float]]:
+    """The ids and the logprobs of logprob entries. Raises EngineProtocolError for one that is not finite in
+    float32, and as ``entry_id`` and ``entry_logprob`` do."""
+    ids, logprobs = [], []
+    for entry in entries:
+        if type(entry) is list and len(entry) >= 2:
+            value, token = entry[0], entry[1]
+            # What every entry is. Comparisons with NaN are False.
+            if (
+                type(value) is float
+                and type(token) is int
+                and 0 <= token <= INT32_MAX
+                and -FLOAT32_MAX <= value <= ABOVE_ZERO
+            ):
+                ids.append(token)
+                logprobs.append(value)
+                continue
+        ids.append(entry_id(entry))
+        logprobs.append(entry_logprob(entry))
+        if logprobs[-1] < -FLOAT32_MAX:
+            refuse("a logprob does not fit float32")
+    return ids, logprobs
+
+
 def finite(values: list[float]) -> Float32Array:
     if not all(-FLOAT32_MAX <= value <= FLOAT32_MAX for value in values):  # NaN compares as False
         refuse("a logprob does not fit float32")
@@ -115,25 +139,31 @@ class SseSplitter:
     """
 
     def __init__(self, limit: int) -> None:
-        self._buffer = bytearray()
-        self._scanned = 0
+        self._rest: list[bytes] = []
+        """The pieces of the unfinished line."""
+        self._rest_bytes = 0
         self._limit = limit
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``. Raises EngineProtocolError for a line above the limit."""
-        self._buffer += data
-        payloads: list[bytes] = []
-        start = 0
-        while (end := self._buffer.find(b"\n", max(start, self._scanned))) >= 0:
-            line = bytes(self._buffer[start:end]).rstrip(b"\r")
-            start = end + 1
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines and self._rest:
+            lines[0] = b"".join([*self._rest, lines[0]])
+            self._rest, self._rest_bytes = [], 0
+        payloads = []
+        for line in lines:
             if line.startswith(b"data:"):
                 payloads.append(line[5:].strip())
-            elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            elif line and not line.startswith(_OTHER_LINES) and line.strip(b"\r"):
                 text = line[:120].decode("utf-8", "replace")
                 raise EngineProtocolError(f"The engine's stream is not an event stream; it has {text!r}.")
-        del self._buffer[:start]
-        self._scanned = len(self._buffer)
-        if self._scanned > self._limit:
-            raise EngineProtocolError(f"One chunk of the engine's stream is larger than {self._limit} bytes.")
+        if rest:
+            self._rest.append(rest)
+            self._rest_bytes += len(rest)
+            if self._rest_bytes > self._limit:
+                raise EngineProtocolError(f"One chunk of the engine's stream is larger than {self._limit} bytes.")
         return payloads
+
+
+_OTHER_LINES: Final = (b":", b"event:", b"id:", b"retry:")

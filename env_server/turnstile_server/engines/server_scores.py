@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -47,7 +47,9 @@ def new_score(http: EngineHttp) -> str:
     return f"score_{uuid.uuid4().hex}"
 
 
-async def ask_score(http: EngineHttp, path: str, body: bytes, headers: Mapping[str, str], limit_s: float) -> Any:
+async def ask_score(
+    http: EngineHttp, path: str, body: Sequence[bytes], headers: Mapping[str, str], limit_s: float
+) -> Any:
     """The JSON of the answer. Raises EngineTimeout after ``limit_s`` (``engine.control_timeout_s``), and the
     errors of a call."""
     try:

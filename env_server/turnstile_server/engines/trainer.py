@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
-from turnstile_server.engines.http_client import Deadline, HoldClock
+from turnstile_server.engines.deadlines import Deadline, HoldClock
 from turnstile_server.engines.protocol import (
     Accepted,
     CallOrigin,

@@ -25,6 +25,7 @@ In reading order:
 - ``accounting``: what the metrics count at the end of an episode.
 - ``retention``: deletions, by request and by the bounds.
 - ``listing``: the order of all episodes, by which pages are made, with indexes by status and group.
+- ``register_routes``: what one of several worker processes tells the process in front of it.
 - ``broadcast``: changes of status for the readers of ``GET /events``.
 - ``auditor``: re-scores the recorded tokens of an episode and checks the invariants.
 """

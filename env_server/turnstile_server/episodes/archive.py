@@ -296,6 +296,19 @@ class Archive:
         """All episodes of a status and a group, the newest first, each with its ordinal."""
         return self._listing.newest((status, group_id), before)
 
+    @property
+    def head(self) -> int:
+        """The ordinal that the next new episode gets."""
+        return self._listing.head
+
+    def ordinal(self, episode_id: str) -> int:
+        """Its place in the listing. Raises KeyError."""
+        return self._listing.ordinal(episode_id)
+
+    def register(self) -> list[tuple[str, str | None, str | None]]:
+        """Every episode with its group and its idempotency key, the oldest first."""
+        return [(each, group, self._idempotency_keys.get(each)) for each, group in self._listing.groups()]
+
     def page(
         self, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
     ) -> tuple[list[str], int | None]:

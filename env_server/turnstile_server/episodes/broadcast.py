@@ -36,8 +36,15 @@ class Broadcast:
         self._kept: deque[EpisodeEvent] = deque(maxlen=kept)
 
     def publish(self, episode: Episode) -> None:
+        self._send(episode, None)
+
+    def lose(self, reason: str) -> None:
+        """Tells all readers, those that come back later too, that changes are lost at this place."""
+        self._send(None, reason)
+
+    def _send(self, episode: Episode | None, lost: str | None) -> None:
         self._number += 1
-        event = EpisodeEvent(self._latest_id(), episode)
+        event = EpisodeEvent(self._latest_id(), episode, lost)
         self._kept.append(event)
         for stream in list(self._streams):
             try:

@@ -20,7 +20,7 @@ from turnstile.models import (
     moments_of,
 )
 from turnstile_server.capture.prefix_tree import prefix_tree
-from turnstile_server.episodes.overview import Overview
+from turnstile_server.control.protocol import OverviewService
 from turnstile_server.errors import NotFound
 
 
@@ -29,7 +29,7 @@ class GroupView:
 
     def __init__(
         self,
-        overview: Overview,
+        overview: OverviewService,
         samples: Callable[[str], Awaitable[SampleSet]],
         threads: anyio.CapacityLimiter,
         most: int,

@@ -81,6 +81,19 @@ class EpisodeListing:
         end = len(ordinals) if before is None else bisect_left(ordinals, before)
         return [(ordinal, self._ids[ordinal]) for ordinal in reversed(ordinals[:end])]
 
+    @property
+    def head(self) -> int:
+        """The ordinal that the next new episode gets."""
+        return self._next
+
+    def ordinal(self, episode_id: str) -> int:
+        """Raises KeyError for an unknown episode."""
+        return self._places[episode_id].ordinal
+
+    def groups(self) -> list[tuple[str, str | None]]:
+        """Every episode with its group, the oldest first."""
+        return [(episode_id, self._places[episode_id].group_id) for _, episode_id in sorted(self._ids.items())]
+
     def _insert(self, key: Filter, ordinal: int) -> None:
         insort(self._ordinals.setdefault(key, []), ordinal)
 

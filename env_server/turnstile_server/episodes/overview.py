@@ -29,6 +29,7 @@ from turnstile.models import (
     statistics_by,
     summary_of,
 )
+from turnstile_server.control.body import cursor_position
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.selection import EpisodeSelection, ordered, ordered_groups
 from turnstile_server.errors import NotFound
@@ -49,6 +50,11 @@ class Overview:
         self._now = now
         self._threads = threads
 
+    async def listed(self, wanted: EpisodeFilter, cursor: str | None, limit: int) -> tuple[list[str], str | None]:
+        """As ``page``; a cursor is the ``before`` of the next page as text. Raises InvalidRequest."""
+        ids, following = await self.page(wanted, cursor_position(cursor), limit)
+        return ids, None if following is None else str(following)
+
     async def page(self, wanted: EpisodeFilter, before: int | None, limit: int) -> tuple[list[str], int | None]:
         """Ids of at most ``limit`` episodes, the newest first, and the ``before`` of the next page (None: this is
         the last)."""
@@ -64,6 +70,22 @@ class Overview:
                 found.append(row.episode_id)
                 last = ordinal
         return found, None
+
+    async def rows(
+        self, wanted: EpisodeFilter, before: int | None, limit: int | None
+    ) -> tuple[list[tuple[int, EpisodeSummary]], bool]:
+        """At most ``limit`` episodes (None: all), the newest first, each with its ordinal; and whether there are
+        more behind them."""
+        selection, found = EpisodeSelection(wanted), list[tuple[int, EpisodeSummary]]()
+        if selection.indexed_only and limit is not None:
+            ids, following = self._archive.page(wanted.status, wanted.group_id, before, limit)
+            return [(self._archive.ordinal(each), self._summary(each)) for each in ids], following is not None
+        async with aclosing(self._chosen(wanted, selection, before)) as chosen:
+            async for each in chosen:
+                if limit is not None and len(found) == limit:
+                    return found, True
+                found.append(each)
+        return found, False
 
     async def sorted_page(
         self, wanted: EpisodeFilter, sort: EpisodeSort, offset: int, limit: int, *, descending: bool

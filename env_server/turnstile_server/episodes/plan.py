@@ -31,7 +31,8 @@ from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.late_rewards import late_rewards_of
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable
-from turnstile_server.gate.session import CallLimits, ConversationHeaders, EpisodeSession
+from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
+from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, GradingSettings, Settings
@@ -301,6 +302,7 @@ def new_session(
         between_turns,
         spans,
         trace,
+        gate.warm_s,
     )
     if plan.fork is not None:
         session.inherit(plan.fork.turns)

@@ -54,6 +54,23 @@ class EpisodeReader:
     def running(self, episode_id: str) -> EpisodeRun | None:
         return self._runs.get(episode_id)
 
+    @property
+    def open_count(self) -> int:
+        """Episodes that have not ended."""
+        return len(self._runs)
+
+    @property
+    def head(self) -> int:
+        """The ordinal that the next new episode gets in listings."""
+        return self._archive.head
+
+    def __contains__(self, episode_id: object) -> bool:
+        return isinstance(episode_id, str) and episode_id in self._archive
+
+    def register(self) -> list[tuple[str, str | None, str | None]]:
+        """Every episode with its group and its idempotency key, the oldest first."""
+        return self._archive.register()
+
     async def get(self, episode_id: str, wait_s: float = 0.0) -> Episode:
         run = self._runs.get(episode_id)
         if run is not None and wait_s > 0:

@@ -117,7 +117,7 @@ class Episodes(EpisodeReader):
                 amendments,
                 parts.metrics,
                 self._now,
-                settings.grading.parallel,
+                settings.grading.places,
                 self._settings.kept_regrades,
             )
         )

@@ -8,6 +8,7 @@ so are the turns that continue it.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,13 @@ def stored_of(record: Record) -> Stored:
     fields.pop(_NETWORK, None)
     fields.pop("why", None)
     return Stored(Episode.model_validate(fields), **creation)
+
+
+def created_at(record: Record) -> float:
+    """When the episode of a record of its state was created, Unix seconds; -inf where the record does not say."""
+    timings = record.meta.get("timings")
+    found = timings.get("created_at") if isinstance(timings, Mapping) else None
+    return float(found) if isinstance(found, int | float) else -math.inf
 
 
 def network_of(records: Iterable[Record]) -> NetworkReport | None:

@@ -29,10 +29,11 @@ SUFFIX = ".work"
 
 
 class KeptWorks:
-    """What work is kept in a folder, for reading only."""
+    """What work is kept in a folder, for reading only. ``further``: folders of other workers of one server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *further: Path) -> None:
         self._folder = folder
+        self._further = further
         self._files: dict[str, KeptFile] = {}
 
     async def open(self) -> None:
@@ -44,10 +45,11 @@ class KeptWorks:
 
     def _scan(self) -> dict[str, KeptFile]:
         found = {}
-        for path in self._folder.iterdir() if self._folder.exists() else ():
-            if path.suffix == SUFFIX and re.fullmatch(CLIENT_ID_PATTERN, path.stem):
-                status = path.stat()
-                found[path.stem] = KeptFile(status.st_size, status.st_mtime)
+        for folder in (self._folder, *self._further):
+            for path in folder.iterdir() if folder.exists() else ():
+                if path.suffix == SUFFIX and re.fullmatch(CLIENT_ID_PATTERN, path.stem):
+                    status = path.stat()
+                    found[path.stem] = KeptFile(status.st_size, status.st_mtime)
         return found
 
     def __contains__(self, episode_id: str) -> bool:
@@ -69,7 +71,8 @@ class KeptWorks:
             return None
 
     def _path(self, episode_id: str) -> Path:
-        return self._folder / f"{episode_id}{SUFFIX}"
+        name = f"{episode_id}{SUFFIX}"
+        return next((folder / name for folder in self._further if (folder / name).exists()), self._folder / name)
 
 
 class WorkStore(KeptWorks):

@@ -1,6 +1,7 @@
 """From the body of a model call to its request, whatever an agent puts into it.
 
-Small bodies are read on the event loop, one between two turns of it. Large ones are read in a worker thread, and
+A body that continues an earlier one of its episode costs what is new in it (``dialects/parse_cache``). Where that
+is little, it is read on the event loop, one body between two turns of it. Others are read in a worker thread, and
 none of them can hold up other calls: reading keeps the interpreter lock, so what would keep it for long is refused
 before it is read.
 
@@ -20,8 +21,9 @@ import anyio.to_thread
 
 from turnstile_server.errors import ContextOverflow, InvalidRequest
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest
-from turnstile_server.gate.dialects.json import ParseCache
-from turnstile_server.http.json_values import count_values, has_few_values
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.tool_lists import ToolLists
+from turnstile_server.http.json_values import Weight, count_values, weigh
 from turnstile_server.settings import GateSettings
 
 LEAST_PROMPT_BYTES = 4 << 20
@@ -30,10 +32,11 @@ BYTES_PER_TOKEN = 16
 Text has 3 to 5 bytes per token, and at most three times as many where a client escapes what is not ASCII."""
 
 TINY_BYTES = 1 << 15
-"""A body that is read at once when it has come; larger ones, which take some milliseconds, wait for each other."""
+"""New bytes of a body that is read at once when it has come; larger ones, which take some milliseconds, wait for
+each other."""
 
 INLINE_OBJECTS = 5_000
-"""Braces in a body that is read on the event loop: each message is an object, and takes 3 µs to read."""
+"""New braces in a body that is read on the event loop: each message is an object, and takes 3 µs to read."""
 
 MAX_MODEL_CHARS = 1_024
 """The longest ``model``: a stream repeats it in every chunk."""
@@ -55,6 +58,7 @@ class BodyParser:
         least = max(LEAST_VALUE_BYTES, VALUE_BYTES_PER_TOKEN * context_length)
         self._most_value_bytes = settings.max_value_bytes or least
         self._threads = anyio.CapacityLimiter(settings.huge_prompt_threads)
+        self._tool_lists = ToolLists()
         self._one_by_one = anyio.Lock()
         """Held while one of the larger bodies is read on the event loop."""
 
@@ -75,14 +79,26 @@ class BodyParser:
     ) -> ModelRequest:
         """Raises ContextOverflow, and InvalidRequest, which names the field.
 
-        ``before`` is used on the event loop only: two calls of an episode may be read in threads at once.
+        ``before``: the episode's earlier calls in this dialect; a body that continues one costs what is new in it.
+        It is used on the event loop only: two calls of an episode may be read in threads at once.
         """
         self.check_size(len(body))
-        if not self._is_small(body):
-            request = await anyio.to_thread.run_sync(
-                self._parse_large, dialect, body, params, limiter=self._threads
-            )
-        elif len(body) <= TINY_BYTES:
+        new, whole = self._weigh(dialect, body, before)
+        if not self._is_small(new, whole):
+            fresh = ParseCache()
+            try:
+                request = await anyio.to_thread.run_sync(
+                    self._parse_large,
+                    dialect,
+                    body,
+                    None if before is None else fresh,
+                    params,
+                    limiter=self._threads,
+                )
+            finally:
+                if before is not None:
+                    before.adopt(fresh)
+        elif new.size <= TINY_BYTES:
             request = self._parse_small(dialect, body, before, params)
         else:
             async with self._one_by_one:  # the event loop serves others between two of them
@@ -102,17 +118,30 @@ class BodyParser:
         self._check_values(request, body)
         return request
 
-    def _is_small(self, body: bytes) -> bool:
-        return (
-            len(body) <= self._settings.inline_body_bytes
-            and body.count(b"{") <= INLINE_OBJECTS
-            and has_few_values(body, self._settings.max_body_values)
-        )
+    def _weigh(self, dialect: Dialect, body: bytes, before: ParseCache | None) -> tuple[Weight, Weight]:
+        """What of the body is new, and all of it."""
+        if before is None:
+            whole = weigh(body)
+            return whole, whole
+        before.share(self._tool_lists)
+        return before.weigh(body, dialect.history)
 
-    def _parse_large(self, dialect: Dialect, body: bytes, params: Mapping[str, str]) -> ModelRequest:
+    def _is_small(self, new: Weight, whole: Weight) -> bool:
+        """Whether the body may be read on the event loop. It surely has no more values than are allowed."""
+        inline, most = self._settings.inline_body_bytes, self._settings.max_body_values
+        if whole.size <= inline and whole.objects <= INLINE_OBJECTS and whole.marks < most:
+            return True
+        # A body that is long for its known part. Read in a thread, it would pass there: values in the arguments of
+        # calls are counted twice, because a dialect may write them anew.
+        values = 2 * (whole.marks + whole.objects + whole.escapes)
+        return new.size < whole.size and new.size <= inline and new.objects <= INLINE_OBJECTS and values < most
+
+    def _parse_large(
+        self, dialect: Dialect, body: bytes, fresh: ParseCache | None, params: Mapping[str, str]
+    ) -> ModelRequest:
         most = self._settings.max_body_values
         values = count_values(body, most)
-        request = None if values > most else dialect.parse(body, None, params)
+        request = None if values > most else dialect.parse(body, fresh, params)
         for message in () if request is None else request.messages:
             for call in message.tool_calls:
                 values += count_values(call.arguments.encode("utf-8", "surrogatepass"), most)

@@ -3,10 +3,14 @@
 The generation pushes deltas and one outcome; any number of callers follow from the first delta on, so a caller
 that joins late gets the same reply. A call changes only through its methods, and knows nothing of sockets,
 engines or trees.
+
+Waiting is written on asyncio: a future and perhaps a timer for each wait cost a fraction of an event and a cancel
+scope, and a stream waits for every delta. Cancel scopes of anyio interrupt these waits like any other.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -75,7 +79,7 @@ class ModelCall:
         """Why the reply is no longer wanted; None while a caller waits for it."""
         self.scope = anyio.CancelScope()
         """Around the generation."""
-        self._changed = anyio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def done(self) -> bool:
@@ -145,20 +149,17 @@ class ModelCall:
         self.shown = max(self.shown, len(self.deltas))
         return self.deltas[seen:]
 
-    async def changed(self, seen: int) -> None:
-        """Returns when there are more than ``seen`` deltas, or the outcome."""
-        while len(self.deltas) <= seen and not self.done:
-            await self._changed.wait()
+    async def changed(self, seen: int, within_s: float) -> bool:
+        """Returns when there are more than ``seen`` deltas, or the outcome. False: there was neither in time."""
+        return await self._until(lambda: len(self.deltas) > seen or self.done, within_s)
 
-    async def spoke(self) -> None:
-        """Returns when the engine has spoken, or the outcome is there."""
-        while not self.engine_spoke and not self.done:
-            await self._changed.wait()
+    async def spoke(self, within_s: float) -> bool:
+        """Returns when the engine has spoken, or the outcome is there. False: there was neither in time."""
+        return await self._until(lambda: self.engine_spoke or self.done, within_s)
 
     async def wait_until_done(self) -> None:
         """Returns when the outcome is there."""
-        while not self.done:
-            await self._changed.wait()
+        await self._until(lambda: self.done, None)
 
     async def outcome(self) -> CommittedTurn:
         """The committed turn; raises the call's error."""
@@ -174,9 +175,36 @@ class ModelCall:
         """What is known of the reply before it is there; ``model`` as the caller named it."""
         return ReplyHead(self.turn_id, model, self.created, self.prompt_tokens)
 
+    async def _until(self, holds: Callable[[], bool], within_s: float | None) -> bool:
+        """Waits until ``holds``, at most ``within_s``; whether it holds."""
+        if holds():
+            return True
+        loop = asyncio.get_running_loop()
+        ends_at = None if within_s is None else loop.time() + within_s
+        while not holds():
+            if ends_at is not None and loop.time() >= ends_at:
+                return False
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(waiter)
+            timer = None if ends_at is None else loop.call_at(ends_at, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                if waiter in self._waiters:  # not woken by a change
+                    self._waiters.remove(waiter)
+        return True
+
     def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            _wake(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@
 
 What must hold: the engine's prompt is ``tokens(parent) ⊕ context_ids`` (invariant 1); a turn exists only when its
 tokens and logprobs do (4, 5); it is durable before it is visible and visible before the terminal bytes (6);
-sampled tokens that become no turn are counted as discarded (3). A generation belongs to the pipeline's task
-group, not to a caller: callers come, join and go.
+sampled tokens that become no turn are counted as discarded (3). A generation belongs to the pipeline, not to a
+caller (``generations``): callers come, join and go.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from turnstile_server.errors import (
 from turnstile_server.gate.body import TINY_BYTES, BodyParser
 from turnstile_server.gate.call import CommittedTurn, IncomingCall, ModelCall, OpenedCall, message_of, replayed
 from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.generations import Generations
 from turnstile_server.gate.session import EpisodeSession, context_overflow
 from turnstile_server.gate.turn_builder import (
     PROMPT_TAIL,
@@ -88,6 +89,8 @@ class CallPipeline:
         """Calls that count the tokens of a large body. Others wait with their bodies alone: what is made of one
         takes many times its memory."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
+        """Aborts."""
+        self._generations = Generations()
 
     async def __aenter__(self) -> CallPipeline:
         await self._tasks.__aenter__()
@@ -95,6 +98,7 @@ class CallPipeline:
 
     async def __aexit__(self, *_: object) -> None:
         self._tasks.cancel_scope.cancel()
+        await self._generations.close()
         await self._tasks.__aexit__(None, None, None)
 
     # What the server asks for
@@ -197,12 +201,13 @@ class CallPipeline:
             return OpenedCall(request, replayed(node), started=False)
         if action is Action.REPLACE and earlier_call is not None:
             self.abandon(earlier_call, "replaced")
+        self._generations.check_open()
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
         context = CallContext(
             incoming.dialect.name, request, match, tools_hash, incoming.thread, watch, session.step
         )
-        self._tasks.start_soon(self._generate, session, call, context)
+        self._generations.start(call, self._generate(session, call, context))
         return OpenedCall(request, call, started=True)
 
     # Generate: render, sample, commit
@@ -210,19 +215,24 @@ class CallPipeline:
     async def _generate(self, session: EpisodeSession, call: ModelCall, context: CallContext) -> None:
         """One generation, to its outcome."""
         try:
-            with session.counting_refusals(call), self._stopping.interruptible(), call.scope:
-                if await session.rest(call, context.continued_turn):
-                    context.stopwatch.rested()
-                builder, sampling = await self._prepare(session, call, context)
-                call.finish(await self._sample(session, call, builder, sampling))
-                if call.abandoned is not None:  # it ended by itself before the engine took the abort
-                    self.delivered(session, call, written=False)
+            with session.counting_refusals(call):
+                with call.scope:
+                    self._stopping.enter(call.scope)
+                    if await session.rest(call, context.continued_turn):
+                        context.stopwatch.rested()
+                    builder, sampling = await self._prepare(session, call, context)
+                    call.finish(await self._sample(session, call, builder, sampling))
+                    if call.abandoned is not None:  # it ended by itself before the engine took the abort
+                        self.delivered(session, call, written=False)
+                if call.abandoned is None:
+                    self._stopping.check(call.scope)
         except TurnstileError as error:
             call.fail(error)
-        except Exception as error:  # noqa: BLE001 - a bug in one call must not end the others in this task group
+        except Exception as error:  # noqa: BLE001 - the callers are told, whatever is broken here
             _LOG.exception("a generation failed", extra={"episode_id": session.episode_id})
             call.fail(failure_of(error, "the gate failed"))
         finally:
+            self._stopping.leave(call.scope)
             if not call.done:
                 call.fail(_end_error(call))
             session.release(call)

@@ -230,25 +230,26 @@ class Gate:
     ) -> TurnstileError | None:
         """Replies to one caller of a call, and abandons the call when its last caller has gone.
 
-        Returns the error to be written if nothing was sent yet; raised, it would leave the task group as a group.
+        Returns the error to be written if nothing was sent yet.
         """
         try:
-            with session.replying(), call.followed(stream=request.stream):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(exchange.watch, tasks.cancel_scope)
-                    try:
-                        if request.stream:
-                            await self._reply_streamed(exchange, dialect, request, call)
-                        else:
-                            await _reply_whole(exchange, dialect, request, call)
-                        if call.error is None:  # at once: the end of the episode may be on its way
-                            self._pipeline.delivered(session, call, written=True)
-                    except TurnstileError as error:
-                        return error
-                    except CallerGone:
-                        pass
-                    finally:
-                        tasks.cancel_scope.cancel()
+            with (
+                session.replying(),
+                call.followed(stream=request.stream),
+                anyio.CancelScope() as responding,
+                exchange.watching(responding),
+            ):
+                try:
+                    if request.stream:
+                        await self._reply_streamed(exchange, dialect, request, call)
+                    else:
+                        await _reply_whole(exchange, dialect, request, call)
+                    if call.error is None:  # at once: the end of the episode may be on its way
+                        self._pipeline.delivered(session, call, written=True)
+                except TurnstileError as error:
+                    return error
+                except CallerGone:
+                    pass
         finally:
             if call.followers == 0:
                 self._pipeline.abandon(call, "caller_gone")
@@ -259,8 +260,7 @@ class Gate:
         self, exchange: AgentExchange, dialect: Dialect, request: ModelRequest, call: ModelCall
     ) -> None:
         """Raises the call's error while no status is sent, and CallerGone."""
-        with anyio.move_on_after(self._settings.status_hold_s):
-            await call.spoke()
+        await call.spoke(self._settings.status_hold_s)
         if call.error is not None and not call.shown:
             raise call.error
         head = call.head(request.model)
@@ -274,11 +274,8 @@ class Gate:
                 await exchange.write(b"".join(writer.delta(delta) for delta in pending))
             elif call.done:
                 break
-            else:
-                with anyio.move_on_after(self._settings.keepalive_s) as silence:
-                    await call.changed(sent)
-                if silence.cancelled_caught:
-                    await exchange.write(writer.keepalive())
+            elif not await call.changed(sent, self._settings.keepalive_s):
+                await exchange.write(writer.keepalive())
         if call.error is not None:
             await exchange.end(writer.error(call.error))
         elif call.committed is not None:

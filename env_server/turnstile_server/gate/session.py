@@ -11,54 +11,29 @@ admission and budgets. ``episodes/`` owns the episode's life: it closes the sess
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import anyio
 
-from turnstile.models import Delivery, Sampling, SpanKind, Thread, Turn
+from turnstile.models import Delivery, Sampling, SpanKind, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.capture.node import sampled_spans
 from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
 from turnstile_server.gate.call import ModelCall
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
 from turnstile_server.http.exchange import CallerGone
 from turnstile_server.shortages import failure_of
 from turnstile_server.spans import SpanRecorder
 from turnstile_server.trace_context import TraceContext
-
-
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """An episode's limits after the server's ceilings: whole numbers, none open."""
-
-    max_turns: int
-    max_completion_tokens: int
-    max_sampled_tokens: int
-    max_record_bytes: int
-    """Bytes of the records of its turns."""
-    max_calls: int
-    """Calls in flight at once."""
-    max_refusals: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationHeaders:
-    """Names of the headers in which the agent names the conversation of a call; None where it names none."""
-
-    name: str | None = None
-    parent: str | None = None
-
-    def read(self, headers: Mapping[str, str]) -> Thread | None:
-        name = headers.get(self.name) if self.name is not None else None
-        parent = headers.get(self.parent) if self.parent is not None else None
-        return Thread(name=name, parent=parent) if name or parent else None
 
 
 class EpisodeSession:
@@ -70,7 +45,7 @@ class EpisodeSession:
         sampling: Sampling,
         limits: CallLimits,
         on_exhausted: Callable[[TurnstileError], None],
-        conversation_headers: ConversationHeaders = ConversationHeaders(),
+        conversation_headers: ConversationHeaders | None = None,
         volatile: Sequence[str] = (),
         origin: CallOrigin | None = None,
         adapter: str | None = None,
@@ -78,26 +53,31 @@ class EpisodeSession:
         between_turns: Callable[[str], Awaitable[None]] | None = None,
         spans: SpanRecorder | None = None,
         trace: TraceContext | None = None,
+        warm_s: float | None = None,
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
         its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
         them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before.
         ``between_turns``: awaited with a turn's id when a call continues that turn and no other call is in
         flight; may not raise. ``spans``: where calls that are refused or fail are recorded. ``trace``:
-        that its calls tell the engine of."""
+        that its calls tell the engine of. ``warm_s``: seconds without a call after which it is ``cooled``; None:
+        never."""
         self.episode_id = episode_id
         self._origin = origin or CallOrigin(episode_id)
         self._trace = trace
         self.sampling = sampling
         self.adapter = adapter
         self.limits = limits
-        self.conversation_headers = conversation_headers
+        self.conversation_headers = conversation_headers or ConversationHeaders()
         self.tree = TokenTree(VolatileText(volatile))
         self._on_exhausted = on_exhausted
         self._on_weights = on_weights
         self._between_turns = between_turns
         self._spans = spans
         self._resting = anyio.Lock()
+        self._warm_s = warm_s
+        self._cooling: asyncio.TimerHandle | None = None
+        """Set while no call is in flight."""
         self.step = 0
         """Index of the task's step that is played."""
         self._turn_versions: list[str] = []
@@ -118,7 +98,8 @@ class EpisodeSession:
         self.huge_prompts = anyio.CapacityLimiter(1)
         """One huge prompt at a time is rendered for the episode."""
         self._replying = 0
-        self._all_replied = anyio.Event()
+        self._all_replied: asyncio.Event | None = None
+        """Set when no caller waits for its reply any more; None: nobody waits for that."""
         self._sealed = False
 
     # What others see
@@ -199,11 +180,22 @@ class EpisodeSession:
                 "(gate.max_record_bytes_per_episode); stop here"
             )
         self._in_flight[call.call_id] = call
+        if self._cooling is not None:
+            self._cooling.cancel()
+            self._cooling = None
 
     def release(self, call: ModelCall) -> None:
         """The generation of an admitted call has ended, with whatever outcome."""
         del self._in_flight[call.call_id]
         self._last_activity = time.monotonic()
+        if not self._in_flight and self._warm_s is not None:
+            self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
+
+    def cool(self) -> None:
+        """Drops what only makes the next call cheaper: its whole history is read and compared once again."""
+        for cache in self._parse_caches.values():
+            cache.cool()
+        self.tree.cool()
 
     async def rest(self, call: ModelCall, turn_id: str | None) -> bool:
         """Lets ``between_turns`` work before an admitted call is generated. ``turn_id``: the turn that it
@@ -338,6 +330,8 @@ class EpisodeSession:
     def commit(self, turn: Turn, record_bytes: int) -> Node:
         """Makes a durable turn visible, and counts it and its record against the budgets."""
         node = self.tree.add(turn)
+        for cache in self._parse_caches.values():
+            cache.replied(turn.reply)
         self._recorded_bytes += record_bytes + node.merged_bytes
         self._sampled += len(turn.completion_ids)
         self._refusals = 0
@@ -366,13 +360,14 @@ class EpisodeSession:
             yield
         finally:
             self._replying -= 1
-            if self._replying == 0:
-                replied, self._all_replied = self._all_replied, anyio.Event()
-                replied.set()
+            if self._replying == 0 and self._all_replied is not None:
+                self._all_replied.set()
+                self._all_replied = None
 
     async def wait_until_replied(self) -> None:
         """Returns when every caller has been sent its reply, or has gone."""
         while self._replying:
+            self._all_replied = self._all_replied or asyncio.Event()
             await self._all_replied.wait()
 
     def seal(self) -> None:

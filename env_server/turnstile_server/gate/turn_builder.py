@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import numpy as np
+import numpy.typing as npt
 import orjson
 from pydantic import ValidationError
 
@@ -33,7 +34,6 @@ from turnstile.models import (
     Thread,
     Tool,
     Turn,
-    TurnTimings,
 )
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.capture.keys import SYSTEM_ROLES
@@ -41,6 +41,7 @@ from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, E
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.made_turn import made_timings, made_turn
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer, TooManyTokens
 from turnstile_server.settings import GateSettings
 
@@ -287,8 +288,8 @@ class TurnBuilder:
             "seq": seq,
             "dialect": context.dialect,
             "context_ids": prompt.context_ids,
-            "completion_ids": np.concatenate(self._ids, dtype=np.int32),
-            "logprobs": np.concatenate(self._logprobs, dtype=np.float32),
+            "completion_ids": _joined(self._ids, np.int32),
+            "logprobs": _joined(self._logprobs, np.float32),
             # A reply that was cut before its finish has the versions that its chunks named.
             "weight_spans": self._weights.spans if self.finish is None else self.finish.weight_spans,
             "routed_experts": None if self.finish is None else self.finish.routed_experts,
@@ -300,15 +301,17 @@ class TurnBuilder:
             "tools_key": context.tools_key,
             "request_key": self.request_key,
             # A new root was fed the whole conversation, so the whole conversation is its new messages.
-            "new_messages": context.request.messages if prompt.parent is None else context.match.new_messages,
+            "new_messages": tuple(
+                context.request.messages if prompt.parent is None else context.match.new_messages
+            ),
             "reply": reply,
             "break": prompt.broken,
             "parse_status": tuple(parse_status),
             "thread": context.thread,
             "step": context.step,
-            "echo": context.match.echo,
+            "echo": tuple(map(str, context.match.echo)),  # names alone, of an enumeration's members
             "rerendered_tokens": prompt.rerendered_tokens,
-            "timings": TurnTimings(
+            "timings": made_timings(
                 started_at=watch.started_at,
                 render_s=watch.render_s,
                 rest_s=watch.rest_s,
@@ -320,10 +323,12 @@ class TurnBuilder:
             ),
         }
         try:
-            return Turn(**fields)
+            return made_turn(fields)
         except ValidationError as error:
             reasons = "; ".join(item["msg"] for item in error.errors(include_url=False))
             raise EngineProtocolError(f"the engine's answer contradicts itself: {reasons}") from error
+        except ValueError as error:
+            raise EngineProtocolError(f"the engine's answer contradicts itself: {error}") from error
 
     def _stop_string(self) -> str | None:
         matched = self.finish.matched if self.finish is not None else None
@@ -331,7 +336,9 @@ class TurnBuilder:
 
     def _sampling(self) -> SamplingUsed:
         given = self.finish is not None and self.finish.given
-        return self.sampling.model_copy(update={"given": True}) if given else self.sampling
+        own = self.sampling.model_copy(update={"given": True}) if given else self.sampling
+        above = None if self.prompt.parent is None else self.prompt.parent.turn.sampling
+        return above if above is not None and above == own else own  # kept once for a path on which it stays
 
 
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
@@ -360,7 +367,7 @@ def path_end(node: Node) -> PathEnd:
         completion_ids=node.turn.completion_ids,
         reply=node.turn.reply,
         finish_reason=node.turn.finish_reason,
-        earlier_thinking=any(step.turn.reply.reasoning for step in node.path()[:-1]),
+        earlier_thinking=node.thinking_above,
     )
 
 
@@ -380,6 +387,13 @@ def _stored_messages(node: Node | None) -> list[Message]:
     return [message for step in node.path() for message in (*step.turn.new_messages, step.turn.reply)]
 
 
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The parts as one array of its own, read-only, so that a turn takes it as it is."""
+    joined = np.concatenate(parts, dtype=dtype)
+    joined.flags.writeable = False
+    return joined
+
+
 def _prompt_of(parent: Node | None, context_ids: Int32Array, broken: Break | None, tokenized_bytes: int) -> Prompt:
-    input_ids = context_ids if parent is None else np.concatenate([parent.tokens(), context_ids], dtype=np.int32)
+    input_ids = context_ids if parent is None else parent.extended(context_ids)
     return Prompt(parent, context_ids, input_ids, broken, tokenized_bytes)

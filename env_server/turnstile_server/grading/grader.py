@@ -50,7 +50,7 @@ class TaskGrader:
             spec_of,
             settings,
             task_settings,
-            anyio.Semaphore(settings.parallel),
+            anyio.Semaphore(settings.places),
             Judges(settings, data_dir),
             JudgeSpending(),
             PackageProcesses(settings, task_settings),

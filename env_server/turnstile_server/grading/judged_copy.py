@@ -204,7 +204,7 @@ class JudgedCopies:
         diff = read_diff(
             await sandbox.exec(
                 Command(
-                    argv=(*python_of(sandbox), f"{PROGRAMS}/inside/workdiff.py"),
+                    argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "workdiff"),
                     cwd="/",
                     stdin=json.dumps(config).encode(),
                     timeout_s=self._settings.diff_timeout_s,

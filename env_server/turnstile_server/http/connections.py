@@ -187,8 +187,14 @@ class Seat:
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._on_timeout: Callable[[], None] | None = None
+        self.whole = False
+        """The body of the request that is served has come."""
+        self.blocked = False
+        """What is sent waits: the client has not taken enough of what it was sent before."""
+        self.closed = False
+        """The connection is lost or was cut."""
+        self._on_closed: Callable[[], None] | None = None
         self._admitted = False
-        self._whole = False
         self._due: float | None = None
         self._owed = ""
         self._unsent = 0
@@ -208,17 +214,17 @@ class Seat:
 
     def request_began(self) -> None:
         """A request is served from now on, that has not shown its key."""
-        self._admitted = self._whole = False
+        self._admitted = self.whole = False
         self._connections.rank(self, _SERVES_NOBODY)
 
     def admit(self) -> None:
         """The request has shown its key."""
         self._admitted = True
-        self._connections.rank(self, None if self._whole else _SENDS)
+        self._connections.rank(self, None if self.whole else _SENDS)
 
     def request_whole(self) -> None:
         """The request's body has come."""
-        self._whole = True
+        self.whole = True
         if self._admitted:
             self._connections.rank(self, None)
 
@@ -263,7 +269,18 @@ class Seat:
 
     def left(self) -> None:
         """The connection is closed. May be called twice."""
+        self.closed = True
         self._connections.release(self)
+        tell, self._on_closed = self._on_closed, None
+        if tell is not None:
+            tell()
+
+    def tell_when_closed(self, tell: Callable[[], None] | None) -> None:
+        """Calls ``tell`` once when the connection is lost, at once where it is; None: nobody is told any more."""
+        self._on_closed = tell
+        if self.closed and tell is not None:
+            self._on_closed = None
+            tell()
 
 
 def extensions_of(seat: Seat) -> dict[str, dict[object, object]]:
@@ -271,8 +288,14 @@ def extensions_of(seat: Seat) -> dict[str, dict[object, object]]:
     return {_EXTENSION: {"seat": seat}}
 
 
+def seat_of(scope: Scope) -> Seat | None:
+    """The place of the connection on which the request came; None behind a server that is not ours."""
+    seat = scope.get("extensions", {}).get(_EXTENSION, {}).get("seat")
+    return seat if isinstance(seat, Seat) else None
+
+
 def admit(scope: Scope) -> None:
     """Notes that the request has shown its key: once it is whole, its connection makes way for no other."""
-    seat = scope.get("extensions", {}).get(_EXTENSION, {}).get("seat")
-    if isinstance(seat, Seat):
+    seat = seat_of(scope)
+    if seat is not None:
         seat.admit()

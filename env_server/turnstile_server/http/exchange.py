@@ -7,19 +7,19 @@ nothing is sent to a caller that is gone.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import anyio
-import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from turnstile_server.errors import RequestTimeout, ServerStopping, TurnstileError, Unauthorized
-from turnstile_server.http.connections import admit
+from turnstile_server.http.connections import seat_of
 from turnstile_server.http.intake import BodyLimits, BodyReader, Intake, Reservation, too_large
 
 Header = tuple[bytes, bytes]
@@ -90,7 +90,7 @@ class AgentExchange:
         """The status that was sent; None before."""
         self.gone = False
         """The caller went away."""
-        self._scope = scope
+        self._seat = seat_of(scope)
         self._receive = receive
         self._send = send
         self._limits = limits
@@ -104,7 +104,8 @@ class AgentExchange:
 
     def admit(self) -> None:
         """The request has shown its key: its connection makes way for no other."""
-        admit(self._scope)
+        if self._seat is not None:
+            self._seat.admit()
 
     @contextmanager
     def reserving(self, owner: str) -> Iterator[None]:
@@ -123,16 +124,25 @@ class AgentExchange:
             raise RuntimeError("room for the body was not reserved")
         if (header_count(self.headers, "content-length") or 0) > self._limits.max_body_bytes:
             raise too_large(self._limits, self._section)
-        reader = BodyReader(self._receive, self._reservation, self._intake, self._limits, self._section)
-        # One growing buffer: a list of the parts would cost a client that sends single bytes forty times as much.
-        received = bytearray()
+        reader = BodyReader(
+            self._receive, self._reservation, self._intake, self._limits, self._section, self._arrived
+        )
         try:
+            first = self._part(await reader.next())
+            if self._body_read:
+                return first
+            # One growing buffer: a list of the parts would cost a client that sends single bytes forty times as
+            # much.
+            received = bytearray(first)
             while not self._body_read:
                 received += self._part(await reader.next())
         except RequestTimeout:
             self._too_slow = True
             raise
         return bytes(received)
+
+    def _arrived(self) -> bool:
+        return self._seat is not None and self._seat.whole
 
     async def drain(self) -> None:
         """Reads and drops what is left of the body; at most ``body_stall_s``. Raises CallerGone.
@@ -148,15 +158,33 @@ class AgentExchange:
             while not self._body_read:
                 self._part(await self._receive())
 
-    async def watch(self, responding: anyio.CancelScope) -> None:
-        """Cancels ``responding`` when the caller goes. Run it beside the response, after the body was read."""
-        while not self._ending:
-            message = await self._receive()
-            # A server also says "disconnect" once the response is complete; the caller did not go then.
-            if message["type"] == "http.disconnect" and not self._ending:
+    @contextmanager
+    def watching(self, responding: anyio.CancelScope) -> Iterator[None]:
+        """Cancels ``responding``, which the block is in, when the caller goes. After the body was read."""
+
+        def gone() -> None:
+            # A connection may also close once the response is complete; the caller did not go then.
+            if not self._ending:
                 self.gone = True
                 responding.cancel()
-                return
+
+        if self._seat is not None:
+            self._seat.tell_when_closed(gone)
+            try:
+                yield
+            finally:
+                self._seat.tell_when_closed(None)
+        else:  # a server that is not ours tells it to who asks for more of the request
+            asking = asyncio.create_task(self._ask(gone))
+            try:
+                yield
+            finally:
+                asking.cancel()
+
+    async def _ask(self, gone: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        gone()
 
     async def start(self, status: int, headers: list[Header]) -> None:
         self.status = status
@@ -167,14 +195,20 @@ class AgentExchange:
 
     async def end(self, data: bytes = b"") -> None:
         """Sends the terminal bytes. When it returns, the connection of a present caller has taken them."""
-        await anyio.lowlevel.checkpoint()  # lets ``watch`` notice a caller that just went
+        await asyncio.sleep(0)  # the event loop notices a caller that just went
+        await self._end(data)
+
+    async def _end(self, data: bytes) -> None:
         self._ending = True
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
     async def respond(self, status: int, data: bytes, headers: list[Header] | None = None) -> None:
+        """Sends a whole response; its head and its body leave together."""
         length = (b"content-length", str(len(data)).encode())
+        self.status = status
+        await asyncio.sleep(0)  # as in ``end``
         await self.start(status, [JSON, length, *(headers or [])])
-        await self.end(b"" if self.method == "HEAD" else data)
+        await self._end(b"" if self.method == "HEAD" else data)
 
     async def refuse(self, error: TurnstileError, data: bytes, headers: list[Header] | None = None) -> None:
         """Responds with the error's status and ``data``.
@@ -208,6 +242,9 @@ class AgentExchange:
         # a closed connection returns at once: a reply that always has more to say would go on for ever.
         if self.gone:
             raise CallerGone
+        if self._seat is not None and not self._seat.blocked:  # then it does not wait
+            await self._send(message)
+            return
         with anyio.move_on_after(self._limits.send_timeout_s) as scope:
             await self._send(message)
         if scope.cancelled_caught:

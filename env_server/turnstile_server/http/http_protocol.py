@@ -39,7 +39,8 @@ _EXHAUSTED = refusal(503, "server_exhausted", "the server lacks memory for this 
 _TOO_LARGE = refusal(431, "head_too_large", "the headers of this request are too large or too many", retry=False)
 _PART = 2048
 """Bytes that are parsed before the event loop may turn to others: 340 of the smallest chunks of a body, or of the
-smallest frames of a WebSocket, which take milliseconds."""
+smallest frames of a WebSocket, which take milliseconds. What is left of a body whose length the head says is one
+piece, however long: it is copied and not parsed."""
 _AHEAD = 1
 """Requests that may wait behind the one being served."""
 
@@ -59,7 +60,7 @@ class SeatedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         feed = super().data_received
-        self._input = PartedInput(transport, self._seat.parts, _PART, feed, self._takes_more)
+        self._input = PartedInput(transport, self._seat.parts, lambda: _PART, feed, self._takes_more)
 
     def data_received(self, data: bytes) -> None:
         if self._input is not None and self.handshake_initiated:
@@ -103,6 +104,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._headers_size = 0
         self._in_head = False
         self._in_body = False
+        self._body_left = 0
+        """Bytes of the body that are still to come; 0 where its length is not known."""
         self._fresh = True
         self._fault = _INVALID
         self._dropping = False
@@ -114,7 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._input = PartedInput(transport, self._seat.parts, _PART, self._feed, self._takes_more)
+        self._input = PartedInput(transport, self._seat.parts, self._part_size, self._feed, self._takes_more)
         self.flow = PartedFlow(transport, self._input)
         self._seat.opened(transport, self._too_slow)
         self._seat.request_ended()
@@ -135,9 +138,17 @@ class BoundedHttp(HttpToolsProtocol):
             self._input.close()
         self._seat.left()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._seat.blocked = True
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._seat.blocked = False
         self._seat.took_bytes()
+
+    def _part_size(self) -> int:
+        return max(_PART, self._body_left)
 
     def data_received(self, data: bytes) -> None:
         if self._input is not None and not self._dropping and not self.transport.is_closing():
@@ -229,6 +240,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes, self._in_head, self._in_body, self._fresh = 0, False, True, False
+        self._body_left = self._announced_length()
         if self.parser.should_upgrade() and self._announces_body():
             # The parser takes such a body for what comes in the other protocol, and then for requests.
             self._fault = _UPGRADE
@@ -247,6 +259,12 @@ class BoundedHttp(HttpToolsProtocol):
             self._served = self.cycle
             self._seat.request_began()
 
+    def _announced_length(self) -> int:
+        """Bytes of the body, where its head says them and it comes as it is; the parser has checked the number."""
+        if any(name == b"transfer-encoding" for name, _ in self.headers):
+            return 0
+        return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+
     def _announces_body(self) -> bool:
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
@@ -255,11 +273,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        self._body_left = max(0, self._body_left - len(body))
         if not self._dropping:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._head_bytes, self._in_body, self._headers_size = 0, False, 0
+        self._head_bytes, self._in_body, self._headers_size, self._body_left = 0, False, 0, 0
         if not self._dropping:
             super().on_message_complete()
             if not self.pipeline:

@@ -168,13 +168,21 @@ class Reservation:
 class BodyReader:
     """Reads a body in the server's parts, within the limits of ``intake`` and ``limits``.
 
-    ``section``: of the settings that ``limits`` come from; errors name it.
+    ``section``: of the settings that ``limits`` come from; errors name it. ``arrived``: whether all of the body is
+    there, so that nothing is waited for.
     """
 
     def __init__(
-        self, receive: Receive, reservation: Reservation, intake: Intake, limits: BodyLimits, section: str
+        self,
+        receive: Receive,
+        reservation: Reservation,
+        intake: Intake,
+        limits: BodyLimits,
+        section: str,
+        arrived: Callable[[], bool] = lambda: False,
     ) -> None:
         self._receive = receive
+        self._arrived = arrived
         self._reservation = reservation
         self._intake = intake.limits
         self._intake_section = intake.section
@@ -190,6 +198,9 @@ class BodyReader:
     async def next(self) -> Message:
         """The next ASGI message. Raises BodyTooLarge, RequestTimeout, TooManyBytes."""
         message: Message | None = None
+        if self._arrived():
+            message = await self._receive()
+            self._reservation.check()
         while message is None:
             now = self._looked()
             left_s = min(self._ends_at, self._window_ends_at) - now

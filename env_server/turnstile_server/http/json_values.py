@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,44 @@ Positions = NDArray[Any]
 
 _SLICE_BYTES = 1 << 18
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What reading a JSON text may cost, told by counting bytes, also in strings. Weights of pieces add up.
+
+    ``objects``: ``{``; ``marks``: ``,``, ``[`` and ``{``, behind one of which every value but the first stands;
+    ``escapes``: those that may stand for such a mark.
+    """
+
+    size: int = 0
+    objects: int = 0
+    marks: int = 0
+    escapes: int = 0
+
+    def __add__(self, other: Weight) -> Weight:
+        return Weight(
+            self.size + other.size,
+            self.objects + other.objects,
+            self.marks + other.marks,
+            self.escapes + other.escapes,
+        )
+
+    def __sub__(self, other: Weight) -> Weight:
+        return Weight(
+            self.size - other.size,
+            self.objects - other.objects,
+            self.marks - other.marks,
+            self.escapes - other.escapes,
+        )
+
+
+def weigh(data: bytes, start: int = 0, end: int | None = None) -> Weight:
+    """The weight of ``data[start:end]``."""
+    end = len(data) if end is None else end
+    objects = data.count(b"{", start, end)
+    marks = objects + data.count(b",", start, end) + data.count(b"[", start, end)
+    return Weight(end - start, objects, marks, data.count(b"\\u00", start, end))
 
 
 def has_few_values(data: bytes, most: int) -> bool:
@@ -29,7 +68,7 @@ def count_values(data: bytes, most: int) -> int:
     count, quotes, backslashes = 1, 0, 0
     for start in range(0, len(data), _SLICE_BYTES):
         bytes_ = np.frombuffer(data, np.uint8, min(_SLICE_BYTES, len(data) - start), start)
-        ends, backslashes = _unescaped_quotes(bytes_, backslashes)
+        ends, backslashes = unescaped_quotes(bytes_, backslashes)
         marks = np.flatnonzero((bytes_ == ord(",")) | (bytes_ == ord("[")) | (bytes_ == ord("{")))
         inside = (np.searchsorted(ends, marks) + quotes) % 2
         count += len(marks) - int(inside.sum())
@@ -39,7 +78,7 @@ def count_values(data: bytes, most: int) -> int:
     return count
 
 
-def _unescaped_quotes(data: Bytes, before: int) -> tuple[Positions, int]:
+def unescaped_quotes(data: Bytes, before: int = 0) -> tuple[Positions, int]:
     """Where strings begin and end; the number of backslashes at the end. ``before``: that of the slice before."""
     quotes = np.flatnonzero(data == _QUOTE)
     others = np.flatnonzero(data != _BACKSLASH)

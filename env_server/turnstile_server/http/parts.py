@@ -51,14 +51,15 @@ class PartQueue:
 class PartedInput:
     """What one connection received and its protocol did not get yet.
 
-    ``size``: bytes of a part. ``feed`` hands a part to the protocol; ``takes_more`` says whether it wants another.
+    ``size``: bytes of the next part. ``feed`` hands a part to the protocol; ``takes_more`` says whether it wants
+    another.
     """
 
     def __init__(
         self,
         transport: asyncio.Transport,
         queue: PartQueue,
-        size: int,
+        size: Callable[[], int],
         feed: Callable[[bytes], None],
         takes_more: Callable[[], bool],
     ) -> None:
@@ -74,15 +75,27 @@ class PartedInput:
     def received(self, data: bytes) -> None:
         if self._feed is None:
             return
-        if not self._unread and not self._planned and len(data) <= self._size:
-            self._feed(data)
-            return
-        self._unread += data
-        self.go_on()
+        if not self._unread and not self._planned:
+            size = self._size()
+            if len(data) <= size:
+                self._feed(data)
+                return
+            # What follows may be of a kind that is read all at once: the rest of a body whose length is known.
+            self._feed(data[:size])
+            data = data[size:]
+            if len(data) <= self._size() and self._reads_on():
+                self._feed(data)
+                return
+        if self._feed is not None:
+            self._unread += data
+            self.go_on()
+
+    def _reads_on(self) -> bool:
+        return self._feed is not None and not self._transport.is_closing() and self._takes_more()
 
     def go_on(self) -> None:
         """Reads on, where the protocol takes more: first what was received, then the socket."""
-        if self._feed is None or self._planned or self._transport.is_closing() or not self._takes_more():
+        if self._planned or not self._reads_on():
             return
         if self._unread:
             self._planned = True
@@ -102,8 +115,13 @@ class PartedInput:
         if self._feed is None or self._transport.is_closing():
             self._unread.clear()
             return
-        part = bytes(self._unread[: self._size])
-        del self._unread[: self._size]
+        size = self._size()
+        if size < len(self._unread):
+            part = bytes(self._unread[:size])
+            del self._unread[:size]
+        else:
+            part = bytes(self._unread)
+            self._unread.clear()
         try:
             self._feed(part)
         except BaseException:

@@ -1,6 +1,7 @@
 """The end of a shutdown's grace: requests still in progress end with an error of their own, before the cut.
 
-Holds: after ``cut`` every block of ``interruptible`` ends with ServerStopping, also one that begins later.
+Holds: after ``cut`` every block of ``interruptible`` ends with ServerStopping, also one that begins later; so does
+work in a scope of its own between ``enter`` and ``leave``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Stopping:
-    """One per server: what runs in ``interruptible``, until ``cut``."""
+    """One per server: what may be interrupted, until ``cut``."""
 
     def __init__(self) -> None:
         self._scopes: set[anyio.CancelScope] = set()
@@ -32,14 +33,25 @@ class Stopping:
     def interruptible(self) -> Iterator[None]:
         """Raises ServerStopping, at the block's end, where ``cut`` ended it."""
         with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
-            if self._cut:
-                scope.cancel()
+            self.enter(scope)
             try:
                 yield
             finally:
-                self._scopes.discard(scope)
-        if scope.cancelled_caught:
+                self.leave(scope)
+        self.check(scope)
+
+    def enter(self, scope: anyio.CancelScope) -> None:
+        """``cut`` cancels the scope, which others may cancel too; at once where the cut has been."""
+        self._scopes.add(scope)
+        if self._cut:
+            scope.cancel()
+
+    def leave(self, scope: anyio.CancelScope) -> None:
+        self._scopes.discard(scope)
+
+    def check(self, scope: anyio.CancelScope) -> None:
+        """Raises ServerStopping where the scope was cancelled, and there was a cut."""
+        if self._cut and scope.cancelled_caught:
             raise ServerStopping(
                 "the server is stopping, and this call did not end in time (shutdown_grace_s); send it again to "
                 "the server that follows",

@@ -3,10 +3,10 @@
 Read ``protocol`` first (what a journal promises), then ``journal`` (the journal on a directory), ``commit`` (group
 commit) and ``writer`` (the only code that changes segments while serving). ``segments`` defines the bytes,
 ``entries``, ``index`` and ``summaries`` say where records lie, ``recovery`` opens a directory after any crash,
-``reading`` reads records, and whole directories without changing them; ``export`` writes one episode as a segment.
-``space`` deletes and gives disk space back, by ``retention`` (which episodes), ``compaction`` (which bytes) and
-``reserve`` (room for deletions on a full disk). ``records`` converts the shared models, ``files`` are the file
-operations and the lock, ``stats`` the counters.
+``reading`` reads records, and whole directories without changing them, ``joined`` several as one; ``export``
+writes one episode as a segment. ``space`` deletes and gives disk space back, by ``retention`` (which episodes),
+``compaction`` (which bytes) and ``reserve`` (room for deletions on a full disk). ``records`` converts the shared
+models, ``files`` are the file operations and the lock, ``stats`` the counters.
 """
 
 from turnstile_server.journal.journal import FileJournal

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class JournalStats:
-    """Counts since the journal was opened. Each field is written by the thread named below and read by any."""
+    """Counts since the journal was opened. Each field is written by the thread named below and read by any.
+    What the writer thread counts, the event loop counts where it writes in its place (see ``commit``)."""
 
     appended_records: int = 0
     """Records stored since open (writer thread)."""
@@ -25,6 +26,10 @@ class JournalStats:
     """Records refused: queue full, disk full, I/O error, closed (event loop)."""
     queued_bytes: int = 0
     """A gauge: bytes waiting for the disk or being written (event loop)."""
+    inline_records: int = 0
+    """Records that the event loop wrote itself, or the disk refused then (event loop)."""
+    inline_stalls: int = 0
+    """Writes of the event loop itself that took longer than ``inline_stall_s`` (event loop)."""
     torn_bytes: int = 0
     """Bytes of torn tail cut at open (index thread)."""
     corrupt_records: int = 0

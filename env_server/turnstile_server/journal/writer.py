@@ -1,4 +1,4 @@
-"""The only code that changes segment files while serving. Runs in the journal's writer thread only.
+"""The only code that changes segment files while serving. One thread uses it at a time: ``commit`` sees to that.
 
 What must hold: after ``write`` the first ``accepted`` records of the batch are as durable as the setting says and
 the rest are not in the file. So a failed write is truncated back to the last good byte before anything else is
@@ -101,6 +101,13 @@ class SegmentWriter:
         except OSError as error:
             written.error = error
         return written
+
+    def only_appends(self, size: int) -> bool:
+        """Whether writing ``size`` bytes now is a write and nothing else: no new segment, no repair."""
+        tail = self._tail
+        if tail.fd is None or self._torn or self._suspect or self._power:
+            return False
+        return tail.offset == FILE_HEADER.size or tail.offset + size <= self._settings.segment_bytes
 
     def why_not(self, size: int) -> OSError | None:
         """Why ``size`` more bytes may not be written now; None if they may: the directory is another's, or the

@@ -15,10 +15,11 @@ _INDENT = "    "
 
 
 class LogFormatter(logging.Formatter):
-    """Shows what a terminal would act on as its escape, line breaks in messages included."""
+    """Shows what a terminal would act on as its escape, line breaks in messages included. ``label``: which of
+    several processes writes."""
 
-    def __init__(self) -> None:
-        super().__init__(FORMAT)
+    def __init__(self, label: str = "") -> None:
+        super().__init__(FORMAT.replace("%(name)s", f"{label} %(name)s") if label else FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return visible(super().formatMessage(record))

@@ -7,11 +7,14 @@ Reading order:
 - ``vocabulary``: a model folder's tokenizer, its control tokens and end tokens.
 - ``encoder``: text to ids; text of a caller never becomes a control token.
 - ``token_floor``, ``repeats``, ``repeat_encoder``: what makes texts of megabytes cheap.
+- ``fast_bpe``: a second encoder for ASCII text, where it gives the same ids.
 - ``normalise``: messages and tools in the shape that templates expect.
 - ``detokenizer``: ids to text as they come, cut at stop strings.
 - ``token_text``: single tokens as people see them.
 - ``tags``: the tags around thinking and calls, and where thinking is open.
 - ``call_format``, ``reply_parser``: a completion to text, reasoning and calls.
-- ``template``, ``continuation``: the backend for any Hugging Face chat template.
+- ``template``, ``synthetic``, ``continuation``: the backend for any Hugging Face chat template.
+- ``traced_text``, ``traced_template``, ``marked_text``, ``bridge_traces``: what makes a continuation cheap where
+  messages like the new ones were seen before.
 - ``family``, ``family_parser``: the backend over the ``renderers`` package.
 """

@@ -34,6 +34,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from turnstile.models import Int32Array
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.fast_bpe import FastBpe
 from turnstile_server.rendering.protocol import TooManyTokens
 from turnstile_server.rendering.repeat_encoder import RepeatEncoder
 from turnstile_server.rendering.token_floor import TokenFloor
@@ -214,9 +215,32 @@ class TextEncoder:
         # With a normalizer, text that is no literal may still become an added token that is matched after
         # normalisation (full-width letters under NFKC). Only then must the outcome be counted.
         spec = json.loads(vocabulary.tokenizer.to_str())
+        self._is_control = np.zeros(max(self.control_ids, default=-1) + 1, dtype=np.bool_)
+        self._is_control[[*self.control_ids]] = True
         self._may_normalise = spec["normalizer"] is not None and any(
             token["normalized"] for token in spec["added_tokens"] if token["content"].strip()
         )
+
+        self.divides = (
+            self.anchor_id is not None
+            and not self._may_normalise
+            and not any(
+                token[key] for token in spec["added_tokens"] for key in ("lstrip", "rstrip", "single_word")
+            )
+        )
+        """True where the text between two control tokens is encoded as if nothing stood behind them (`run`)."""
+        only_control = len(spec["added_tokens"]) == len(vocabulary.control)
+        self._fast = FastBpe.of(vocabulary.tokenizer) if self.divides and only_control else None
+
+    def run(self, text: str) -> Int32Array | None:
+        """int32: the ids of a text between two control tokens, or behind one. None where it has a control token.
+        For callers that saw to it that ``divides`` is True."""
+        if self._fast is not None and (fast := self._fast.encode(text)) is not None:
+            return None if self.control.found(text) else fast
+        ids = self._stock.encode(f"{self._texts[self.anchor_id]}{text}" if self.anchor_id is not None else text)
+        behind = ids[1:]
+        known = behind[behind < len(self._is_control)]
+        return None if not len(ids) or ids[0] != self.anchor_id or self._is_control[known].any() else behind
 
     def encode(
         self, text: str, shield: Shield = NO_SHIELD, *, after: int | None = None, most: int | None = None

@@ -1,8 +1,8 @@
 """The protocol of chat-template renderers: messages to ids, and completion ids back to a reply.
 
-A renderer is pure: it keeps no state between calls, is safe to use from several threads, and does no I/O after
-construction. It never changes a sampled id. Text in any content is encoded as ordinary text (invariant 7): no
-string in a message, a tool or an argument can become a control token.
+A renderer is pure: what it keeps between calls changes no result, it is safe to use from several threads, and does
+no I/O after construction. It never changes a sampled id. Text in any content is encoded as ordinary text
+(invariant 7): no string in a message, a tool or an argument can become a control token.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class PathEnd:
 class Bridge:
     """A continuation: ``context_ids`` (int32) are appended to the completion, with loss mask 0.
 
-    ``tokenized_bytes``: UTF-8 bytes that went through the tokenizer to make them. Benchmarks assert that these are
-    the bytes of the new messages, not of the history.
+    ``tokenized_bytes``: UTF-8 bytes of the text that was tokenized to make them. What a template writes around
+    every message may have been tokenized once before. Benchmarks assert that these are the bytes of the new
+    messages, not of the history.
     """
 
     context_ids: Int32Array

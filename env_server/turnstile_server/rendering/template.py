@@ -18,13 +18,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from turnstile.models import Int32Array, Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError
-from turnstile_server.rendering.continuation import Continuation, Synthetic
+from turnstile_server.rendering.bridge_traces import BridgeTraces
+from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
 from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
 from turnstile_server.rendering.reply_parser import TagReplyParser
+from turnstile_server.rendering.synthetic import Synthetic
 from turnstile_server.rendering.tags import find_tags, opened_by, speaks_hermes
+from turnstile_server.rendering.traced_template import TracedTemplate
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
 
@@ -64,6 +67,11 @@ class ChatTemplate:
         """The input with stand-ins for control text. ``fenced`` is a second input for strings that the template's
         own text would complete to a control token (``_glued``: ``think`` between ``<`` and ``>``)."""
         return prepare(messages, tools, self._control, glued=self._glued)
+
+    def traces(self, synthetic: Synthetic, encoder: TextEncoder) -> BridgeTraces:
+        """Continuations of conversations without tools, to be noted."""
+        template = TracedTemplate(self._default, self._options)
+        return BridgeTraces(template, self.stock, synthetic, encoder, self._glued)
 
     def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
         """The rendered text, stand-ins included. ``prompt``: with the opening of the next reply
@@ -118,6 +126,7 @@ class TemplateRenderer:
             self._encoder,
             self._table,
             self._tags,
+            traces=self._template.traces(self._synthetic, self._encoder) if self._encoder.divides else None,
             stop_ids=frozenset(self._stop_ids),
             follow_template=settings.thinking_history == "template",
         )

@@ -21,13 +21,15 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ReplayFiles:
-    """Reads what is in ``folder``; it need not be there."""
+    """Reads what is in ``folder``; it need not be there. ``further``: folders of other workers of one server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *further: Path) -> None:
         self._folder = folder
+        self._further = further
 
     def _of(self, episode_id: str) -> Path:
-        return self._folder / "episodes" / episode_id
+        found = (folder / "episodes" / episode_id for folder in self._further)
+        return next((path for path in found if path.exists()), self._folder / "episodes" / episode_id)
 
     async def states(self, episode_id: str) -> list[StateRecord] | None:
         """In order; None: none are kept. Raises WorkNotKept where they cannot be read."""

@@ -6,8 +6,8 @@ given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is g
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
 openenv, gate), ``episodes`` (episodes, tasks, agents, grading; ``replay`` has a part of the first), ``worlds``,
 ``sandboxes`` (sandboxes, tools), ``egress`` (the network of sandboxes), ``engine`` (engine, rendering, journal),
-``workers`` (several engines) and ``launch`` (an engine that the server starts). ``section`` is the base class of
-all sections.
+``workers`` (several engines), ``launch`` (an engine that the server starts) and ``processes`` (several worker
+processes of one server). ``section`` is the base class of all sections.
 """
 
 from turnstile_server.settings.egress import EgressSettings
@@ -18,6 +18,7 @@ from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
+from turnstile_server.settings.processes import ProcessCount, ProcessSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
 from turnstile_server.settings.workers import WorkerSettings
@@ -36,6 +37,8 @@ __all__ = [
     "LaunchSettings",
     "ObservabilitySettings",
     "OpenEnvSettings",
+    "ProcessCount",
+    "ProcessSettings",
     "RenderingSettings",
     "SandboxSettings",
     "Section",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr
@@ -20,6 +21,11 @@ class EngineSettings(Section):
     url: str | None = Field(None, description="`sglang`, `vllm`: base URL of the running server.")
     api_key: SecretStr | None = Field(
         None, description="`sglang`, `vllm`: the key that the server was started with (its `--api-key`)."
+    )
+    socket: Path | None = Field(
+        None,
+        description="`embedded`: Unix socket of an embedded engine that runs already, in place of one of the "
+        "server's own; the workers of one server share one so.",
     )
     urls: tuple[str, ...] = Field(
         (),
@@ -73,6 +79,15 @@ class EngineSettings(Section):
     max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; further ones wait.")
     max_reply_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Largest answer of the engine, or largest chunk of a streamed one."
+    )
+    prompt_json_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="`sglang`, `vllm`, `embedded`: memory for the latest prompts as they were sent, so that the "
+        "next call of a conversation writes only its new tokens; 0: none.",
+    )
+    prompt_json_rest_s: float = Field(
+        30.0, gt=0, description="An episode that makes no call for so long keeps none of that memory."
     )
     routed_experts: bool = Field(
         False,
@@ -152,6 +167,20 @@ class JournalSettings(Section):
         le=10,
         description="Records whose writing is not waited for (deliveries) are written after this at the latest.",
     )
+    inline_bytes: int = Field(
+        64 << 10,
+        ge=0,
+        description="`durability = process`: records up to this size are written by the event loop itself, which "
+        "saves the way through the writer's thread; 0: none.",
+    )
+    inline_stall_s: float = Field(
+        0.005,
+        gt=0,
+        le=10,
+        description="After a write of the event loop itself that took longer than this, records go through the "
+        "writer's thread for `inline_pause_s`.",
+    )
+    inline_pause_s: float = Field(10.0, ge=0, le=3600, description="See `inline_stall_s`.")
     index_lag_s: float = Field(
         0.25, ge=0, le=60, description="The index is updated after an append within this time."
     )

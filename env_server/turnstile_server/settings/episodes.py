@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,8 @@ from turnstile.models import SnapshotMode, StalenessPolicy, StalenessScope
 from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.replay import ReplaySettings
 from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
+
+_GRADINGS_OF_A_CORE = 2
 
 
 class EpisodeSettings(ReplaySettings):
@@ -257,7 +260,12 @@ CodeTarget = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 class GradingSettings(Section):
     """How the agents' work is judged."""
 
-    parallel: int = Field(2, ge=1, description="Episodes graded at once; further ones wait.")
+    parallel: int | None = Field(
+        None,
+        ge=1,
+        description="Episodes graded at once; further ones wait. None: two for each core that the server may use, "
+        "because a light grading waits half of its time. Lower it where tests are long and their time-outs tight.",
+    )
     timeout_s: float = Field(
         7200.0,
         gt=0,
@@ -361,3 +369,8 @@ class GradingSettings(Section):
         description="Calls of a resource server's tools in one episode and their answers, in bytes; "
         "further calls are refused.",
     )
+
+    @property
+    def places(self) -> int:
+        """``parallel``, or its default on this machine."""
+        return self.parallel or _GRADINGS_OF_A_CORE * len(os.sched_getaffinity(0))

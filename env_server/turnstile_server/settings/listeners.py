@@ -205,6 +205,12 @@ class GateSettings(_Clients):
         "count tokens included; more are 429. An episode gets at most as many as then stay free for the others.",
     )
     max_calls_per_episode: int = Field(32, ge=1, description="The same per episode; more are 429.")
+    warm_s: float = Field(
+        30.0,
+        ge=0,
+        description="An episode without a call for this long drops what it keeps to make the next call cheaper: "
+        "the parsed history, the tokens of its path in one piece.",
+    )
     status_hold_s: float = Field(
         15.0,
         gt=0,
@@ -267,7 +273,7 @@ class GateSettings(_Clients):
     inline_body_bytes: int = Field(
         1 << 20,
         ge=0,
-        description="Larger bodies are parsed in a worker thread, smaller ones on the event loop.",
+        description="Bodies of which more bytes are new are parsed in a worker thread, others on the event loop.",
     )
     render_threads: int = Field(
         2,

@@ -23,6 +23,7 @@ from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, G
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
+from turnstile_server.settings.processes import ProcessSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
@@ -83,6 +84,7 @@ class Settings(BaseSettings):
     sampling: Sampling = Field(
         Sampling(), description="Training sampling where neither the episode nor the task sets it."
     )
+    processes: ProcessSettings = ProcessSettings()
     control: ControlSettings = ControlSettings()
     openenv: OpenEnvSettings = OpenEnvSettings()
     gate: GateSettings = GateSettings()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 import anyio
+import numpy as np
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, running, statuses, until
 
-from turnstile_server.engines.protocol import EngineLoad
+from turnstile_server.engines.fleet.call import FleetCall
+from turnstile_server.engines.fleet.limit import WorkerLimit
+from turnstile_server.engines.fleet.window import EpisodeWindow
+from turnstile_server.engines.fleet.worker import Worker
+from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineLoad
 from turnstile_server.errors import EngineUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -139,3 +147,70 @@ async def test_calls_wait_in_an_engine_that_answers_nobody_while_it_loads_weight
         engine.state = state  # type: ignore[method-assign]
         await until(lambda: said.finish is not None)
         assert (said.error, said.ids, fleet.calls.counts.failed_over) == (None, [7] * 3, 0)
+
+
+class Silent:
+    """A part whose worker says nothing; ``ending``: what it raises in place of a cancellation."""
+
+    def __init__(self, ending: BaseException | None = None) -> None:
+        self.call = FleetCall("r", CallOrigin("e"))
+        self.cancellations: int | None = None
+        """Of its task that were not taken back."""
+        self._ending = ending
+        self._worker = Worker(
+            "w1", None, ToldEngine(), WorkerLimit(start=1, floor=1, ceiling=1), EpisodeWindow(floor=1, idle_s=1.0)
+        )
+
+    async def chunks(self) -> AsyncGenerator[EngineChunk]:
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            if self._ending is not None:
+                raise self._ending from None
+            raise
+        yield EngineChunk(np.empty(0, np.int32), np.empty(0, np.float32))
+
+    async def hear(self) -> EngineChunk | None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            return await self.call.hear(self._worker, self.chunks())
+        finally:
+            self.cancellations = task.cancelling()
+
+
+@pytest.mark.parametrize("ending", [None, ValueError("something else")])
+async def test_a_wait_that_is_given_up_leaves_no_cancellation_behind(ending: Exception | None) -> None:
+    silent = Silent(ending)
+    waiting = asyncio.create_task(silent.hear())
+    await asyncio.sleep(0)
+    silent.call.give_up_silent(anyio.current_time())
+    silent.call.give_up_silent(anyio.current_time())
+    with pytest.raises(EngineUnavailable if ending is None else ValueError):
+        await waiting
+    assert silent.cancellations == 0
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+@pytest.mark.parametrize("first", ["caller", "worker"])
+async def test_a_caller_that_leaves_while_its_worker_is_given_up_is_cancelled(how: str, first: str) -> None:
+    silent, scope = Silent(), anyio.CancelScope()
+
+    async def play() -> None:
+        with scope:
+            await silent.hear()
+        assert scope.cancelled_caught
+        raise asyncio.CancelledError
+
+    waiting = asyncio.create_task(play())
+    await asyncio.sleep(0)
+    leave = waiting.cancel if how == "task" else scope.cancel
+    for end in (leave, lambda: silent.call.give_up_silent(anyio.current_time()))[
+        :: 1 if first == "caller" else -1
+    ]:
+        end()
+    await asyncio.wait({waiting})
+    if (how, first) == ("scope", "worker"):  # a scope cancels at the next wait, and there is none
+        assert isinstance(waiting.exception(), EngineUnavailable)
+    else:
+        assert waiting.cancelled()

@@ -17,7 +17,7 @@ from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.chat import ChatDialect
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.router import DialectRouter
 
 ANTHROPIC = AnthropicDialect()

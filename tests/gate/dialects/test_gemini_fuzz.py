@@ -18,7 +18,7 @@ from mutations import STRANGE, mutated
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 GEMINI = GeminiDialect()
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")

@@ -13,7 +13,7 @@ from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.gemini.schema import json_schema
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 GEMINI = GeminiDialect()
 WHOLE = {"model": "m", "method": "generateContent"}

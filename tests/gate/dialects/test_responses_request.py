@@ -14,7 +14,7 @@ from mutations import mutated
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest, WireTool
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 from turnstile_server.gate.dialects.responses.items import sealed
 from turnstile_server.gate.dialects.responses.tools import custom_input

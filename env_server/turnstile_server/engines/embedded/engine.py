@@ -107,6 +107,10 @@ class EmbeddedEngine(Engine):
             async for chunk in chunks:
                 yield chunk
 
+    def forget(self, episode_id: str) -> None:
+        if self._client is not None:
+            self._client.forget(episode_id)
+
     async def abort(self, rid: str) -> None:
         await self._running.abort(rid)
 
@@ -137,7 +141,15 @@ class EmbeddedEngine(Engine):
         await self._running.wake()
 
 
-def create(context: EngineContext) -> EmbeddedEngine:
-    """The engine of ``--engine embedded``. Raises StartupError."""
+def create(context: EngineContext) -> Engine:
+    """The engine of ``--engine embedded``; with ``engine.socket`` a client of one that somebody else has started.
+    Raises StartupError."""
     context.refuse_url()
+    if context.settings.socket is not None:
+        return SGLangEngine(
+            "http://embedded",
+            context.settings,
+            expected_tokenizer=context.tokenizer,
+            unix_socket=context.settings.socket,
+        )
     return EmbeddedEngine(context.model_dir, context.settings, expected_tokenizer=context.tokenizer)

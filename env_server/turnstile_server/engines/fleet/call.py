@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -29,11 +30,14 @@ class FleetCall:
         self.ticket = Ticket(origin, anyio.current_time(), self.wake)
         self._rid = rid
         self._parts = 0
-        self._woken = anyio.Event()
+        self._woken: anyio.Event | None = None
+        """Set while it waits in the queue."""
         self._heard_at = NEVER
         """When its worker said something of it last."""
-        self._waiting: anyio.CancelScope | None = None
-        """Set while it waits for its worker."""
+        self._waiting: asyncio.Task[object] | None = None
+        """The task that waits for its worker, while it does."""
+        self._given_up = False
+        """That wait was ended by ``give_up_silent``."""
 
     def next_rid(self) -> str:
         self._parts += 1
@@ -44,36 +48,54 @@ class FleetCall:
 
     def wake(self) -> None:
         """Something changed that a call in the queue waits for."""
-        self._woken.set()
+        if self._woken is not None:
+            self._woken.set()
 
     async def news(self) -> None:
-        await self._woken.wait()
+        """Returns at the next ``wake``. What was changed before is to be looked at first."""
         self._woken = anyio.Event()
+        try:
+            await self._woken.wait()
+        finally:
+            self._woken = None
 
     # On a worker
 
-    async def hear(self, worker: Worker, chunks: AsyncGenerator[EngineChunk]) -> AsyncGenerator[EngineChunk]:
-        """The chunks of its part on ``worker``. Raises EngineUnavailable where ``give_up_silent`` ended the wait
-        for the next one; ``chunks`` has ended then."""
+    def sent(self) -> None:
+        """Its worker has it from now on, and has said nothing of it."""
         self._heard_at = NEVER
-        while True:
-            chunk = None
-            # A scope for each wait: none may be open where the generator yields.
-            with anyio.CancelScope() as waiting:
-                self._waiting = waiting
-                try:
-                    chunk = await anext(chunks, None)
-                finally:
-                    self._waiting = None
-            if chunk is None:
-                if waiting.cancelled_caught:
-                    raise EngineUnavailable(f"Engine {worker.worker_id} hangs: {worker.detail}")
-                return
-            self._heard_at = anyio.current_time()
-            yield chunk
+
+    async def hear(self, worker: Worker, chunks: AsyncGenerator[EngineChunk]) -> EngineChunk | None:
+        """The next chunk of its part on ``worker``; None at the end. Raises EngineUnavailable where
+        ``give_up_silent`` ended the wait for it; ``chunks`` has ended then.
+
+        The wait is ended as ``asyncio.timeout`` ends one, by a cancellation of its own, because it is entered for
+        every chunk: a cancel scope costs as much as the chunk.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations, self._waiting, self._given_up = task.cancelling(), task, False
+        try:
+            chunk = await anext(chunks, None)
+        except asyncio.CancelledError:
+            if self._taken_back(task) and task.cancelling() <= cancellations:
+                raise EngineUnavailable(f"Engine {worker.worker_id} hangs: {worker.detail}") from None
+            raise
+        finally:
+            self._waiting = None
+            self._taken_back(task)  # the wait may have ended by something else at the same time
+        self._heard_at = asyncio.get_running_loop().time()
+        return chunk
+
+    def _taken_back(self, task: asyncio.Task[object]) -> bool:
+        given_up, self._given_up = self._given_up, False
+        if given_up:
+            task.uncancel()
+        return given_up
 
     def give_up_silent(self, since: float) -> None:
         """Its worker answers nobody since then: ends the wait for it, unless the worker has said something of the
         call after that."""
-        if self._waiting is not None and self._heard_at <= since:
+        if self._waiting is not None and not self._given_up and self._heard_at <= since:
+            self._given_up = True
             self._waiting.cancel()

@@ -15,6 +15,7 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
 
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 BUSY_STATUSES = (429, 503)
 """Statuses by which an engine says that it has too many calls: it lives."""
+
+REST_S: Final = 30.0
+"""An episode without a call for so long, or up to twice as long, keeps a digest in place of its ids."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,12 @@ class FleetCalls:
         """Calls that wait for a place."""
         return len(self._queue)
 
+    async def watch(self) -> None:
+        """Runs while calls come: lets go of what resting episodes need no more."""
+        while True:
+            await anyio.sleep(REST_S)
+            self._prefixes.rest()
+
     def close(self) -> None:
         """Calls that wait end with EngineUnavailable; those on a worker end with it."""
         self._closed = True
@@ -81,6 +91,7 @@ class FleetCalls:
         self._prefixes.forget(episode_id)
         for worker in self._roster.workers:
             worker.window.leave(episode_id)
+            worker.engine.forget(episode_id)
         self.dispatch()
 
     async def abort(self, rid: str) -> None:
@@ -146,9 +157,7 @@ class FleetCalls:
         expected, epoch = 0, worker.window.epoch
         if joined.parts == 1:
             episode_id = call.ticket.origin.episode_id
-            expected = self._prefixes.expected(
-                episode_id, worker.worker_id, worker.version, epoch, joined.input_ids
-            )
+            expected = self._prefixes.expected(episode_id, worker.worker_id, worker.version, epoch, joined.prompt)
         try:
             self._refuse_unloaded(joined.sampling.adapter)  # it may have been unloaded while the call waited
             chunks = worker.engine.generate(
@@ -158,8 +167,9 @@ class FleetCalls:
                 origin=call.ticket.origin,
                 stream=stream or joined.watches_boundary,
             )
-            async with aclosing(chunks), aclosing(call.hear(worker, chunks)) as heard:
-                async for raw in heard:
+            call.sent()
+            async with aclosing(chunks):
+                while (raw := await call.hear(worker, chunks)) is not None:
                     chunk = joined.take(raw)
                     if chunk is None:
                         continue
@@ -216,9 +226,8 @@ class FleetCalls:
         episode_id, version = call.ticket.origin.episode_id, worker.version
         if {span.version for span in finish.weight_spans} == {version} and finish.cached_tokens is not None:
             worker.window.found(expected, finish.cached_tokens)
-        ids = joined.input_ids
-        worker.window.learn(episode_id, len(ids), finish.cached_tokens, joined.count)
-        self._prefixes.leave(episode_id, worker.worker_id, version, epoch, ids)
+        worker.window.learn(episode_id, len(joined.prompt) + joined.count, finish.cached_tokens, joined.count)
+        self._prefixes.leave(episode_id, worker.worker_id, version, epoch, joined.pieces)
 
     async def _failed(self, call: FleetCall, worker: Worker, error: EngineUnavailable) -> None:
         """The worker failed the call. Raises ``error`` unless the call may be sent again."""

@@ -33,7 +33,9 @@ class JoinedCompletion:
     """The completion of one call so far. ``decode`` is needed for stop strings only."""
 
     def __init__(self, input_ids: Int32Array, sampling: EngineSampling, decode: Decode | None) -> None:
-        self._prompt, self._asked, self._decode = input_ids, sampling, decode
+        self.prompt = input_ids
+        """int32[n]: of the first part."""
+        self._asked, self._decode = sampling, decode
         self._ids: list[Int32Array] = []
         self._logprobs: list[Float32Array] = []
         self._spans: list[WeightSpan] = []
@@ -58,16 +60,23 @@ class JoinedCompletion:
     @property
     def input_ids(self) -> Int32Array:
         """int32[n + count]: the prompt of the next part."""
-        return np.concatenate([self._prompt, *self._ids], dtype=np.int32) if self._ids else self._prompt
+        return np.concatenate([self.prompt, *self._ids], dtype=np.int32) if self._ids else self.prompt
+
+    @property
+    def pieces(self) -> list[Int32Array]:
+        """The prompt and every token so far, to be joined."""
+        return [self.prompt, *self._ids]
 
     @property
     def sampling(self) -> EngineSampling:
         """How the next part is sampled: ``max_new_tokens`` is what is left."""
+        if self.count == 0:
+            return self._asked
         left = replace(self._asked, max_new_tokens=self._asked.max_new_tokens - self.count)
-        if self.count == 0 or self._asked.experts_from is None:
+        if self._asked.experts_from is None:
             return left
         # The last token of the part before was sampled and not fed: its row comes first.
-        return replace(left, experts_from=None if self._experts is None else len(self._prompt) + self.count - 1)
+        return replace(left, experts_from=None if self._experts is None else len(self.prompt) + self.count - 1)
 
     @property
     def budget_left(self) -> int:
@@ -111,7 +120,7 @@ class JoinedCompletion:
         """``chunk``, as ``take`` gave it, goes to the caller as it is, with the number of tokens given up."""
         self._handed = self.count
         given_up, self.given_up = self.given_up, 0
-        return replace(chunk, given_up=given_up)
+        return chunk if chunk.given_up == given_up else replace(chunk, given_up=given_up)
 
     def give_up_part(self) -> None:
         """The part failed, and none of its tokens has left: they are given up."""

@@ -7,7 +7,6 @@ weights through ``FleetPauses`` and ``FleetUpdates``; the ``Roster`` knows who s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 
 import anyio
 from anyio.abc import TaskGroup
@@ -113,6 +112,7 @@ class Fleet(Engine, EngineAdmin):
         async with anyio.create_task_group() as self._watching:
             self._watching.start_soon(self.roster.watch)
             self._watching.start_soon(self._updates.watch)
+            self._watching.start_soon(self.calls.watch)
             for worker in {*self._first, *self.roster.workers}:
                 self._watching.start_soon(worker.watch)
 
@@ -202,7 +202,7 @@ class Fleet(Engine, EngineAdmin):
 
     # What the gate asks for
 
-    async def generate(
+    def generate(
         self,
         input_ids: Int32Array,
         sampling: EngineSampling,
@@ -211,10 +211,7 @@ class Fleet(Engine, EngineAdmin):
         origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk]:
-        chunks = self.calls.generate(input_ids, sampling, rid=rid, origin=origin, stream=stream)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+        return self.calls.generate(input_ids, sampling, rid=rid, origin=origin, stream=stream)
 
     async def abort(self, rid: str) -> None:
         await self.calls.abort(rid)

@@ -46,8 +46,8 @@ class Worker:
     """The LoRA adapters that it has."""
     gone: bool = False
     """It will never serve again."""
-    idle: anyio.Event = field(default_factory=anyio.Event)
-    """Set when ``calls`` falls to 0; replaced by the next call."""
+    idle: anyio.Event | None = None
+    """While somebody waits for it: set when ``calls`` falls to 0."""
 
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Around ``watch``: cancelled when the worker is removed."""
@@ -74,18 +74,19 @@ class Worker:
     def begin(self) -> None:
         """A call is given to it."""
         if self.calls == 0:
-            self.idle = anyio.Event()
             self.busy_since = anyio.current_time()
         self.calls += 1
 
     def end(self) -> None:
         self.calls -= 1
-        if self.calls == 0:
+        if self.calls == 0 and self.idle is not None:
             self.idle.set()
+            self.idle = None
 
     async def wait_idle(self) -> None:
         """Returns when it has no call of ours."""
         while self.calls:
+            self.idle = self.idle or anyio.Event()
             await self.idle.wait()
 
     def info(self) -> WorkerInfo:

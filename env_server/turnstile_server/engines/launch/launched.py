@@ -164,6 +164,10 @@ class LaunchedEngine(Engine):
                 raise self.process.unavailable() from error
             raise
 
+    def forget(self, episode_id: str) -> None:
+        if self._client is not None:
+            self._client.forget(episode_id)
+
     async def abort(self, rid: str) -> None:
         if self._client is not None:  # else the call ended with its process
             await self._client.abort(rid)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from turnstile_server.engines.http_client import HoldClock
+from turnstile_server.engines.deadlines import HoldClock
 from turnstile_server.engines.weight_spans import UNKNOWN_WEIGHTS
 
 

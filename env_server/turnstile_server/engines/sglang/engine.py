@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import numpy as np
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.aborts import abort_ended, logged
-from turnstile_server.engines.call_checks import check_input, check_output, check_start
-from turnstile_server.engines.http_client import EngineHttp, EngineReply, trace_headers
+from turnstile_server.engines.call_checks import check_input, check_start
+from turnstile_server.engines.http_client import EngineHttp, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
+from turnstile_server.engines.prompts import EnginePrompts
 from turnstile_server.engines.protocol import (
     CallOrigin,
     Engine,
@@ -77,6 +77,7 @@ class SGLangEngine(Engine):
         self._vocab_size = vocab_size
         self._model_dir = model_dir
         self._http = EngineHttp(url, settings, unix_socket=unix_socket)
+        self._prompts = EnginePrompts(settings)
         self._facts: ServerFacts | None = None
         self._calls = LiveCalls(self._http.hold)
         self._control = SGLangControl(self._http, settings, self._calls)
@@ -120,6 +121,7 @@ class SGLangEngine(Engine):
 
     async def close(self) -> None:
         self._groups.close()
+        self._prompts.close()
         await self._http.close()
 
     async def generate(
@@ -131,13 +133,14 @@ class SGLangEngine(Engine):
         origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk]:
-        check_input(input_ids, self.capabilities.vocab_size)
-        if sampling.json_schema is not None and not self.capabilities.constrained:
+        can = self.capabilities
+        prompt = self._prompts.written(origin.episode_id, input_ids, can.vocab_size)
+        if sampling.json_schema is not None and not can.constrained:
             raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
-        if sampling.adapter is not None and not self.capabilities.adapters:
+        if sampling.adapter is not None and not can.adapters:
             raise EngineRefused("This engine has no LoRA adapters (SGLang needs --enable-lora).")
         settled = False
-        experts = expert_request(self.capabilities, sampling, len(input_ids))
+        experts = expert_request(can, sampling, len(input_ids))
         extra = None if experts is None else experts.fields()
         headers = {_ROUTING_HEADER: origin.episode_id, **trace_headers(origin.traceparent)}
         try:
@@ -145,14 +148,25 @@ class SGLangEngine(Engine):
                 async with self._http.place():
                     self._calls.sent(call)
                     reader = ReplyReader(
-                        rid, self._control.version, call=call, adapter=sampling.adapter, experts=experts
+                        rid,
+                        self._control.version,
+                        call=call,
+                        adapter=sampling.adapter,
+                        experts=experts,
+                        vocab_size=can.vocab_size,
                     )
                     key = self._control.prefix_key
-                    body = generate_body(input_ids, sampling, rid=rid, stream=stream, prefix_key=key, extra=extra)
+                    body = generate_body(prompt, sampling, rid=rid, stream=stream, prefix_key=key, extra=extra)
                     async with self._http.send("/generate", body, headers) as reply:
                         if reply.status != 200:
                             raise error_for_status(reply.status, await reply.body())
-                        chunks = self._streamed(reply, reader) if stream else self._unstreamed(reply, reader)
+                        if not stream:
+                            chunk = _whole(reader.read(parse_json(await reply.body(), "The engine's answer")))
+                            settled = True
+                            yield chunk
+                            return
+                        limit = self._settings.max_reply_bytes
+                        chunks = stream_chunks(reply, reader.read_all, limit=limit, ending="finish reason")
                         async with aclosing(chunks):
                             async for chunk in chunks:
                                 settled = chunk.finish is not None
@@ -164,21 +178,8 @@ class SGLangEngine(Engine):
             if not settled:
                 await self._abort_ended(rid)
 
-    async def _unstreamed(self, reply: EngineReply, reader: ReplyReader) -> AsyncGenerator[EngineChunk]:
-        chunk = self._read(reader, parse_json(await reply.body(), "The engine's answer"))
-        if chunk is None or chunk.finish is None:
-            raise EngineProtocolError("The engine's answer has no finish reason.")
-        yield chunk
-
-    def _streamed(self, reply: EngineReply, reader: ReplyReader) -> AsyncGenerator[EngineChunk]:
-        limit = self._settings.max_reply_bytes
-        return stream_chunks(reply, partial(self._read, reader), limit=limit, ending="finish reason")
-
-    def _read(self, reader: ReplyReader, payload: Any) -> EngineChunk | None:
-        chunk = reader.read(payload)
-        if chunk is not None:
-            check_output(chunk.ids, self.capabilities.vocab_size)
-        return chunk
+    def forget(self, episode_id: str) -> None:
+        self._prompts.drop(episode_id)
 
     async def abort(self, rid: str) -> None:
         if not rid:
@@ -311,6 +312,12 @@ class SGLangEngine(Engine):
             async with anyio.create_task_group() as group:
                 for rid in aborts:
                     group.start_soon(logged, self.abort(rid))
+
+
+def _whole(chunk: EngineChunk | None) -> EngineChunk:
+    if chunk is None or chunk.finish is None:
+        raise EngineProtocolError("The engine's answer has no finish reason.")
+    return chunk
 
 
 def create(context: EngineContext) -> SGLangEngine:

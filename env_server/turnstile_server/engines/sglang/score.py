@@ -10,6 +10,7 @@ from typing import Any
 
 from turnstile.models import Float32Array, Int32Array
 from turnstile_server.engines.http_client import EngineHttp
+from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.replies import entry_id, entry_logprob, finite, refuse
 from turnstile_server.engines.server_scores import ask_score, new_score, score_by_position
@@ -63,7 +64,7 @@ class SGLangScorer:
     ) -> Mapping[str, Any]:
         rid = new_score(self._http)
         key = self._prefix_key()
-        body = generate_body(input_ids, sampling, rid=rid, stream=False, prefix_key=key, extra=extra)
+        body = generate_body([ids_json(input_ids)], sampling, rid=rid, stream=False, prefix_key=key, extra=extra)
         settled = False
         try:
             answer = await ask_score(self._http, "/generate", body, self._headers, self._limit_s)

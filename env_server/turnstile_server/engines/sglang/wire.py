@@ -10,20 +10,21 @@ bodies) and ``srt/managers/tokenizer_manager.py`` (``meta_info``, cumulative and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
 
-from turnstile.models import Int32Array, WeightSpan
+from turnstile.models import WeightSpan
+from turnstile_server.engines.call_checks import outside_vocabulary
+from turnstile_server.engines.prompt_json import with_ids
 from turnstile_server.engines.protocol import EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.replies import (
     MESSAGE_CHARS,
     entry_id,
-    entry_logprob,
     error_for_status,
-    finite,
+    read_entries,
     refuse,
     version_name,
 )
@@ -35,15 +36,15 @@ from turnstile_server.errors import EngineRefused, EngineUnavailable, TurnstileE
 
 
 def generate_body(
-    input_ids: Int32Array,
+    input_ids: Sequence[bytes],
     sampling: EngineSampling,
     *,
     rid: str,
     stream: bool,
     prefix_key: str | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> bytes:
-    """The JSON body of one call. ``input_ids`` is written directly from the array.
+) -> list[bytes]:
+    """The JSON body of one call, in pieces. ``input_ids``: the ids as JSON, in pieces (``prompt_json``).
 
     ``prefix_key``: calls share a cached prefix only under equal ones. ``extra``: more top-level fields
     (``logprob_start_len`` and the like).
@@ -64,7 +65,6 @@ def generate_body(
         parameters["json_schema"] = sampling.json_schema
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": np.ascontiguousarray(input_ids),
         "sampling_params": parameters,
         "return_logprob": True,
         "stream": stream,
@@ -74,7 +74,7 @@ def generate_body(
         body["extra_key"] = prefix_key
     if sampling.adapter is not None:
         body["lora_path"] = sampling.adapter  # the name under which it was loaded
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return with_ids("input_ids", input_ids, body)
 
 
 class ReplyReader:
@@ -90,7 +90,7 @@ class ReplyReader:
     named another one. Of the others only the end says which weights sampled them.
 
     ``call``: knows which tokens are ``stale_kv``; None: none are. ``adapter``: part of the name of the weights.
-    ``experts``: the routing that was asked for.
+    ``experts``: the routing that was asked for. ``vocab_size``: no id may be as large; None: not checked here.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class ReplyReader:
         call: LiveCall | None = None,
         adapter: str | None = None,
         experts: ExpertRequest | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.finished = False
+        self._vocab_size = vocab_size
         self._experts = experts
         self._rid = rid
         self._call = call
@@ -119,6 +121,44 @@ class ReplyReader:
         Raises EngineProtocolError, and the errors that the engine reports inside a reply: EngineRefused for a
         status of 400, else EngineUnavailable.
         """
+        return next(self.read_all(iter((payload,))), None)
+
+    def read_all(self, payloads: Iterator[Any]) -> Iterator[EngineChunk]:
+        """The new tokens in ``payloads``, up to the end, in as few chunks as say the same: tokens of one chunk
+        have one version, and are all ``stale_kv`` or none. Raises as ``read`` does, after the chunks of the
+        payloads before."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        about: tuple[str | None, bool] = (None, False)
+        finish: EngineFinish | None = None
+        failure: TurnstileError | None = None
+        try:
+            for payload in payloads:
+                more, their_logprobs, said, finish = self._piece(payload)
+                if ids and more and said != about:
+                    yield self._chunk(ids, logprobs, about, None)
+                    ids, logprobs = [], []
+                if more or not ids:
+                    about = said
+                ids += more
+                logprobs += their_logprobs
+                if finish is not None:
+                    break
+        except TurnstileError as error:
+            failure = error
+        if ids or finish is not None:
+            yield self._chunk(ids, logprobs, about, finish)
+        if failure is not None:
+            raise failure
+
+    def _chunk(
+        self, ids: list[int], logprobs: list[float], about: tuple[str | None, bool], finish: EngineFinish | None
+    ) -> EngineChunk:
+        return EngineChunk(np.array(ids, np.int32), np.array(logprobs, np.float32), finish, *about)
+
+    def _piece(self, payload: Any) -> tuple[list[int], list[float], tuple[str | None, bool], EngineFinish | None]:
+        """The new ids of one payload, their logprobs, what is known of their weights (their name, and whether
+        they are ``stale_kv``), and the finish."""
         if self.finished:
             refuse("it continued after its finish reason")
         if isinstance(payload, dict) and "error" in payload:
@@ -130,6 +170,8 @@ class ReplyReader:
         if reason is not None and reason["type"] == "abort":
             _raise_abort_with_status(reason)
         ids, logprobs = self._new_tokens(payload, meta, reason)
+        if ids and self._vocab_size is not None and max(ids) >= self._vocab_size:
+            raise outside_vocabulary(max(ids), self._vocab_size)
         cached = meta.get("cached_tokens")
         self._cached_tokens = cached if isinstance(cached, int) else self._cached_tokens
         version = self._version_of(meta, len(ids))
@@ -139,9 +181,7 @@ class ReplyReader:
         self._weights.add(len(ids), named, stale_kv)
         finish = None if reason is None else self._finish(meta, reason)
         self.finished = finish is not None
-        if not ids and finish is None:
-            return None
-        return EngineChunk(np.array(ids, np.int32), finite(logprobs), finish, named, stale_kv)
+        return ids, logprobs, (named, stale_kv), finish
 
     def _stale_kv(self, version: str | None, start: int) -> bool:
         return self._call is not None and self._call.stale_kv(version, start, self._cached_tokens or 0)
@@ -197,9 +237,9 @@ class ReplyReader:
             new = entries
         else:
             refuse(f"{count} logprobs do not fit completion_tokens {total} after {seen} tokens")
-        ids = [entry_id(entry) for entry in new]
+        ids, logprobs = read_entries(new)
         self._check_output_ids(payload.get("output_ids"), ids, total, aborted)
-        return ids, [entry_logprob(entry) for entry in new]
+        return ids, logprobs
 
     def _check_output_ids(self, output_ids: Any, new: list[int], total: int, aborted: bool) -> None:
         if output_ids is None:

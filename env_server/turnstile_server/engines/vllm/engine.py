@@ -11,7 +11,7 @@ Of ``docs/engines/vllm.md`` this module keeps what concerns calls; ``weights`` k
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from turnstile_server.engines.aborts import abort_ended, logged
 from turnstile_server.engines.call_checks import check_input, check_output
 from turnstile_server.engines.http_client import EngineHttp, EngineReply, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
+from turnstile_server.engines.prompts import EnginePrompts
 from turnstile_server.engines.protocol import (
     CallOrigin,
     Engine,
@@ -34,7 +35,7 @@ from turnstile_server.engines.protocol import (
     EngineState,
 )
 from turnstile_server.engines.replies import error_for_status, parse_json
-from turnstile_server.engines.server_replies import stream_chunks
+from turnstile_server.engines.server_replies import coalesced, stream_chunks
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.engines.vllm.calls import VllmCall, VllmCalls
 from turnstile_server.engines.vllm.load import read_load
@@ -80,6 +81,7 @@ class VLLMEngine(Engine):
         self._calls = VllmCalls()
         self._weights = VllmWeights(self._http, settings, self._calls)
         self._scorer = Scorer(self._http, settings, self._calls, self._weights)
+        self._prompts = EnginePrompts(settings)
         self._facts: VllmFacts | None = None
 
     @property
@@ -100,6 +102,7 @@ class VLLMEngine(Engine):
         self._weights.attached(self._facts)
 
     async def close(self) -> None:
+        self._prompts.close()
         await self._http.close()
 
     async def generate(
@@ -111,11 +114,11 @@ class VLLMEngine(Engine):
         origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk]:
-        check_input(input_ids, self.capabilities.vocab_size)
+        prompt = self._prompts.written(origin.episode_id, input_ids, self.capabilities.vocab_size)
         self._check_sampling(sampling, len(input_ids))
         call = self._calls.begin(rid, self._weights.version, paused_in_place=self._weights.keeps_cache)
         body = generate_body(
-            input_ids,
+            prompt,
             sampling,
             rid=rid,
             stream=stream,
@@ -158,9 +161,8 @@ class VLLMEngine(Engine):
     def _streamed(self, reply: EngineReply, call: VllmCall, prompt: int) -> AsyncGenerator[EngineChunk]:
         reader = StreamReader(call.rid, prompt)
 
-        def read(payload: Any) -> EngineChunk | None:
-            chunk = reader.read(payload)
-            return None if chunk is None else self._told(chunk, call)
+        def read(payloads: Iterator[Any]) -> Iterator[EngineChunk]:
+            return coalesced(self._told(chunk, call) for chunk in map(reader.read, payloads) if chunk is not None)
 
         limit = self._settings.max_reply_bytes
         return stream_chunks(reply, read, limit=limit, ending="finish reason and counts")
@@ -177,6 +179,9 @@ class VLLMEngine(Engine):
         last = finish.weight_spans[-1] if finish.weight_spans else None
         version = last.version if last is not None and last.end - last.start >= len(chunk.ids) else None
         return EngineChunk(chunk.ids, chunk.logprobs, finish, version)
+
+    def forget(self, episode_id: str) -> None:
+        self._prompts.drop(episode_id)
 
     async def abort(self, rid: str) -> None:
         if not rid:

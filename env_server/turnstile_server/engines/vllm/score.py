@@ -14,6 +14,7 @@ import numpy as np
 from turnstile.models import Float32Array, Int32Array
 from turnstile_server.engines.call_checks import check_start
 from turnstile_server.engines.http_client import EngineHttp
+from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.server_scores import ask_score, new_score, score_by_position
 from turnstile_server.engines.vllm.calls import VllmCalls
@@ -67,6 +68,7 @@ class Scorer:
     ) -> tuple[Any, str]:
         """The answer, and the rid of the call. One that is given up is ended by its closed connection."""
         rid = new_score(self._http)
-        body = generate_body(input_ids, sampling, rid=rid, stream=False, cache_salt=self._calls.salt, extra=extra)
+        ids, salt = [ids_json(input_ids)], self._calls.salt
+        body = generate_body(ids, sampling, rid=rid, stream=False, cache_salt=salt, extra=extra)
         limit_s = self._settings.control_timeout_s
         return await ask_score(self._http, "/inference/v1/generate", body, {}, limit_s), rid

@@ -9,13 +9,14 @@ Source of the format: vllm 0.32.0, ``entrypoints/scale_out/token_in_token_out/``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
+from turnstile_server.engines.prompt_json import with_ids
 from turnstile_server.engines.protocol import ABOVE_ZERO, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.replies import (
     INT32_MAX,
@@ -41,7 +42,7 @@ _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
 
 
 def generate_body(
-    input_ids: Int32Array,
+    input_ids: Sequence[bytes],
     sampling: EngineSampling,
     *,
     rid: str,
@@ -49,8 +50,9 @@ def generate_body(
     cache_salt: str,
     priority: int = 0,
     extra: Mapping[str, Any] | None = None,
-) -> bytes:
-    """The JSON body of one call. ``extra``: more fields of ``sampling_params``.
+) -> list[bytes]:
+    """The JSON body of one call, in pieces. ``input_ids``: the ids as JSON, in pieces (``prompt_json``).
+    ``extra``: more fields of ``sampling_params``.
 
     Every field that changes the numbers is written: vLLM ignores unknown ones in silence, and takes those that are
     left out from defaults (``max_tokens`` is then the rest of the context).
@@ -72,7 +74,6 @@ def generate_body(
         parameters["structured_outputs"] = {"json": sampling.json_schema}
     body: dict[str, Any] = {
         "request_id": rid,
-        "token_ids": np.ascontiguousarray(input_ids),
         "sampling_params": {**parameters, **(extra or {})},
         "cache_salt": cache_salt,
         "stream": stream,
@@ -81,7 +82,7 @@ def generate_body(
         body["priority"] = priority
     if stream:
         body["stream_options"] = {"include_usage": True}
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return with_ids("token_ids", input_ids, body)
 
 
 class StreamReader:

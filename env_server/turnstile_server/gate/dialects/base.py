@@ -13,8 +13,9 @@ from enum import Enum, auto
 from typing import Any, Literal, Protocol
 
 from turnstile.models import Message, Tool
+from turnstile_server.capture.keys import OfferedTools
 from turnstile_server.errors import InvalidRequest, TurnstileError
-from turnstile_server.gate.dialects.json import ParseCache
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import Delta
 
 NO_PARAMS: Mapping[str, str] = {}
@@ -87,12 +88,19 @@ class ToolOffer:
     tools: dict[str, Tool] = field(default_factory=dict)
     wire_tools: dict[str, WireTool] = field(default_factory=dict)
     hosted: list[str] = field(default_factory=list)
+    _offered: OfferedTools | None = None
 
     def add(self, tool: Tool, where: str) -> None:
         """Raises InvalidRequest for a name that was offered before; ``where`` is the tool's place in the body."""
         if tool.name in self.tools:
             raise InvalidRequest(f"{where}: a tool named {tool.name!r} is offered twice")
         self.tools[tool.name] = tool
+
+    def offered(self) -> OfferedTools:
+        """All tools that the model is offered: the same object each time, once all are added."""
+        if self._offered is None or len(self._offered) != len(self.tools):
+            self._offered = OfferedTools(self.tools.values())
+        return self._offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,11 @@ class Dialect(Protocol):
     def name(self) -> str: ...
 
     @property
+    def history(self) -> str:
+        """The member of a body that holds the conversation: a list to which each call adds items."""
+        ...
+
+    @property
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
     def parse(
@@ -203,7 +216,8 @@ class Dialect(Protocol):
 
         Raises InvalidRequest, which names the field.
 
-        ``before``: what the episode's earlier calls in this dialect were parsed into; it only saves time.
+        ``before``: what the episode's earlier calls in this dialect were parsed into; it only saves time. Of a
+        body without it all is read.
         ``params``: named parts of the path, and the query.
         """
         ...

@@ -14,6 +14,7 @@ Streams are ``chat.completion.chunk`` events as server-sent events, ended by ``[
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -33,11 +34,9 @@ from turnstile_server.gate.dialects.base import (
     endpoint,
 )
 from turnstile_server.gate.dialects.json import (
-    ParseCache,
     flag,
     objects,
     positive_int,
-    read_object,
     recorded,
     stop_strings,
     text,
@@ -54,7 +53,11 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
+
+HISTORY = "messages"
 
 ASKED = (
     "temperature",
@@ -87,6 +90,7 @@ _ROLES: dict[str, Role] = {
 
 class ChatDialect:
     name = "chat"
+    history = HISTORY
     endpoints = (
         endpoint("/v1/chat/completions", Purpose.TURN),
         endpoint("/v1/models", Purpose.MODELS),
@@ -217,17 +221,22 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelRequest:
     """The request in a Chat Completions body. Raises InvalidRequest, which names the field."""
-    source = read_object(body)
-    _refuse_unsupported(source)
-    messages = (before or ParseCache()).parse(
-        objects(source, "messages"), lambda item, index: (_message(item, f"messages[{index}]"),), _exact
-    )
+    read = read_body(body, HISTORY, before)
+    outline = read.outline(_outline, NO_PARAMS)
+    messages = read.messages(lambda item, index: (_message(item, f"messages[{index}]"),))
     if not messages:
         raise InvalidRequest("messages must have at least one message")
+    return replace(outline, messages=messages)
+
+
+def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
+    """The request without its messages."""
+    source = read.source
+    _refuse_unsupported(source)
     options = source.get("stream_options")
     return ModelRequest(
-        messages=messages,
-        tools=_tools(source),
+        messages=(),
+        tools=read.tools(_tools).offered(),
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -274,12 +283,6 @@ def _message(source: dict[str, Any], where: str) -> Message:
     return Message(role=role, content=content, name=text(source, "name", f"{where}."))
 
 
-def _exact(item: dict[str, Any]) -> bool:
-    """Whether no number can be in the item: arguments may come as an object, everything else is text."""
-    calls = (item.get("tool_calls") or ()) if item["role"] == "assistant" else ()
-    return all(isinstance(call.get("function", {}).get("arguments", ""), str) for call in calls)
-
-
 def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     function = source.get("function")
     if source.get("type", "function") != "function" or not isinstance(function, dict):
@@ -291,7 +294,7 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     return ToolCall(name=name, arguments=arguments, id=text(source, "id", f"{where}."))
 
 
-def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
+def _tools(source: dict[str, Any]) -> ToolOffer:
     offer = ToolOffer()
     for index, item in enumerate(objects(source, "tools")):
         where = f"tools[{index}]"
@@ -301,4 +304,4 @@ def _tools(source: dict[str, Any]) -> tuple[Tool, ...]:
         if not name:
             raise InvalidRequest(f"{where}.function.name is missing")
         offer.add(Tool(name=name, spec=item), where)
-    return tuple(offer.tools.values())
+    return offer

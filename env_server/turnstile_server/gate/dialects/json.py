@@ -1,22 +1,15 @@
-"""Reads JSON bodies: typed fields, with errors that name the field, and a cache of known histories.
-
-An agent sends its whole history with every call, mostly unchanged. ``ParseCache`` saves reading it again. Holds: a
-message is taken from an earlier call only where every item up to it came as the same JSON, so the result is what
-parsing would give. Only the latest call of a few conversations is remembered.
-"""
+"""Reads JSON bodies: typed fields, with errors that name the field."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import orjson
 
-from turnstile.models import Message
 from turnstile_server.errors import InvalidRequest
 
 JsonObject = Mapping[str, Any]
@@ -30,10 +23,6 @@ MAX_OPTION_BYTES = 1 << 18
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4_096
 """The longest stop string: the engine compares it with what it samples."""
-
-CONVERSATIONS = 8
-"""How many histories are remembered: one for each conversation (sub-agent) that is active."""
-
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PIECES = re.compile(
@@ -118,10 +107,15 @@ def objects(source: JsonObject, key: str, where: str = "") -> list[dict[str, Any
         return []
     if not isinstance(value, list):
         raise InvalidRequest(f"{where}{key} must be an array, not {kind(value)}")
-    for index, item in enumerate(value):
-        if not isinstance(item, dict):
-            raise InvalidRequest(f"{where}{key}[{index}] must be an object, not {kind(item)}")
+    check_objects(value, f"{where}{key}")
     return value
+
+
+def check_objects(items: Sequence[Any], name: str, start: int = 0) -> None:
+    """Raises InvalidRequest for the first of ``items`` that is no object. ``start``: the first one's index."""
+    for index, item in enumerate(items, start):
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"{name}[{index}] must be an object, not {kind(item)}")
 
 
 def positive_int(source: JsonObject, key: str) -> int | None:
@@ -217,60 +211,3 @@ def forced_call(asked: str, auto: str = "auto") -> InvalidRequest:
     return InvalidRequest(
         f"{asked} is not accepted: forcing a call would change what the policy samples; use {auto}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _History:
-    """The first items of an earlier call, as they came and as they were parsed.
-
-    One item may give several messages.
-    """
-
-    items: Sequence[dict[str, Any]]
-    messages: Sequence[tuple[Message, ...]]
-
-    def common(self, items: Sequence[dict[str, Any]]) -> int:
-        """How many items at the start of ``items`` are those of this history."""
-        count = 0
-        try:
-            for ours, theirs in zip(self.items, items, strict=False):
-                if ours != theirs:
-                    break
-                count += 1
-        except RecursionError:  # nested deeper than the interpreter compares: not known
-            pass
-        return count
-
-
-class ParseCache:
-    """The histories of one episode in one dialect."""
-
-    def __init__(self) -> None:
-        self._histories: list[_History] = []
-
-    def parse(
-        self,
-        items: Sequence[dict[str, Any]],
-        parse: Callable[[dict[str, Any], int], tuple[Message, ...]],
-        exact: Callable[[dict[str, Any]], bool],
-    ) -> tuple[Message, ...]:
-        """The messages of all items: ``parse(item, index)`` of each, but for those known from before.
-
-        ``parse`` may look at that item alone.
-
-        ``exact``: whether Python's equality of such items is equality of their JSON. Python takes 1 for 1.0 and
-        for true, which matters where an item carries a call's arguments as an object.
-        """
-        lengths = [history.common(items) for history in self._histories]
-        count = max(lengths, default=0)
-        known: Sequence[tuple[Message, ...]] = ()
-        if count:
-            found = self._histories[lengths.index(count)]
-            known = found.messages[:count]
-            if 2 * count >= len(found.items):
-                self._histories.remove(found)  # this call continues that conversation
-        new = [parse(item, index) for index, item in enumerate(items[count:], count)]
-        messages = (*known, *new)
-        kept = next((at for at in range(count, len(items)) if not exact(items[at])), len(items))
-        self._histories = [*self._histories[-CONVERSATIONS + 1 :], _History(items[:kept], messages[:kept])]
-        return tuple(message for some in messages for message in some)

@@ -96,6 +96,8 @@ class SandboxFrame:
 
     hidden: tuple[Path, ...] = ()
     """Files and folders, as ``shown_of`` gives them, that are empty inside."""
+    helper: Path = HELPER_FOLDER
+    """The folder of the helper."""
 
 
 def shown_of(paths: Sequence[Path], python: HostPython) -> tuple[Path, ...]:
@@ -135,7 +137,7 @@ def passwd(uids: Uids) -> dict[str, str]:
 def helper_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec, sockets: Path) -> list[str]:
     """bubblewrap with the helper as its first process; ``etc`` is what ``write_etc`` made, ``sockets`` the folder
     of the sandbox's sockets."""
-    mounts = ["--ro-bind", str(sockets), SOCKET_TARGET, "--ro-bind", str(HELPER_FOLDER), HELPER_TARGET]
+    mounts = ["--ro-bind", str(sockets), SOCKET_TARGET, "--ro-bind", str(frame.helper), HELPER_TARGET]
     apart = [APART] if frame.compartments else []
     return wrap(frame, etc, spec, mounts, [frame.python.executable, *HELPER_FLAGS, HELPER_TARGET, *apart])
 

@@ -28,7 +28,7 @@ from turnstile_server.errors import SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
-from turnstile_server.sandboxes.helper import HELPER_FOLDER
+from turnstile_server.sandboxes.helper import HELPER_FOLDER, compiled_helper
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
@@ -44,6 +44,8 @@ from turnstile_server.settings import SandboxSettings
 _LOG = logging.getLogger(__name__)
 _OWN = "sb-"
 """Prefix of every name in the run folder, so that nothing else is ever swept."""
+_HELPER = "turnstile-helper"
+"""The helper's compiled copy in the run folder, made anew by each server."""
 _PACKAGE = Path(__file__).parents[2]
 """The server's package, with the hidden tests and solutions of the shipped tasks."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=64 << 20, cpus=1.0, pids=16, disk_bytes=1 << 20)
@@ -144,6 +146,10 @@ class LocalProvider:
         if problem is not None and not self._settings.allow_unisolated:
             raise StartupError(f"local sandboxes need bubblewrap: {problem}")
         self._problem = problem
+        if self._frame is not None:
+            await remove_folder(self._run_dir / _HELPER)
+            helper = await anyio.to_thread.run_sync(compiled_helper, self._run_dir / _HELPER)
+            self._frame = replace(self._frame, helper=helper)
 
     async def create(self, spec: SandboxSpec) -> HelperSandbox:
         if spec.image is not None:
@@ -199,6 +205,8 @@ class LocalProvider:
                 ending.start_soon(_destroy, sandbox)
             for undoing in list(self._undoing):
                 ending.start_soon(undoing.ended.wait)
+        if self._folder.taken:
+            await remove_folder(self._run_dir / _HELPER)
         self._folder.give_back()
 
     async def _undo(self, process: LocalProcess, sockets: SandboxSockets) -> None:

@@ -19,7 +19,7 @@ import orjson
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import ContextOverflow, TurnstileError
-from turnstile_server.gate.dialects.anthropic.request import COUNTING, parse_anthropic
+from turnstile_server.gate.dialects.anthropic.request import COUNTING, HISTORY, parse_anthropic
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
@@ -32,7 +32,8 @@ from turnstile_server.gate.dialects.base import (
     Usage,
     endpoint,
 )
-from turnstile_server.gate.dialects.json import ParseCache, strict_arguments
+from turnstile_server.gate.dialects.json import strict_arguments
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 _VERSION = "anthropic-version"
@@ -65,6 +66,7 @@ _EMPTY: dict[_Kind, dict[str, Any]] = {
 
 class AnthropicDialect:
     name = "anthropic"
+    history = HISTORY
     endpoints = (
         endpoint("/v1/messages", Purpose.TURN),
         _COUNT,

@@ -14,25 +14,28 @@ block, or moving a ``cache_control`` hint, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
-    ParseCache,
     dumped,
     flag,
     forced_call,
     kind,
     objects,
     positive_int,
-    read_object,
     recorded,
     stop_strings,
     text,
 )
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
+
+HISTORY = "messages"
 
 ASKED = (
     "temperature",
@@ -60,20 +63,28 @@ def parse_anthropic(
     body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
 ) -> ModelRequest:
     """The request in a Messages body. Raises InvalidRequest, which names the field."""
-    source = read_object(body)
-    if source.get("thread") is not None:
-        raise InvalidRequest("thread is not accepted: every call must name its whole history in messages")
-    messages = parse_messages(objects(source, "messages"), before or ParseCache())
+    read = read_body(body, HISTORY, before)
+    outline = read.outline(_outline, params)
+    messages = read.messages(_parse)
     if not messages:
         raise InvalidRequest("messages must have at least one message")
+    return replace(outline, messages=(*outline.messages, *messages))
+
+
+def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
+    """The request with its system text for all messages."""
+    source = read.source
+    if source.get("thread") is not None:
+        raise InvalidRequest("thread is not accepted: every call must name its whole history in messages")
     max_tokens = positive_int(source, "max_tokens")
     if max_tokens is None and COUNTING not in params:
         raise InvalidRequest("max_tokens is missing: it must be a whole number above 0")
-    offer = _tools(source)
+    offer = read.tools(_tools)
+    hosted = offer.hosted + _servers(source)
     asked = recorded(source, ASKED)
     return ModelRequest(
-        messages=(*parse_system(source.get("system")), *messages),
-        tools=tuple(offer.tools.values()),
+        messages=parse_system(source.get("system")),
+        tools=offer.offered(),
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=True,
@@ -81,16 +92,13 @@ def parse_anthropic(
         stop=stop_strings(source.get("stop_sequences"), "stop_sequences"),
         parse_calls=_parse_calls(source.get("tool_choice")),
         json_schema=_json_schema(source),
-        asked={**asked, "hosted_tools": offer.hosted} if offer.hosted else asked,
+        asked={**asked, "hosted_tools": hosted} if hosted else asked,
         show_reasoning=_show_reasoning(source.get("thinking")),
     )
 
 
 def _tools(source: dict[str, Any]) -> ToolOffer:
-    """The tools to offer.
-
-    Types of hosted tools and names of MCP servers, which the provider would run, are kept apart.
-    """
+    """The tools to offer. Types of hosted tools, which the provider would run, are kept apart."""
     offer = ToolOffer()
     for index, item in enumerate(objects(source, "tools")):
         where = f"tools[{index}]"
@@ -104,9 +112,13 @@ def _tools(source: dict[str, Any]) -> ToolOffer:
             )
         else:
             offer.add(_tool(item, where), where)
-    servers = objects(source, "mcp_servers")
-    offer.hosted += [f"mcp_server {text(item, 'name', f'mcp_servers[{at}].')}" for at, item in enumerate(servers)]
     return offer
+
+
+def _servers(source: dict[str, Any]) -> list[str]:
+    """The MCP servers, which the provider would run too."""
+    servers = objects(source, "mcp_servers")
+    return [f"mcp_server {text(item, 'name', f'mcp_servers[{at}].')}" for at, item in enumerate(servers)]
 
 
 def _tool(item: dict[str, Any], where: str) -> Tool:
@@ -166,12 +178,6 @@ def _json_schema(source: dict[str, Any]) -> str | None:
     return dumped(schema, f"{where}.schema")
 
 
-def parse_messages(items: Sequence[dict[str, Any]], before: ParseCache) -> tuple[Message, ...]:
-    """The messages of ``messages``, dialect-free. Raises InvalidRequest, which names the block."""
-    sealed = [_sealed(item, index) for index, item in enumerate(items)]
-    return before.parse(sealed, _parse, lambda _: True)
-
-
 def parse_system(value: Any) -> tuple[Message, ...]:
     """The top-level ``system`` as one leading message; none where it is empty.
 
@@ -185,24 +191,8 @@ def parse_system(value: Any) -> tuple[Message, ...]:
     return (Message("system", value),) if value else ()
 
 
-def _sealed(item: dict[str, Any], index: int) -> dict[str, Any]:
-    """The item with the input of each tool_use as JSON text in bytes, a type that no JSON value has.
-
-    Without that, equal items could differ in JSON: Python's 1 equals 1.0 and True, and its dicts ignore order.
-    """
-    content = item.get("content")
-    if item.get("role") != "assistant" or not isinstance(content, list):
-        return item
-    blocks = [
-        {**block, "input": dumped(block["input"], f"messages[{index}].content[{at}].input").encode()}
-        if isinstance(block, dict) and isinstance(block.get("input"), dict)
-        else block
-        for at, block in enumerate(content)
-    ]
-    return {**item, "content": blocks}
-
-
 def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:
+    """The messages of one item of ``messages``. Raises InvalidRequest, which names the block."""
     where = f"messages[{index}]"
     match item.get("role"):
         case "user":
@@ -263,10 +253,10 @@ def _tool_use(block: dict[str, Any], where: str) -> ToolCall:
     name = text(block, "name", f"{where}.")
     if not name:
         raise InvalidRequest(f"{where}.name is missing")
-    arguments = block.get("input", b"{}")
-    if not isinstance(arguments, bytes):
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.input must be an object, not {kind(arguments)}")
-    return ToolCall(name=name, arguments=arguments.decode(), id=text(block, "id", f"{where}."))
+    return ToolCall(name, dumped(arguments, f"{where}.input"), text(block, "id", f"{where}."))
 
 
 def _result(content: Any, where: str) -> list[str]:

@@ -36,8 +36,9 @@ from turnstile_server.gate.dialects.base import (
     StreamWriter,
     Usage,
 )
-from turnstile_server.gate.dialects.gemini.request import parse_gemini
-from turnstile_server.gate.dialects.json import ParseCache, strict_arguments
+from turnstile_server.gate.dialects.gemini.request import HISTORY, parse_gemini
+from turnstile_server.gate.dialects.json import strict_arguments
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 KEY_HEADER = "x-goog-api-key"
@@ -86,6 +87,7 @@ def _method(models: str, name: str, purpose: Purpose) -> Endpoint:
 
 class GeminiDialect:
     name = "gemini"
+    history = HISTORY
     endpoints = (*_endpoints("v1beta", None), *_endpoints("v1", KEY_HEADER))
 
     def parse(

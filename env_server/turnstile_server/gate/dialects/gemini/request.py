@@ -17,7 +17,6 @@ from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.dialects.gemini.schema import camel, item, items, json_schema, may_call, read_tools
 from turnstile_server.gate.dialects.json import (
-    ParseCache,
     dumped,
     kind,
     positive_int,
@@ -26,6 +25,10 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
+
+HISTORY = "contents"
 
 ASKED = (
     "temperature",
@@ -55,31 +58,43 @@ def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, st
 
     Raises InvalidRequest, which names the field.
     """
-    source = camel(read_object(body))
-    if params.get("method") == "countTokens" and source.get("generateContentRequest") is not None:
-        source = item(source, "generateContentRequest")
     try:
-        return _call(source, before or ParseCache(), params)
+        return _call(_read(body, before, params), params)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def _call(source: dict[str, Any], before: ParseCache, params: Mapping[str, str]) -> ModelRequest:
+def _read(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ReadBody:
+    if params.get("method") != "countTokens":
+        return read_body(body, HISTORY, before)
+    source = camel(read_object(body))
+    if source.get("generateContentRequest") is not None:
+        source = item(source, "generateContentRequest")
+    return ReadBody(HISTORY, None, None, source)
+
+
+def _call(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
+    outline = read.outline(_outline, params)
+    messages = _answers_named(read.messages(_content, lambda: items(read.source, HISTORY)))
+    if not messages:
+        raise InvalidRequest("contents must have at least one content")
+    return replace(outline, messages=(*outline.messages, *messages))
+
+
+def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
+    """The request with its system instruction for all messages."""
+    source = camel(read.source)
     if source.get("cachedContent"):
         raise InvalidRequest("cachedContent names a context that is not stored here; send its contents instead")
     config = item(source, "generationConfig")
     _refuse_unsupported(config)
-    contents = items(source, "contents")
-    if not contents:
-        raise InvalidRequest("contents must have at least one content")
-    messages = _answers_named(before.parse(contents, _content, _exact), contents)
-    offer = read_tools(source)
+    offer = read.tools(read_tools)
     asked = {**recorded(config, ASKED, "generationConfig."), **recorded(source, ["toolConfig"])}
     if offer.hosted:
         asked["hosted_tools"] = offer.hosted
     return ModelRequest(
-        messages=(*_system(source.get("systemInstruction")), *messages),
-        tools=tuple(offer.tools.values()),
+        messages=_system(source.get("systemInstruction")),
+        tools=offer.offered(),
         model=params.get("model", ""),
         stream=params.get("method") == "streamGenerateContent",
         stream_usage=True,
@@ -211,11 +226,14 @@ def _inputs(parts: _Parts) -> Iterator[Message]:
 def _result(source: dict[str, Any], where: str) -> Message:
     if source.get("parts"):
         raise InvalidRequest(f"{where}.parts is not accepted, the model reads text only")
-    text(source, "name", f"{where}.")
+    name = text(source, "name", f"{where}.")
     response = source.get("response")
     if response is not None and not isinstance(response, dict):
         raise InvalidRequest(f"{where}.response must be an object, not {kind(response)}")
-    return Message("tool", _output(response or {}, where), tool_call_id=text(source, "id", f"{where}.") or None)
+    output = _output(response or {}, where)
+    call_id = text(source, "id", f"{where}.") or None
+    # A result without an id is told by its name (``_answers_named``), and has no name then.
+    return Message("tool", output, tool_call_id=call_id, name=None if call_id else name)
 
 
 def _output(response: Mapping[str, Any], where: str) -> str:
@@ -230,23 +248,10 @@ def _output(response: Mapping[str, Any], where: str) -> str:
     return dumped(response, f"{where}.response") if response else ""
 
 
-def _exact(source: dict[str, Any]) -> bool:
-    """Whether no number is in the content's arguments and results: Python's equality does not tell 1 from 1.0."""
-    parts = [camel(part) for part in items(camel(source), "parts")]
-    inside = [part.get(key) for part in parts for key in ("functionCall", "functionResponse")]
-    while inside:
-        value = inside.pop()
-        if isinstance(value, int | float):
-            return False
-        inside += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return True
-
-
-def _answers_named(messages: Sequence[Message], contents: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+def _answers_named(messages: Sequence[Message]) -> tuple[Message, ...]:
     """``messages`` where a result without a call id gets the id of the first open call of its name."""
     if all(message.role != "tool" or message.tool_call_id for message in messages):
         return tuple(messages)
-    names = _answered_names(contents)
     named: list[Message] = []
     waiting: list[ToolCall] = []
     for message in messages:
@@ -256,22 +261,15 @@ def _answers_named(messages: Sequence[Message], contents: Sequence[dict[str, Any
                 waiting = []
             waiting += message.tool_calls
         elif message.role == "tool":
-            name, call_id = next(names), message.tool_call_id
+            name, call_id = message.name, message.tool_call_id
             same = (call for call in waiting if (call.id == call_id if call_id else call.name == name))
             call = next(same, None)
             if call is not None:
                 waiting.remove(call)
-                found = replace(message, tool_call_id=call.id)
+            if not call_id:
+                found = replace(message, tool_call_id=None if call is None else call.id, name=None)
         named.append(found)
     return tuple(named)
-
-
-def _answered_names(contents: Sequence[dict[str, Any]]) -> Iterator[str | None]:
-    """The names of all results in order, one for each tool message."""
-    for content in contents:
-        for part in items(camel(content), "parts"):
-            if (response := camel(part).get("functionResponse")) is not None:
-                yield response.get("name")
 
 
 def _response_schema(config: dict[str, Any]) -> str | None:

@@ -33,8 +33,8 @@ from turnstile_server.gate.dialects.base import (
     WireTool,
     endpoint,
 )
-from turnstile_server.gate.dialects.json import ParseCache
 from turnstile_server.gate.dialects.openai import error_body, model_body, models_body
+from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses.items import (
     Item,
     call_item,
@@ -46,7 +46,7 @@ from turnstile_server.gate.dialects.responses.items import (
     summary_part,
     text_part,
 )
-from turnstile_server.gate.dialects.responses.request import parse_responses
+from turnstile_server.gate.dialects.responses.request import HISTORY, parse_responses
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 _Kind = Literal["message", "reasoning"]
@@ -56,6 +56,7 @@ _DELTAS = {"arguments": "function_call_arguments", "input": "custom_tool_call_in
 
 class ResponsesDialect:
     name = "responses"
+    history = HISTORY
     endpoints = (
         endpoint("/v1/responses", Purpose.TURN),
         endpoint("/v1/responses/input_tokens", Purpose.COUNT),

@@ -10,19 +10,19 @@ leave behind. Everything else is about storage, caching, billing or safety of an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
 from turnstile_server.gate.dialects.json import (
-    ParseCache,
     dumped,
     flag,
     kind,
     objects,
     positive_int,
-    read_object,
     recorded,
     text,
 )
@@ -35,8 +35,12 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
+from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.gate.dialects.responses.items import unsealed
 from turnstile_server.gate.dialects.responses.tools import custom_arguments, joined, offered
+
+HISTORY = "input"
 
 ASKED = (
     "temperature",
@@ -90,23 +94,27 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelRequest:
     """The request in a Responses body. Raises InvalidRequest, which names the field."""
-    source = read_object(body)
-    _refuse_unsupported(source)
-    instructions = text(source, "instructions")
-    messages = _without_open_reasoning(
-        (before or ParseCache()).parse(_input(source), lambda item, index: _item(item, f"input[{index}]"), _exact)
-    )
-    if instructions:
-        messages = (Message("system", instructions), *messages)
+    read = read_body(body, HISTORY, before)
+    outline = read.outline(_outline, NO_PARAMS)
+    said = read.messages(lambda item, index: _item(item, f"input[{index}]"), lambda: _input(read.source))
+    messages = (*outline.messages, *_without_open_reasoning(said))
     if not messages:
         raise InvalidRequest("input must be a string or an array with at least one item")
-    offer = offered(source)
+    return replace(outline, messages=messages)
+
+
+def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
+    """The request with its instructions for all messages."""
+    source = read.source
+    _refuse_unsupported(source)
+    instructions = text(source, "instructions")
+    offer = read.tools(offered)
     asked = recorded(source, ASKED)
     if offer.hosted:
         asked["hosted_tools"] = sorted(offer.hosted)
     return ModelRequest(
-        messages=messages,
-        tools=tuple(offer.tools.values()),
+        messages=(Message("system", instructions),) if instructions else (),
+        tools=offer.offered(),
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=True,
@@ -208,14 +216,6 @@ def _texts(item: dict[str, Any], key: str, wanted: str, where: str) -> str:
             raise InvalidRequest(f"{at} must be of type {wanted}, not {part.get('type')!r}")
         found.append(text(part, "text", f"{at}.") or "")
     return "".join(found)
-
-
-def _exact(item: dict[str, Any]) -> bool:
-    """Whether no number can be in the item.
-
-    Arguments may come as an object; everything else that is read is text.
-    """
-    return isinstance(item.get("arguments", ""), str)
 
 
 def _parse_calls(choice: Any) -> bool:

@@ -8,6 +8,8 @@ Python 3.9 or later, standard library only.
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import os
 import select
@@ -39,7 +41,7 @@ _MODULES = (
 )
 """What the work's process needs, in the order of their imports."""
 BOOT = """
-import json, os, socket, sys, types
+import binascii, json, marshal, os, socket, sys, types
 connection = socket.socket(fileno=os.dup(0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 with connection.makefile("rb", buffering=0) as reader:
@@ -55,17 +57,24 @@ with connection.makefile("rb", buffering=0) as reader:
 package = types.ModuleType("boundary")
 package.__path__ = []
 sys.modules["boundary"] = package
-for name, source in told["modules"]:
+for name, source, compiled in told["modules"]:
     module = types.ModuleType("boundary." + name)
     module.__package__ = "boundary"
     sys.modules["boundary." + name] = module
     setattr(package, name, module)
-    exec(compile(source, "<boundary " + name + ">", "exec"), vars(module))
+    if compiled is None:
+        code = compile(source, "<boundary " + name + ">", "exec")
+    else:
+        code = marshal.loads(binascii.a2b_base64(compiled))
+    exec(code, vars(module))
 package.work_server.serve(connection, told["paths"])
 """
 MAX_PRINTED = 16 << 20
 """Characters that the work may print over a file's tests."""
 _ENDING_S = 1.0
+_PYC_HEADER = 16
+_UNCHECKED = (1).to_bytes(4, "little")
+"""Kind of a compiled file that is not compared with its source: ours are made beside it (PEP 552)."""
 
 
 class Program(Protocol):
@@ -82,6 +91,19 @@ class Launch(Protocol):
     """Starts a program as the work's user, as ``launch.launch``."""
 
     def __call__(self, argv: list[str], *, stdio: tuple[int, int, int]) -> Program: ...
+
+
+def _module(path: Path) -> tuple[str, str, str | None]:
+    """Name, source, and the compiled form in base64, where one lies there for this interpreter."""
+    cached = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
+    try:
+        data = cached.read_bytes()
+    except OSError:
+        data = b""
+    header, code = data[:_PYC_HEADER], data[_PYC_HEADER:]
+    if header[:4] != importlib.util.MAGIC_NUMBER or header[4:8] != _UNCHECKED:
+        return path.stem, path.read_text(encoding="utf-8"), None
+    return path.stem, "", base64.b64encode(code).decode()
 
 
 class WorkProcess:
@@ -145,8 +167,7 @@ class WorkProcess:
             )
         finally:
             theirs.close()
-        here = Path(__file__).parent
-        modules = [(name, (here / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
+        modules = [_module(Path(__file__).with_name(f"{name}.py")) for name in _MODULES]
         data = json.dumps({"modules": modules, "paths": self._paths}).encode()
         try:
             ours.sendall(len(data).to_bytes(4, "big") + data)

@@ -1,0 +1,55 @@
+"""Settings of the worker processes: how many there are, when one is started again, how they are asked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from turnstile_server.settings.section import Section
+
+MOST_PROCESSES = 256
+
+ProcessCount = Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | Literal["auto"]
+"""``auto``: as many as this process may use cores."""
+
+
+class ProcessSettings(Section):
+    """Worker processes ([workers](workers.md)): each is a whole server on one core, and owns its episodes. They
+    have one control API. (`workers` below are engines.)"""
+
+    count: ProcessCount = Field(
+        1, description="How many there are; `auto`: as many as cores. 1: the server is one process, without these."
+    )
+    one_agent_port: bool | None = Field(
+        None,
+        description="True: agents reach all workers by one port (`gate.port`), through the process in front, "
+        "which costs each call a hop. False: each worker has a port of its own, from `gate.port` on. None: one "
+        "port where `gate.public_url` is set, because one URL leads to one port.",
+    )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Restarts of one worker within `restart_window_s`; when one more is needed it is given up: "
+        "its episodes are 503 until the server is started again.",
+    )
+    restart_window_s: float = Field(300.0, gt=0, description="Time in which restarts are counted.")
+    backoff_start_s: float = Field(
+        0.25, ge=0, description="Wait before a restart; each one that the window has doubles it."
+    )
+    backoff_ceiling_s: float = Field(30.0, ge=0, description="Longest wait before a restart.")
+    wait_s: float = Field(
+        8.0,
+        ge=0,
+        description="A request for a worker that is being started again waits this long; then it is 503 with "
+        "`Retry-After`.",
+    )
+    poll_s: float = Field(
+        0.5, gt=0, le=60, description="How often each worker is asked for its load, by which episodes are placed."
+    )
+    poll_timeout_s: float = Field(
+        5.0, gt=0, description="Time for that answer; a worker that does not give it gets no new episodes."
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="Connections from the process in front to one worker, and requests at once."
+    )

@@ -1,0 +1,116 @@
+"""The metrics and the samples of all workers as those of one server. Pure.
+
+Counters, histograms and amounts (episodes, bytes, calls) are summed over the workers: a dashboard shows the server
+as it did. What each worker says of something that all share is not summed: of those the largest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from turnstile.models import LiveReport, LiveSample
+
+OF_ALL: Final = frozenset(
+    {
+        "turnstile_engine_workers",
+        "turnstile_engine_weight_versions",
+        "turnstile_engine_held_seconds",
+        "turnstile_engine_kv_used",
+    }
+)
+"""Gauges about the engines, which all workers share: each says the same."""
+OF_THE_FRONT: Final = frozenset({"turnstile_control_requests"})
+"""Counted by the process in front, which every request comes to once; what workers count is not asked."""
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged_exposition(front: str, workers: Sequence[str]) -> bytes:
+    """Metrics in the Prometheus text format: those of the process in front and of all workers, as one's."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for place, text in enumerate((front, *workers)):
+        for family in text_string_to_metric_families(text):
+            if place and family.name in OF_THE_FRONT:
+                continue
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            found = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                if key not in found:
+                    found[key] = sample.value
+                elif family.name in OF_ALL:
+                    found[key] = max(found[key], sample.value)
+                elif sample.name.endswith("_created"):
+                    found[key] = min(found[key], sample.value)
+                else:
+                    found[key] += sample.value
+    for name, family in families.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)
+
+
+def merged_live(reports: Sequence[LiveReport], since: float) -> LiveReport:
+    """The workers' samples as one server's: each sample of the first worker with those of the others that were the
+    latest then. Counters that a worker lost with its life fall, as those of one server do when it is started
+    again."""
+    if not reports:
+        return LiveReport(sample_s=1.0, samples=())
+    places = [0] * len(reports)
+    merged = []
+    for sample in reports[0].samples:
+        together = [sample]
+        for number, report in enumerate(reports[1:], start=1):
+            samples = report.samples
+            while places[number] + 1 < len(samples) and samples[places[number] + 1].at <= sample.at:
+                places[number] += 1
+            if samples:
+                together.append(samples[places[number]])
+        if sample.at > since:
+            merged.append(_sum(sample.at, together))
+    return LiveReport(sample_s=reports[0].sample_s, samples=tuple(merged))
+
+
+def _sum(at: float, samples: Sequence[LiveSample]) -> LiveSample:
+    def total(name: str) -> int:
+        return sum(vars(each)[name] for each in samples)
+
+    def total_if_known(name: str) -> int | None:
+        known = [vars(each)[name] for each in samples if vars(each)[name] is not None]
+        return sum(known) if known else None
+
+    def by_name(name: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for each in samples:
+            for key, value in vars(each)[name].items():
+                found[key] = found.get(key, 0) + value
+        return found
+
+    return LiveSample(
+        at=at,
+        sampled_tokens=total("sampled_tokens"),
+        turns=total("turns"),
+        calls_in_flight=total("calls_in_flight"),
+        engine_waiting=total_if_known("engine_waiting"),
+        episodes=by_name("episodes"),
+        ended=by_name("ended"),
+        sandboxes_in_use=total_if_known("sandboxes_in_use"),
+        sandboxes_warm=total_if_known("sandboxes_warm"),
+        journal_bytes=total("journal_bytes"),
+        journal_queued_bytes=total("journal_queued_bytes"),
+    )

@@ -1,0 +1,70 @@
+"""Tokens of growing and branching paths in shared buffers: always those of the path, and never changed
+afterwards."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnstile.models import Int32Array
+from turnstile_server.capture.path_buffer import PathBuffer
+
+# Few different tokens, so that branches often begin alike.
+IDS = st.lists(st.integers(0, 1), max_size=4)
+
+
+def array(ids: list[int]) -> Int32Array:
+    return np.array(ids, np.int32)
+
+
+@given(
+    IDS,
+    st.lists(st.tuples(st.integers(0, 30), st.lists(IDS, max_size=3)), max_size=30),
+    st.integers(0, 12),
+)
+def test_what_a_buffer_gives_is_what_was_asked_and_stays_so(
+    first: list[int], asked: list[tuple[int, list[list[int]]]], room: int
+) -> None:
+    buffer = PathBuffer([array(first)])
+    buffer._ids = buffer._ids[: len(first) + room]  # so that it is full soon
+    given_out: list[tuple[Int32Array, list[int]]] = [(array(first), first)]
+    for index, parts in asked:
+        start = given_out[index % len(given_out)][1]
+        wanted = start + [token for part in parts for token in part]
+        found = buffer.extended(len(start), [array(part) for part in parts])
+        if found is not None:
+            assert (found.dtype, found.tolist(), found.flags.writeable) == (np.int32, wanted, False)
+            given_out.append((found, wanted))
+        else:
+            written = buffer._ids[: buffer._used].tolist()
+            differs = written[: len(wanted)] != wanted[: len(written)]
+            assert differs or len(wanted) > len(buffer._ids)
+        for view, before in given_out:
+            assert view.tolist() == before
+
+
+def test_a_path_that_grows_stays_in_its_buffer() -> None:
+    buffer, path = PathBuffer([array([1, 2])]), [1, 2]
+    for turn in range(20):
+        prompt = buffer.extended(len(path), [array([turn])])
+        whole = buffer.extended(len(path), [array([turn]), array([7, 8])])
+        assert prompt is not None
+        assert whole is not None
+        assert np.shares_memory(prompt, whole)
+        path += [turn, 7, 8]
+        assert whole.tolist() == path
+
+
+def test_branches_that_threads_write_at_once_do_not_mix() -> None:
+    for _ in range(50):
+        buffer = PathBuffer([array([0] * 100)])
+        with ThreadPoolExecutor(8) as threads:
+            branches = [[array([token] * 500)] for token in range(8)]
+            found = list(threads.map(partial(buffer.extended, 100), branches))
+        given_out = [ids for ids in found if ids is not None]
+        assert len(given_out) == 1
+        assert len(set(given_out[0][100:].tolist())) == 1

@@ -1,0 +1,147 @@
+"""Prompts as JSON in kept pieces: the same bytes as without them, in bounded memory, and let go of."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnstile.models import Int32Array
+from turnstile_server.engines.prompt_json import CONVERSATIONS, PIECES, PromptJson, with_ids
+from turnstile_server.engines.prompts import EnginePrompts
+from turnstile_server.errors import EngineRefused
+from turnstile_server.settings import EngineSettings
+
+VOCAB = 5000
+
+
+def ids_of(*ids: int) -> Int32Array:
+    return np.array(ids, np.int32)
+
+
+def joined(pieces: list[bytes]) -> bytes:
+    return b"[" + b",".join(pieces) + b"]"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of an episode: an earlier prompt, whole or cut, and ``new`` random ids."""
+
+    episode_id: str
+    base: int
+    cut: float
+    new: int
+    then: str
+
+
+STEPS = st.builds(
+    Step,
+    episode_id=st.sampled_from("ab"),
+    base=st.integers(1, 3),
+    cut=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.1]),
+    new=st.integers(1, 5),
+    then=st.sampled_from(["", "", "", "", "drop", "rest"]),
+)
+
+
+@given(
+    steps=st.lists(STEPS, min_size=1, max_size=24), most=st.sampled_from([0, 300, 1 << 20]), seed=st.integers(0)
+)
+def test_whatever_was_kept_the_pieces_are_the_json_of_the_whole_prompt(
+    steps: list[Step], most: int, seed: int
+) -> None:
+    """Conversations that grow, are cut back, edited, begun anew, forgotten, and bounded."""
+    draw, kept = random.Random(seed), PromptJson(most)
+    prompts: list[list[int]] = [[]]
+    sent: dict[str, list[list[int]]] = {"a": [], "b": []}
+    for at, step in enumerate(steps):
+        base = prompts[-min(step.base, len(prompts))]
+        new = [draw.choice([1, 2, draw.randrange(1 << 31)]) for _ in range(step.new)]
+        prompt = [*base[: round(len(base) * step.cut)], *new]
+        ids = ids_of(*prompt)
+        pieces, known = kept.write(step.episode_id, ids, float(at))
+        assert joined(pieces) == json.dumps(prompt, separators=(",", ":")).encode()
+        assert known == 0 or any(prompt[:known] == earlier[:known] for earlier in sent[step.episode_id])
+        ids[:] = 7  # what was given is the caller's; nothing here changes with it
+        sent[step.episode_id].append(prompt)
+        prompts.append(prompt)
+        if step.then == "drop":
+            kept.drop(step.episode_id)
+            sent[step.episode_id] = []
+        elif step.then == "rest":
+            kept.rest(at - 2.0)
+        assert kept.kept_bytes == sum(each.size for known in kept._episodes.values() for each in known)
+        assert kept.kept_bytes <= most
+    for episode_id in "ab":
+        kept.drop(episode_id)
+    assert kept.kept_bytes == 0
+
+
+def test_a_conversation_that_goes_on_writes_only_what_is_new() -> None:
+    kept, prompt = PromptJson(1 << 20), list(range(1000))
+    kept.write("e", ids_of(*prompt), 0.0)
+    for turn in range(4 * PIECES):
+        prompt += [turn] * 10
+        pieces, known = kept.write("e", ids_of(*prompt), 0.0)
+        assert known == len(prompt) - 10
+        assert pieces[-1] == b",".join([b"%d" % turn] * 10)
+        assert len(pieces) <= PIECES + 1
+
+
+def test_calls_that_differ_at_their_end_share_what_is_before() -> None:
+    kept, history = PromptJson(1 << 20), list(range(1000))
+    for turn in range(5):
+        pieces, known = kept.write("e", ids_of(*history, 5000 + turn, 1), 0.0)
+        assert known == (1000 if turn else 0)
+    assert pieces[-1] == b"5004,1"
+
+
+def test_conversations_side_by_side_do_not_drive_each_other_out() -> None:
+    kept = PromptJson(1 << 20)
+    prompts = [[*range(100), *[1000 + which] * 500] for which in range(CONVERSATIONS)]
+    for prompt in prompts:
+        kept.write("e", ids_of(*prompt), 0.0)
+    for turn in range(3):
+        for prompt in prompts:
+            prompt.append(turn)
+            assert kept.write("e", ids_of(*prompt), 0.0)[1] == len(prompt) - 1
+
+
+def test_the_ids_stand_among_the_other_fields() -> None:
+    body = b"".join(with_ids("input_ids", [b"1,2", b"3"], {"rid": "r", "stream": True}))
+    assert json.loads(body) == {"input_ids": [1, 2, 3], "rid": "r", "stream": True}
+
+
+@pytest.mark.anyio
+async def test_ids_outside_the_vocabulary_are_refused_each_time_they_come() -> None:
+    prompts = EnginePrompts(EngineSettings())
+    good, bad = ids_of(*range(300)), ids_of(*range(300), VOCAB)
+    for _ in range(2):
+        assert (
+            joined(prompts.written("e", good, VOCAB)) == json.dumps(good.tolist(), separators=(",", ":")).encode()
+        )
+        for wrong in (bad, ids_of(*range(300), -1), np.array([1, VOCAB], np.int64), ids_of(), ids_of(1)[None]):
+            with pytest.raises(EngineRefused):
+                prompts.written("e", wrong, VOCAB)
+    assert prompts.written("e", np.array([1, 2], np.int64), VOCAB) == [b"1,2"]
+    prompts.close()
+
+
+@pytest.mark.anyio
+async def test_an_episode_that_rests_or_is_forgotten_keeps_nothing() -> None:
+    prompts = EnginePrompts(EngineSettings(prompt_json_rest_s=0.02))
+    prompts.written("a", ids_of(1, 2, 3), VOCAB)
+    assert prompts.kept_bytes > 0
+    with anyio.fail_after(60):
+        while prompts.kept_bytes:  # noqa: ASYNC110 - nothing announces it
+            await anyio.sleep(0.01)
+    prompts.written("a", ids_of(1, 2, 3), VOCAB)
+    prompts.drop("a")
+    assert prompts.kept_bytes == 0
+    prompts.close()

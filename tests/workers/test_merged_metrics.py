@@ -1,0 +1,84 @@
+"""Metrics and samples of several workers read as those of one server."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from turnstile.models import EpisodeStatus, LiveReport, LiveSample
+from turnstile_server.observability.metrics import Metrics
+from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
+
+
+def values(exposition: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(exposition.decode())
+        for sample in family.samples
+    }
+
+
+def worker(calls: int, running: int) -> str:
+    metrics = Metrics()
+    for _ in range(calls):
+        metrics.call_started()
+        metrics.call_ended("chat", 200, 0.02, 0.01)
+    for _ in range(running):
+        metrics.episode_moved(None, EpisodeStatus.RUNNING)
+    metrics.control_request("/register/state", 200)
+    return metrics.exposition().decode()
+
+
+def test_counters_histograms_and_amounts_are_summed() -> None:
+    front = Metrics()
+    front.control_request("/episodes", 201)
+    found = values(merged_exposition(front.exposition().decode(), [worker(2, 1), worker(3, 4)]))
+    assert found["turnstile_calls_total", (("dialect", "chat"), ("status", "200"))] == 5
+    assert found["turnstile_call_seconds_count", (("dialect", "chat"),)] == 5
+    assert found["turnstile_call_seconds_bucket", (("dialect", "chat"), ("le", "0.025"))] == 5
+    assert found["turnstile_call_seconds_bucket", (("dialect", "chat"), ("le", "0.01"))] == 0
+    assert found["turnstile_episodes", (("status", "running"),)] == 5
+    routes = {labels for name, labels in found if name == "turnstile_control_requests_total"}
+    assert routes == {(("route", "/episodes"), ("status", "201"))}, "each request is counted once, by the front"
+
+
+def test_one_worker_s_metrics_stay_as_they_are() -> None:
+    alone, merged = (
+        values(worker(3, 2).encode()),
+        values(merged_exposition(Metrics().exposition().decode(), [worker(3, 2)])),
+    )
+    counted = {
+        key: value for key, value in alone.items() if "control_requests" not in key[0] and "_created" not in key[0]
+    }
+    assert {key: merged[key] for key in counted} == counted
+
+
+def test_what_all_workers_say_of_the_engines_they_share_is_not_summed() -> None:
+    text = "# TYPE turnstile_engine_weight_versions gauge\nturnstile_engine_weight_versions {}\n"
+    texts = [text.format(3), text.format(4)]
+    assert values(merged_exposition("", texts))["turnstile_engine_weight_versions", ()] == 4
+
+
+def sample(at: float, turns: int, waiting: int | None) -> LiveSample:
+    return LiveSample(
+        at=at,
+        sampled_tokens=0,
+        turns=turns,
+        calls_in_flight=1,
+        engine_waiting=waiting,
+        episodes={"running": 1},
+        ended={"completed": turns},
+        sandboxes_in_use=None,
+        sandboxes_warm=None,
+        journal_bytes=0,
+        journal_queued_bytes=0,
+    )
+
+
+def test_samples_are_joined_with_what_the_others_had_last() -> None:
+    first = LiveReport(sample_s=2, samples=(sample(10, 1, None), sample(12, 2, None), sample(14, 3, None)))
+    second = LiveReport(sample_s=2, samples=(sample(11, 10, 5), sample(13, 20, 6)))
+    merged = merged_live([first, second], since=10)
+    assert [(each.at, each.turns, each.engine_waiting) for each in merged.samples] == [(12, 12, 5), (14, 23, 6)]
+    assert merged.samples[-1].episodes == {"running": 2}
+    assert merged.samples[-1].ended == {"completed": 23}
+    assert merged_live([first], since=0) == first
