@@ -91,7 +91,7 @@ class MockEngine:
             "finish_reason": finish,
             "prompt_tokens": 1,
             "completion_tokens": count,
-            "cached_tokens": 0,
+            "cached_tokens": CONTEXT,  # all of the prompt: what loses prompts has episodes take turns
             "output_token_logprobs": [[-0.5, index, None] for index in ids],
             "weight_version": "1",
         }
