@@ -29,20 +29,19 @@ def volume() -> Iterator[str]:
 
 
 def ended(image: str, *flags: str, command: tuple[str, ...] = (), **settings: str) -> tuple[int, str]:
-    """Exit code and last line of a hardened container that ends by itself."""
+    """Exit code and last line of complaint of a hardened container that ends by itself."""
     variables = [word for name, value in settings.items() for word in ("-e", f"TURNSTILE_{name}={value}")]
     done = subprocess.run(
         ["docker", "run", "--rm", *HARDENED, *variables, *flags, image, *command],
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,  # in one pipe the lines of both come in any order: Docker copies each stream apart
         text=True,
         timeout=120,
         check=False,
     )
-    assert "Traceback" not in done.stdout
-    return done.returncode, done.stdout.strip().splitlines()[-1]
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
 def refusal(image: str, *flags: str, **settings: str) -> str:

@@ -32,7 +32,6 @@ SERVED = [attack for attack in ATTACKS if not attack.after and "/opt/set-uid" no
 """Without those that another user looks into afterwards, and the one that brings a program of root's."""
 IN_THE_IMAGE = {
     "a memory bomb": "bounded: no memory",
-    "the helper's program": "refused: EACCES",
     "the system's programs": "refused: EACCES",
 }
 """Where the answer is another than the page's: there are no control groups, and root owns the programs."""
