@@ -73,8 +73,8 @@ class Crew:
             return
         codes = Counter(int(found[2]) for found in ENDED.finditer(log.read_text(errors="replace")))
         told = ", ".join(f"{count} with code {code}" for code, count in sorted(codes.items()))
-        ends, killed = codes.total(), codes[KILLED]
-        if killed > self.killed + self.starved or ends > self.killed + self.starved:
+        others = codes.total() - codes[KILLED]
+        if others > self.starved or codes[KILLED] > self.killed + self.starved - others:
             yield (
                 f"workers ended by themselves: {told}; {self.killed} were killed, and {self.starved} were left "
                 "without memory"
