@@ -202,8 +202,8 @@ class _Hub:
         assert self._joined is not None
         crew, engine, _ = self._joined
         link = crew.link(child.number)
-        await link.renew()
         if not child.up.is_set():
+            await link.renew()  # not when it comes: what waited for it has connected already
             if not child.is_archive:
                 crew.placement.silent(child.number)
             return

@@ -35,6 +35,7 @@ from turnstile_server.workers.crew import Crew
 from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.forward import ForwardedResponse, Told, target_of
+from turnstile_server.workers.kept_counters import KeptCounters
 from turnstile_server.workers.link import WorkerLink, relayed
 from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
 from turnstile_server.workers.overview import JoinedOverview
@@ -85,7 +86,7 @@ def build_front(parts: FrontParts) -> ASGIApp:
 
 
 def _own_router(parts: FrontParts) -> APIRouter:
-    router, crew = APIRouter(), parts.crew
+    router, crew, kept = APIRouter(), parts.crew, KeptCounters()
 
     @router.get("/health")
     async def health() -> dict[str, str]:
@@ -112,9 +113,13 @@ def _own_router(parts: FrontParts) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        texts = await crew.each(_present(crew), lambda link: _text(link, "/metrics"))
+        present = [(link, link.child.lives) for link in _present(crew)]
+        texts = await crew.each([link for link, _ in present], lambda link: _text(link, "/metrics"))
+        for (link, life), text in zip(present, texts, strict=True):
+            kept.told(link.number, life, text)
+        gone = kept.of_the_gone({link.number for link, _ in present})
         front = parts.metrics.exposition().decode()
-        merged = await anyio.to_thread.run_sync(merged_exposition, front, texts)
+        merged = await anyio.to_thread.run_sync(merged_exposition, front, [*texts, *gone])
         return Response(merged, media_type=METRICS_TYPE)
 
     @router.get("/live")
