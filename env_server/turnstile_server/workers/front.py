@@ -36,7 +36,7 @@ from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.forward import ForwardedResponse, Told, target_of
 from turnstile_server.workers.kept_counters import KeptCounters
-from turnstile_server.workers.link import WorkerLink, relayed
+from turnstile_server.workers.link import WorkerLink, WorkerRestarting, relayed
 from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
 from turnstile_server.workers.overview import JoinedOverview
 from turnstile_server.workers.route_table import RoutedRequest, Way, route_of
@@ -113,13 +113,15 @@ def _own_router(parts: FrontParts) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        present = [(link, link.child.lives) for link in _present(crew)]
-        texts = await crew.each([link for link, _ in present], lambda link: _text(link, "/metrics"))
-        for (link, life), text in zip(present, texts, strict=True):
-            kept.told(link.number, life, text)
-        gone = kept.of_the_gone({link.number for link, _ in present})
+        lives = {link.number: link.child.lives for link in crew.workers}
+        present = _present(crew)
+        told = await crew.each(present, lambda link: _text_unless_gone(link, "/metrics"))
+        texts = {link.number: text for link, text in zip(present, told, strict=True) if text is not None}
+        for number, text in texts.items():
+            kept.told(number, lives[number], text)
+        gone = kept.of_the_gone(texts)
         front = parts.metrics.exposition().decode()
-        merged = await anyio.to_thread.run_sync(merged_exposition, front, [*texts, *gone])
+        merged = await anyio.to_thread.run_sync(merged_exposition, front, [*texts.values(), *gone])
         return Response(merged, media_type=METRICS_TYPE)
 
     @router.get("/live")
@@ -162,6 +164,14 @@ async def _text(link: WorkerLink, target: str) -> str:
     if status != 200:
         raise relayed(status, body)
     return body.decode()
+
+
+async def _text_unless_gone(link: WorkerLink, target: str) -> str | None:
+    """None where the worker dies meanwhile."""
+    try:
+        return await _text(link, target)
+    except WorkerRestarting:
+        return None
 
 
 class _Forwarding:
